@@ -1,0 +1,198 @@
+"""Every setting, with a default that works on a laptop and protects.
+
+`MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`), which
+overrides the defaults. An unset URL means the embedded part. A secret may name a file that holds
+it: `MOOTHALL_LLM__API_KEY_FILE`. No other module reads the environment.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from moothall.errors import ConfigurationError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Llm(_Section):
+    """The model server. No base URL: the small local model on this machine's CPU."""
+
+    base_url: str | None = Field(None, description="OpenAI-compatible root, e.g. http://127.0.0.1:8000/v1")
+    model: str = Field("", description="model name; empty: the first one that the server lists")
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    model_path: Path | None = Field(None, description="your own GGUF file for the local model")
+    reply: Literal["auto", "json", "blocks"] = "auto"
+    price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
+    price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
+    temperature: float = Field(0.8, ge=0, le=2)
+    max_tokens: int = Field(1024, ge=16, description="completion tokens a call")
+    context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
+    concurrency: int = Field(16, ge=1, description="calls in flight to one server")
+    connect_seconds: float = Field(5.0, gt=0)
+    call_seconds: float = Field(300.0, gt=0, description="one call, retries not counted")
+    idle_seconds: float = Field(60.0, gt=0, description="silence on an open stream")
+    retries: int = Field(5, ge=0)
+    retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, capped at 30")
+    max_reply_bytes: int = Field(4_000_000, ge=1024)
+    local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
+    local_slots: int = Field(3, ge=1, description="calls that the local model works on side by side")
+
+
+class Bus(_Section):
+    """NATS JetStream. No URL: an embedded server with its files in the data directory."""
+
+    url: str | None = None
+    token: SecretStr | None = None
+    credentials_file: Path | None = None
+    replicas: int = Field(1, ge=1, le=5)
+    sync_interval: str = Field("2m", description="how often the embedded server syncs to disk; 'always' costs 0.6 ms a write")
+    blob_bytes: int = Field(256_000, ge=1024, description="larger payload fields go to the object store")
+    max_deliver: int = Field(5, ge=1)
+    ack_wait_seconds: float = Field(30.0, gt=0)
+    max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
+
+
+class Ray(_Section):
+    """The fleet. No address: Ray on this machine, started and stopped with the process."""
+
+    address: str | None = None
+    hosts: int = Field(1, ge=1, description="host actors")
+    seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time")
+    dashboard: bool = False
+
+
+class Workspace(_Section):
+    """Where tools act."""
+
+    kind: Literal["local", "kubernetes"] = "local"
+    namespace: str = "moothall"
+    image: str = ""
+    setup_network: Literal["on", "allowlist", "off"] = "on"
+    setup_seconds: float = Field(600.0, gt=0)
+    warm: int = Field(1, ge=0, description="executors kept ready for each prepared repository")
+    allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
+    allowed_roots: tuple[Path, ...] = Field(
+        (), description="local repositories that the API may name; the CLI adds its own argument"
+    )
+    max_file_bytes: int = Field(5_000_000, ge=1024, description="one file of a patch, or read by a tool")
+    max_patch_bytes: int = Field(2_000_000, ge=1024)
+    max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
+
+
+class Sandbox(_Section):
+    """Walls and limits for what a model wrote. A missing wall stops the start unless named here."""
+
+    allow_degraded: tuple[str, ...] = ()
+    cpu_seconds: float = Field(120.0, gt=0, description="one command")
+    wall_seconds: float = Field(120.0, gt=0, description="one command")
+    memory_bytes: int = Field(2_000_000_000, ge=64_000_000)
+    processes: int = Field(256, ge=8)
+    open_files: int = Field(1024, ge=64)
+    output_bytes: int = Field(200_000, ge=1000, description="of a command; more is cut and counted")
+    disk_bytes: int = Field(1_000_000_000, ge=1_000_000)
+
+
+class Limits(_Section):
+    """What a caller may ask for."""
+
+    agents: int = Field(16, ge=1)
+    rounds: int = Field(8, ge=0)
+    turns: int = Field(12, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
+    task_chars: int = Field(20_000, ge=100)
+    deliberation_seconds: float = Field(1800.0, gt=0)
+    tokens: int = Field(1_000_000, ge=0, description="of a deliberation; 0: no limit")
+    calls: int = Field(500, ge=0)
+    cost_usd: float = Field(0.0, ge=0)
+    malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
+    message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
+
+
+class Grpc(_Section):
+    """The callers' door."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(50055, ge=0, le=65535)
+    token: SecretStr | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+class Log(_Section):
+    """What the process says on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Settings(BaseSettings):
+    """All of it. Frozen; made once by `load_settings` and handed down."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MOOTHALL_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+    )
+
+    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
+    repository: str = Field("", description="default repository of a deliberation that names none")
+    seed: int = Field(0, ge=0, description="base of all sampling seeds")
+    llm: Llm = Llm()
+    bus: Bus = Bus()
+    ray: Ray = Ray()
+    workspace: Workspace = Workspace()
+    sandbox: Sandbox = Sandbox()
+    limits: Limits = Limits()
+    grpc: Grpc = Grpc()
+    log: Log = Log()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secret_files(cls, data: Any) -> Any:
+        llm = data.get("llm") if isinstance(data, dict) else None
+        if isinstance(llm, dict) and llm.get("api_key_file") and not llm.get("api_key"):
+            data["llm"] = {**llm, "api_key": Path(llm["api_key_file"]).read_text(encoding="utf-8").strip()}
+        return data
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"configuration file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
+
+
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+    """Return the effective settings; raises `ConfigurationError` naming each wrong one."""
+    from_file = _read_toml(config) if config else {}
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return named["init_settings"], named["env_settings"], InitSettingsSource(settings_cls, from_file)
+
+    try:
+        loaded = Loaded(**overrides)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigurationError(f"settings are wrong: {wrong}") from error
+    except (OSError, SettingsError) as error:
+        raise ConfigurationError(f"settings cannot be read: {error}") from error
+    return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})

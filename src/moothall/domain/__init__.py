@@ -1,0 +1,1 @@
+"""What the words mean. Frozen data and pure functions; nothing here reads or writes anything."""

@@ -1,0 +1,53 @@
+"""What is asked of a model and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from moothall.domain.budget import Usage
+
+ReplyMode = Literal["json", "blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplySchema:
+    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches or coach."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One model call. `call_id` is deterministic: <task_id>/<seat>/<phase>/<round>.<turn>[.<n>]."""
+
+    call_id: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    deadline: datetime
+    schema: ReplySchema | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """A complete answer; `finish_reason` length means that it was cut."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    model: str = ""
+    duration_ms: int = 0

@@ -1,0 +1,103 @@
+"""An immutable published fact with a deterministic id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from moothall.domain.ids import digest
+
+Data = Mapping[str, Any]
+
+
+class EventType(StrEnum):
+    """Every type of event. The bus's registry says where each travels."""
+
+    STORY_CREATED = "moothall.story.created"
+    STORY_CHANGED = "moothall.story.changed"
+    STORY_TRANSITIONED = "moothall.story.transitioned"
+    STORY_COMMENTED = "moothall.story.commented"
+    PLAN_DERIVED = "moothall.plan.derived"
+    DELIBERATION_REQUESTED = "moothall.deliberation.requested"
+    DELIBERATION_STARTED = "moothall.deliberation.started"
+    DELIBERATION_DECIDED = "moothall.deliberation.decided"
+    DELIBERATION_CANCELLED = "moothall.deliberation.cancelled"
+    SEAT_STARTED = "moothall.seat.started"
+    SEAT_TURN = "moothall.seat.turn"
+    SEAT_PROPOSED = "moothall.seat.proposed"
+    SEAT_REVIEWED = "moothall.seat.reviewed"
+    SEAT_REVISED = "moothall.seat.revised"
+    SEAT_FAILED = "moothall.seat.failed"
+    SEAT_FINISHED = "moothall.seat.finished"
+    MODEL_CALLED = "moothall.model.called"
+    TOOL_STARTED = "moothall.tool.started"
+    TOOL_FINISHED = "moothall.tool.finished"
+    CHECK_FINISHED = "moothall.check.finished"
+    DECISION_MADE = "moothall.decision.made"
+    AGENT_PROGRESS = "moothall.agent.progress"
+    AUDIT_RECORDED = "moothall.audit.recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A CloudEvent before it is on the wire. Make one with `new_event`.
+
+    `subject` is the thing's id; `correlationid` the story or task; `causationid` the id of the
+    event that led to this one, empty for the first; `time` is RFC 3339 in UTC, or empty.
+    """
+
+    id: str
+    type: EventType
+    subject: str
+    data: Data
+    source: str = "serve"
+    version: int = 1
+    correlationid: str = ""
+    causationid: str = ""
+    traceparent: str = ""
+    tenant: str = "local"
+    time: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An event with its place in the log."""
+
+    seq: int
+    event: Event
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> str:
+    """Return the id of the `ordinal`-th event of this type about `subject` that `cause` led to."""
+    return digest(event_type, subject, cause, str(ordinal))[:32]
+
+
+def new_event(
+    event_type: EventType,
+    subject: str,
+    data: Data,
+    *,
+    ordinal: str | int = 0,
+    cause: str = "",
+    source: str = "serve",
+    correlationid: str = "",
+    tenant: str = "local",
+    traceparent: str = "",
+    time: str = "",
+) -> Event:
+    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the same id."""
+    return Event(
+        id=event_id(event_type, subject, cause, ordinal),
+        type=event_type,
+        subject=subject,
+        data=data,
+        source=source,
+        correlationid=correlationid or subject,
+        causationid=cause,
+        traceparent=traceparent,
+        tenant=tenant,
+        time=time,
+    )

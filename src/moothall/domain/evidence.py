@@ -1,0 +1,46 @@
+"""Checks and what they showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What a check said. `missing` (it did not run) never counts as passed."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERRORED = "errored"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """One run of one check. `cases` maps a test's id to passed | failed | errored | skipped.
+
+    `status` is the tool status (success when the command ran to its end, whatever it said).
+    """
+
+    check: str
+    verdict: Verdict
+    cases: Mapping[str, str] = field(default_factory=dict)
+    output: str = ""
+    duration_ms: int = 0
+    exit_code: int = 0
+    status: str = "success"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The recorded result of a check for a proposal; `proven` as in docs/architecture.md."""
+
+    check: str
+    verdict: Verdict
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    duration_ms: int = 0
+    output: str = ""
+    proven: bool = False

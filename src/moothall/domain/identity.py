@@ -1,0 +1,16 @@
+"""Who asks. Comes from credentials, never from message fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller and the tenant whose data it may see."""
+
+    name: str
+    tenant: str
+
+
+LOCAL = Principal(name="local", tenant="local")

@@ -1,0 +1,51 @@
+"""Ids: short, lower-case, safe in file names, branch names and NATS subjects."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+from moothall.errors import InvalidRequest
+
+ID_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
+_ID = re.compile(ID_PATTERN)
+ROLES = ("dev", "qa", "architect", "devops", "data", "po")
+
+
+def check_id(value: str, what: str) -> str:
+    """Return `value` if it is an id; `what` names it in the error."""
+    if not _ID.fullmatch(value):
+        raise InvalidRequest(
+            f"{what} {value[:80]!r} is not an id: lower-case letters, digits and '-', "
+            "1 to 63 characters, beginning with a letter or digit"
+        )
+    return value
+
+
+def read_role(value: str) -> str:
+    """Return the lower-case role; roles are read in any case."""
+    role = value.strip().lower()
+    if role not in ROLES:
+        raise InvalidRequest(f"unknown role {value[:40]!r}; the roles are {', '.join(ROLES)}")
+    return role
+
+
+def new_task_id() -> str:
+    """Return a fresh id for a deliberation."""
+    return f"task-{secrets.token_hex(6)}"
+
+
+def digest(*parts: str | bytes) -> str:
+    """Return the sha256 hex digest of the parts, each length-prefixed so that no two lists collide."""
+    total = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        total.update(len(raw).to_bytes(8, "big"))
+        total.update(raw)
+    return total.hexdigest()
+
+
+def seat_id(role: str, number: int) -> str:
+    """Return the stable id of the `number`-th seat (from 1) of a role's council."""
+    return f"agent-{role}-{number:03d}"

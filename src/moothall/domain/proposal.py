@@ -1,0 +1,117 @@
+"""Answers, what was thought of them, and what became of each seat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from moothall.domain.budget import Usage
+from moothall.domain.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One tool call that went into a proposal. The digest is the sha256 of its canonical arguments."""
+
+    tool: str
+    arguments_digest: str
+    status: str
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One seat's answer. `revision` 0 is the original. `diff` is a git diff against the base commit,
+    empty in a deliberation about text, where `content` is the answer itself. `own_tests` are the
+    paths of test files that the author added or changed.
+    """
+
+    seat: str
+    role: str
+    content: str
+    diff: str = ""
+    commit_sha: str = ""
+    revision: int = 0
+    operations: tuple[Operation, ...] = ()
+    own_tests: tuple[str, ...] = ()
+    created_at_ms: int = 0
+
+    @property
+    def candidate(self) -> str:
+        """Unique within the deliberation."""
+        return self.seat if self.revision == 0 else f"{self.seat}.r{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A seat's judgement of another's candidate. `score` is 0..1; met and unmet quote requirements."""
+
+    reviewer: str
+    candidate: str
+    score: float
+    met: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
+    comment: str = ""
+
+
+class SeatStatus(StrEnum):
+    """How a seat ended."""
+
+    PROPOSED = "proposed"
+    FAILED = "failed"
+    LATE = "late"
+    CANCELLED = "cancelled"
+    UNSTARTED = "unstarted"
+
+
+@dataclass(frozen=True, slots=True)
+class SeatOutcome:
+    """A seat's end. A failed seat is a value, with a stable error code, never an exception."""
+
+    seat: str
+    status: SeatStatus
+    error_code: str = ""
+    error_message: str = ""
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class CrossRun:
+    """Another author's tests run on a candidate: `passed` is True if all of them passed."""
+
+    author: str
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposal with all that is known of it; what ranking looks at.
+
+    `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
+    is equal for candidates that no test could tell apart. `regressions` are tests that were green
+    on the base and are not any more. `cross` holds accepted tests of other authors only.
+    """
+
+    proposal: Proposal
+    applies: bool = True
+    evidence: tuple[Evidence, ...] = ()
+    required: tuple[str, ...] = ()
+    regressions: tuple[str, ...] = ()
+    proven: bool = False
+    cross: tuple[CrossRun, ...] = ()
+    behaviour: str = ""
+    reviews: tuple[Review, ...] = ()
+    about_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A candidate's place in the ranking; `rank` from 1, `score` 0..1, reasons for people."""
+
+    candidate: str
+    seat: str
+    rank: int
+    score: float
+    reasons: tuple[str, ...]
+    passed_gates: bool
+    proven: bool

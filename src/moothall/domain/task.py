@@ -1,0 +1,64 @@
+"""What a council is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from moothall.domain.budget import Budget
+
+Protocol = Literal["single", "vote", "debate", "tests_then_verify"]
+PROTOCOLS: tuple[Protocol, ...] = ("single", "vote", "debate", "tests_then_verify")
+DEFAULT_PROTOCOL: Protocol = "tests_then_verify"
+DEFAULT_SEATS = 3
+DEFAULT_ROUNDS: Mapping[str, int] = {"single": 0, "vote": 0, "debate": 1, "tests_then_verify": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What an answer must respect. Zero means the default."""
+
+    rubric: str = ""
+    requirements: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    max_iterations: int = 0
+    timeout_seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRef:
+    """Which repository and which commit of it; `id` names a registered one, `url` a path or URL."""
+
+    id: str = ""
+    url: str = ""
+    ref: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliberation:
+    """One run of a council on a task, fully decided: no field is a default any more.
+
+    `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
+    `deadline` is a UTC instant.
+    """
+
+    task_id: str
+    description: str
+    role: str
+    protocol: Protocol
+    seats: tuple[str, ...]
+    rounds: int
+    deadline: datetime
+    max_turns: int
+    constraints: Constraints = field(default_factory=Constraints)
+    budget: Budget = field(default_factory=Budget)
+    repository: RepositoryRef | None = None
+    base_sha: str | None = None
+    adaptive: bool = False
+    peer_review: bool = False
+    story_id: str = ""
+    tenant: str = "local"
+    principal: str = "local"
+    seed: int = 0

@@ -1,0 +1,70 @@
+"""A typed action that an agent may ask for, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class ToolStatus(StrEnum):
+    """How a tool call ended; the wire's words."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    INVALID = "invalid"
+    BLOCKED = "blocked"
+    PARKED = "parked"
+    RATE_LIMITED = "rate_limited"
+    CIRCUIT_OPEN = "circuit_open"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    CPU = "cpu"
+    OUTPUT = "output"
+    PROCESSES = "processes"
+    DISK = "disk"
+    CANCELLED = "cancelled"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUsage:
+    """Measured by the kernel, children included."""
+
+    cpu_ms: int = 0
+    max_rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What a seat asks for; `request_id` is unique within a tenant."""
+
+    request_id: str
+    tool: str
+    arguments: Mapping[str, Any]
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """Exactly one for each call."""
+
+    request_id: str
+    tool: str
+    status: ToolStatus
+    output: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    duration_ms: int = 0
+    usage: ToolUsage = ToolUsage()
+    audit_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The tools (fnmatch patterns) that a seat may use, and path patterns that it may not write."""
+
+    tools: tuple[str, ...]
+    protected: tuple[str, ...] = ()

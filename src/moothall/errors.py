@@ -1,0 +1,142 @@
+"""Every error that a caller may act on.
+
+    MoothallError
+    ├── Temporary            try again, after `retry_after` seconds
+    │   ├── ModelUnavailable
+    │   ├── BusUnavailable
+    │   └── RateLimited
+    └── Permanent            the same request will fail again
+        ├── InvalidRequest       the caller sent something that cannot be right
+        ├── NotFound
+        ├── AlreadyExists
+        ├── Refused              policy, grants or identity say no
+        ├── BudgetExceeded
+        ├── DeadlineExceeded
+        ├── RepositoryError      a repository that cannot be used
+        ├── PatchRefused         a patch that may not leave its workspace
+        ├── SandboxUnavailable   a wall is missing
+        ├── WorkspaceFailed      the executor inside a workspace died or broke its protocol
+        ├── ModelReplyInvalid    the server answered, but not with what was asked for
+        └── ConfigurationError
+
+An error goes to one of three places: the model (a refused or failed tool is a tool result), the
+caller (`code` is the stable machine code), or nobody (a bug is not caught).
+"""
+
+from __future__ import annotations
+
+
+class MoothallError(Exception):
+    """Base of all: a sentence for people, a stable UPPER_SNAKE code for programs."""
+
+    code = "INTERNAL"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Temporary(MoothallError):
+    """May succeed when tried again after `retry_after` seconds (None: the caller chooses)."""
+
+    code = "UNAVAILABLE"
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ModelUnavailable(Temporary):
+    """The model server could not be reached, or kept failing until the retries were used up."""
+
+    code = "MODEL_UNAVAILABLE"
+
+
+class BusUnavailable(Temporary):
+    """The bus did not take or give a message."""
+
+    code = "BUS_UNAVAILABLE"
+
+
+class RateLimited(Temporary):
+    """Too many calls in a window."""
+
+    code = "RATE_LIMITED"
+
+
+class Permanent(MoothallError):
+    """The same request will fail again."""
+
+    code = "FAILED"
+
+
+class InvalidRequest(Permanent):
+    """The caller sent something that cannot be right; the message says what would be."""
+
+    code = "INVALID_REQUEST"
+
+
+class NotFound(Permanent):
+    """No such thing."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExists(Permanent):
+    """The id is taken by something else."""
+
+    code = "ALREADY_EXISTS"
+
+
+class Refused(Permanent):
+    """Identity, grants or policy say no."""
+
+    code = "REFUSED"
+
+
+class BudgetExceeded(Permanent):
+    """Tokens, seconds, calls or money would be overspent."""
+
+    code = "BUDGET_EXCEEDED"
+
+
+class DeadlineExceeded(Permanent):
+    """The time allowed is over."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class RepositoryError(Permanent):
+    """A repository that cannot be used as it is."""
+
+    code = "REPOSITORY_UNUSABLE"
+
+
+class PatchRefused(Permanent):
+    """A patch that may not leave its workspace."""
+
+    code = "PATCH_REFUSED"
+
+
+class SandboxUnavailable(Permanent):
+    """A wall of the sandbox is missing; the message says which and how to mend it."""
+
+    code = "SANDBOX_UNAVAILABLE"
+
+
+class WorkspaceFailed(Permanent):
+    """The executor inside a workspace died or broke its protocol."""
+
+    code = "WORKSPACE_FAILED"
+
+
+class ModelReplyInvalid(Permanent):
+    """The model server answered, but not with what was asked for."""
+
+    code = "MODEL_REPLY_INVALID"
+
+
+class ConfigurationError(Permanent):
+    """A setting is wrong or a configured part is missing."""
+
+    code = "CONFIGURATION"

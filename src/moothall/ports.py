@@ -1,0 +1,160 @@
+"""What the inner rooms need of the outside, each Protocol with as few methods as its users call.
+
+Adapters in bus, model, workspace and fleet implement these; `wiring` alone knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any, Protocol
+
+from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.event import Event, Recorded
+from moothall.domain.evidence import CheckRun
+from moothall.domain.repository import Base, Patch, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.domain.tool import ToolCall, ToolResult
+
+
+class Publisher(Protocol):
+    """Writes facts to the log."""
+
+    async def publish(self, event: Event) -> int:
+        """Return the event's seq once it is durable. A repeat (same id) changes nothing."""
+        ...
+
+
+class Log(Protocol):
+    """Reads facts in order. `subjects` are NATS subjects, wildcards allowed; the log is EVENTS."""
+
+    def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+        """Yield what is recorded now and end."""
+        ...
+
+    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+        """Yield what is recorded, then what comes, until closed."""
+        ...
+
+
+Handler = Callable[[Recorded], Awaitable[None]]
+
+
+class Consumer(Protocol):
+    """Pulls messages of a durable consumer named in the registry."""
+
+    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+        """Run until cancelled. The handler persists, then returns: that is the ack. `Temporary` → nak
+        with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
+        handler runs the message is kept alive by in-progress notices.
+        """
+        ...
+
+
+class Work(Protocol):
+    """Hands out work."""
+
+    async def enqueue(self, subject: str, event: Event) -> None:
+        """Put an event on the work queue; returns once durable."""
+        ...
+
+
+class Signals(Protocol):
+    """Plain, unstored messages: a hint that may be lost, repeated in the log where it matters."""
+
+    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+        """Send."""
+        ...
+
+    def signals(self, subject: str) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+        """Yield (subject, data) until closed."""
+        ...
+
+
+class Documents(Protocol):
+    """A key-value bucket of JSON documents: projections that clients poll."""
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store, replacing."""
+        ...
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        ...
+
+    async def keys(self) -> Sequence[str]:
+        """Return all keys."""
+        ...
+
+
+class ChatModel(Protocol):
+    """An OpenAI-compatible chat server."""
+
+    async def reply_mode(self) -> ReplyMode:
+        """Return json where the server accepts a schema (or the operator said so), else blocks."""
+        ...
+
+    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+        """Return the whole answer; `on_text` sees it grow. Raises `ModelUnavailable` once retries are used
+        up, `ModelReplyInvalid` for an answer that is none, `DeadlineExceeded`.
+        """
+        ...
+
+
+class Workspace(Protocol):
+    """An isolated checkout where tools act."""
+
+    @property
+    def id(self) -> str:
+        """The workspace's id."""
+        ...
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run a tool whose arguments are already validated. A limit that was hit is a status, not an error.
+        Raises `WorkspaceFailed` when the executor is gone.
+        """
+        ...
+
+    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+        """Run one of the profile's checks; `paths` narrows a tests check to these test files."""
+        ...
+
+    async def patch(self, message: str) -> Patch:
+        """Commit all changes so far to the trusted clone and return them. Raises `PatchRefused`."""
+        ...
+
+
+class Workspaces(Protocol):
+    """Opens workspaces. All are gone, with processes and mounts, when their context ends."""
+
+    def open(
+        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+    ) -> AbstractAsyncContextManager[Workspace]:
+        """A fresh workspace on `prepared`, with `patch` (a git diff against the base) applied, and then of
+        the diff `extra` only the test files. `judged`: files that existed on the base and match the
+        profile's protected patterns are as they were there. Raises `PatchRefused`.
+        """
+        ...
+
+
+class Repositories(Protocol):
+    """The trusted side's clones."""
+
+    async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
+        """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`."""
+        ...
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """Set up once per lock file, check out once per commit, run the checks once on the untouched base."""
+        ...
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
+        ...
+
+    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+        """Commit `diff` on the base (same input, same sha), make the branch where the repository's push
+        policy allows and return the commit's sha. The checked-out tree stays untouched.
+        """
+        ...
