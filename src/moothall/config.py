@@ -186,6 +186,7 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
         ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del sources
             return named["init_settings"], named["env_settings"], InitSettingsSource(settings_cls, from_file)
 
     try:
