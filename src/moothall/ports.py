@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
+from moothall.domain.identity import Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import Base, Patch, Prepared
-from moothall.domain.task import RepositoryRef
+from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 
 
@@ -157,4 +159,30 @@ class Repositories(Protocol):
         """Commit `diff` on the base (same input, same sha), make the branch where the repository's push
         policy allows and return the commit's sha. The checked-out tree stays untouched.
         """
+        ...
+
+
+class Deliberations(Protocol):
+    """The front desk: what the CLI and the gRPC services call."""
+
+    async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+        """Check, fill in defaults, pin the base commit, record and enqueue. The same task_id with the same
+        request is the same deliberation; with another one, `AlreadyExists`.
+        """
+        ...
+
+    async def result(self, task_id: str, who: Principal) -> Outcome:
+        """Return how it stands now (PENDING, IN_PROGRESS or an end). `NotFound` also across tenants."""
+        ...
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        """Return the end, however long it takes (the deliberation's own deadline bounds it)."""
+        ...
+
+    def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
+        """Yield the deliberation's events in the order of the log, and end after its decision."""
+        ...
+
+    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+        """Stop it; its model calls, tools and workspaces stop within a second."""
         ...

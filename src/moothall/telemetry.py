@@ -14,7 +14,9 @@ from moothall.config import Log
 def configure_logs(settings: Log) -> None:
     """Send this process's logs to stderr, as text for people or JSON lines for programs."""
     renderer = (
-        structlog.processors.JSONRenderer() if settings.format == "json" else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer()
+        if settings.format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
         processors=[

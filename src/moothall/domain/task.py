@@ -37,6 +37,25 @@ class RepositoryRef:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliberationRequest:
+    """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does."""
+
+    description: str
+    role: str
+    task_id: str = ""
+    constraints: Constraints = field(default_factory=Constraints)
+    rounds: int | None = None
+    num_agents: int = 0
+    repository: RepositoryRef | None = None
+    protocol: str = ""
+    budget: Budget = field(default_factory=Budget)
+    adaptive: bool = False
+    peer_review: bool = False
+    story_id: str = ""
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Deliberation:
     """One run of a council on a task, fully decided: no field is a default any more.
 

@@ -1,0 +1,71 @@
+"""What a deliberation came to: the document that callers poll and the data of `deliberation.decided`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from moothall.domain.budget import Usage
+from moothall.domain.evidence import Evidence
+from moothall.domain.proposal import Operation, Review, SeatOutcome
+
+
+class DeliberationStatus(StrEnum):
+    """Where a deliberation stands; the wire's words."""
+
+    PENDING = "PENDING"
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self not in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One candidate's place, with everything that put it there. `checks` maps a check to its verdict."""
+
+    rank: int
+    seat: str
+    role: str
+    score: float
+    reasons: tuple[str, ...]
+    passed_gates: bool
+    proven: bool
+    evidence: tuple[Evidence, ...] = ()
+    reviews: tuple[Review, ...] = ()
+    content: str = ""
+    diff: str = ""
+    commit_sha: str = ""
+    revision: int = 0
+    operations: tuple[Operation, ...] = ()
+    created_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout, cancelled,
+    answered (about text), or empty while it runs. `branch` and `commit_sha` name the delivered winner.
+    """
+
+    task_id: str
+    status: DeliberationStatus
+    tenant: str = "local"
+    story_id: str = ""
+    role: str = ""
+    agent_count: int = 0
+    winner_id: str = ""
+    proven: bool = False
+    results: tuple[Result, ...] = ()
+    seats: tuple[SeatOutcome, ...] = ()
+    usage: Usage = Usage()
+    duration_ms: int = 0
+    branch: str = ""
+    commit_sha: str = ""
+    final_state: str = ""
+    error_message: str = ""
