@@ -1,0 +1,1 @@
+"""OpenAI-compatible chat servers: the client, and the small local model."""

@@ -1,0 +1,250 @@
+"""A real HTTP server that speaks the OpenAI-compatible protocol and says what a test tells it to.
+
+    async with scripted_model(lambda body, headers: "hello") as server:
+        ... server.base_url, server.requests
+
+`answer(body, headers)` returns the text, or a `Fault`; it may be a coroutine function, and it may choose by
+`phase_of(headers)` and `seat_of(headers)`. What it returns is streamed when the caller asked for a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+
+Body = Mapping[str, Any]
+Headers = Mapping[str, str]
+
+FaultKind = Literal["status", "drop", "cut", "unfinished", "broken_json", "empty", "endless", "silent", "content_type", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, after `delay` seconds and after `text` was said (where there is a stream to say it on).
+
+    status: an error answer with `status`, `retry_after` and `message` (status 200: only the delay, then `text`) ·
+    drop: the connection closes before any answer · cut: it closes in the middle of the stream ·
+    unfinished: the stream ends properly but without a finish_reason · broken_json: a chunk is no JSON ·
+    empty: finished, nothing said · endless: never stops talking · silent: stops talking, stays open ·
+    content_type: a web page instead of an answer · length: the text, cut by the token limit.
+    """
+
+    kind: FaultKind
+    text: str = ""
+    status: int = 500
+    retry_after: str = ""
+    message: str = "scripted fault"
+    delay: float = 0.0
+
+
+Answer = Callable[[dict[str, Any], Headers], "str | Fault | Awaitable[str | Fault]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One chat request as it arrived. `call_id` is its X-Request-Id, empty if it had none."""
+
+    call_id: str
+    body: dict[str, Any]
+    headers: Headers
+
+    @property
+    def prompt(self) -> str:
+        """All messages' text, in order."""
+        return _prompt(self.body)
+
+
+def call_id_of(headers: Headers) -> str:
+    """Return <task_id>/<seat>/<phase>/<round>.<turn>[.<n>], or an empty string."""
+    return headers.get("X-Request-Id", "")
+
+
+def seat_of(headers: Headers) -> str:
+    """Return the seat that calls; `-` where the call belongs to none."""
+    return (call_id_of(headers).split("/") + [""] * 4)[1]
+
+
+def phase_of(headers: Headers) -> str:
+    """Return the phase of the call: plan, propose, critique, revise, verify, derive or coach."""
+    return (call_id_of(headers).split("/") + [""] * 4)[2]
+
+
+def step_of(headers: Headers) -> str:
+    """Return the last part of the call id: <round>.<turn>[.<n>]."""
+    return (call_id_of(headers).split("/") + [""] * 4)[3]
+
+
+@dataclass(slots=True)
+class ScriptedModel:
+    """The running server. `requests` holds every chat call but the client's schema probes (in `probes`).
+
+    `schemas` False: a json_schema is answered with a 400, as by a server that knows none. `chunk_delay`
+    seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
+    `peak` is the largest number of calls that were in flight together.
+    """
+
+    answer: Answer
+    models: tuple[str, ...] = ("scripted",)
+    schemas: bool = True
+    api_key: str = ""
+    chunk_chars: int = 48
+    chunk_delay: float = 0.0
+    base_url: str = ""
+    requests: list[Call] = field(default_factory=list)
+    probes: list[Call] = field(default_factory=list)
+    model_lists: int = 0
+    peak: int = 0
+    _in_flight: int = 0
+    _blocks: set[int] = field(default_factory=set)
+
+    def application(self) -> web.Application:
+        """Return the server's routes."""
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        return app
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self.model_lists += 1
+        if refusal := self._unauthorised(request):
+            return refusal
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        if refusal := self._unauthorised(request):
+            return refusal
+        body = await request.json()
+        call = Call(request.headers.get("X-Request-Id", ""), body, dict(request.headers))
+        wanted = body.get("response_format", {})
+        probing = wanted.get("json_schema", {}).get("name") == "probe"
+        (self.probes if probing else self.requests).append(call)
+        if body.get("model") not in self.models:
+            return _error(404, f"The model `{body.get('model')}` does not exist.")
+        if wanted.get("type") == "json_schema" and not self.schemas:
+            return _error(400, "response_format of type json_schema is not supported")
+        self._in_flight += 1
+        self.peak = max(self.peak, self._in_flight)
+        try:
+            said = "{}" if probing else self.answer(body, request.headers)
+            if inspect.isawaitable(said):
+                said = await said
+            fault = Fault("status", status=200, text=said) if isinstance(said, str) else said
+            return await self._say(request, body, fault)
+        finally:
+            self._in_flight -= 1
+
+    def _unauthorised(self, request: web.Request) -> web.Response | None:
+        if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return _error(401, "wrong API key")
+        return None
+
+    async def _say(self, request: web.Request, body: Body, fault: Fault) -> web.StreamResponse:
+        if fault.delay:
+            await asyncio.sleep(fault.delay)
+        if fault.kind == "drop":
+            _hang_up(request)
+            return web.Response()
+        if fault.kind == "content_type":
+            return web.Response(text="<html>It works!</html>", content_type="text/html")
+        if fault.kind == "status" and fault.status != web.HTTPOk.status_code:
+            return _error(fault.status, fault.message, fault.retry_after)
+        if not body.get("stream"):
+            return web.json_response(self._whole(body, fault))
+        return await self._stream(request, body, fault)
+
+    def _whole(self, body: Body, fault: Fault) -> dict[str, Any]:
+        choice = {"index": 0, "message": {"role": "assistant", "content": fault.text}, "finish_reason": _finish(fault)}
+        return {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": self._usage(body, fault.text)}
+
+    async def _stream(self, request: web.Request, body: Body, fault: Fault) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        def delta(text: str, finish: str | None = None) -> bytes:
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+            return _event({"object": "chat.completion.chunk", "model": body["model"], "choices": [choice]})
+
+        step = self.chunk_chars
+        chunks = [delta(fault.text[start : start + step]) for start in range(0, len(fault.text), step)]
+        if self.chunk_delay:
+            for chunk in chunks:
+                await response.write(chunk)
+                await asyncio.sleep(self.chunk_delay)
+        elif chunks:
+            await response.write(b"".join(chunks))
+        if fault.kind == "cut":
+            _hang_up(request)
+            return response
+        if fault.kind == "silent":
+            await asyncio.Event().wait()
+        while fault.kind == "endless":
+            await response.write(delta("and so on " * 100))
+        if fault.kind == "broken_json":
+            await response.write(b'data: {"choices": [{"delta": \n\n')
+        elif fault.kind != "unfinished":
+            wanted = body.get("stream_options", {}).get("include_usage")
+            usage = _event({"model": body["model"], "choices": [], "usage": self._usage(body, fault.text)}) if wanted else b""
+            await response.write(delta("", _finish(fault)) + usage + b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _usage(self, body: Body, text: str) -> dict[str, Any]:
+        """Count four characters as a token, and as cached what shares its beginning with earlier prompts in whole blocks."""
+        prompt = _prompt(body)
+        cached, chain, known = 0, 0, True
+        for start in range(0, len(prompt) - 64, 64):
+            chain = hash((chain, prompt[start : start + 64]))
+            known = known and chain in self._blocks
+            cached += 16 if known else 0
+            self._blocks.add(chain)
+        return {
+            "prompt_tokens": len(prompt) // 4 + 1,
+            "completion_tokens": len(text) // 4 + 1,
+            "total_tokens": len(prompt) // 4 + len(text) // 4 + 2,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def _prompt(body: Body) -> str:
+    return "\n".join(message["content"] for message in body["messages"])
+
+
+def _finish(fault: Fault) -> str:
+    return "length" if fault.kind == "length" else "stop"
+
+
+def _event(data: object) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _error(status: int, message: str, retry_after: str = "") -> web.Response:
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    return web.json_response({"error": {"message": message, "type": "scripted", "code": status}}, status=status, headers=headers)
+
+
+def _hang_up(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+@asynccontextmanager
+async def scripted_model(
+    answer: Answer, *, models: tuple[str, ...] = ("scripted",), schemas: bool = True, api_key: str = "", chunk_delay: float = 0.0
+) -> AsyncIterator[ScriptedModel]:
+    """Serve on a free loopback port until the context ends."""
+    server = ScriptedModel(answer, models, schemas, api_key, chunk_delay=chunk_delay)
+    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield server
+    finally:
+        await runner.cleanup()
