@@ -1,0 +1,47 @@
+"""Every requirement that pyproject.toml names is pinned in the lock that has to hold it, inside its range."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+
+
+def pinned(lock: Path) -> dict[str, str]:
+    """Return name → version of a lock file."""
+    lines = (line.split(";")[0].strip(" \\") for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return {canonicalize_name(name): version.strip() for name, version in (line.split("==") for line in lines)}
+
+
+def problems(lock: Path, wanted: list[str]) -> list[str]:
+    """Return what is wrong with one lock."""
+    pins = pinned(lock)
+    found = []
+    for requirement in map(Requirement, wanted):
+        version = pins.get(canonicalize_name(requirement.name))
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{lock.name}: {requirement} is pinned to {version}; run scripts/lock")
+    return found
+
+
+def main() -> int:
+    """Return the exit code."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    run = [
+        *project["project"]["dependencies"],
+        *(item for extra in project["project"]["optional-dependencies"].values() for item in extra),
+        *project["dependency-groups"]["build"],
+    ]
+    found = problems(ROOT / "requirements/run.txt", run)
+    found += problems(ROOT / "requirements/dev.txt", run + project["dependency-groups"]["dev"])
+    print("\n".join(found) or "locks agree with pyproject.toml")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""The front desk: checks what a caller asks, records it, and answers from the log.
+
+Stateless over the bus, so any process that reaches the bus can have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from typing import Protocol
+
+from moothall.config import Limits
+from moothall.domain.budget import Budget
+from moothall.domain.codec import dump, load
+from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import (
+    DEFAULT_PROTOCOL,
+    DEFAULT_ROUNDS,
+    DEFAULT_SEATS,
+    PROTOCOLS,
+    Deliberation,
+    DeliberationRequest,
+    RepositoryRef,
+)
+from moothall.domain.task import Protocol as ProtocolName
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
+
+
+class DeskBus(Publisher, Log, Work, Signals, Documents, Protocol):
+    """What a desk needs of the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What fills the zeros of a request."""
+
+    limits: Limits
+    repository: str = ""
+    seed: int = 0
+
+
+def subjects_of(task_id: str) -> tuple[str, ...]:
+    """Return the log's subjects that tell the story of one deliberation."""
+    return (f"agent.results.{task_id}", f"agent.responses.{task_id}", f"agent.progress.{task_id}")
+
+
+class Desk:
+    """Implements `ports.Deliberations`."""
+
+    def __init__(
+        self,
+        bus: DeskBus,
+        repositories: Repositories,
+        defaults: Defaults,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._bus = bus
+        self._repositories = repositories
+        self._defaults = defaults
+        self._clock = clock
+
+    async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+        """Check, fill in defaults, pin the base commit, record and enqueue."""
+        request_digest = digest(str(sorted(dump(request).items())), who.tenant, who.name)
+        if request.task_id:
+            check_id(request.task_id, "task_id")
+            known = await self._requested(request.task_id)
+            if known is not None:
+                if known.event.data.get("request_digest") != request_digest:
+                    raise AlreadyExists(f"task_id {request.task_id!r} is taken by another deliberation")
+                # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
+                await self._bus.enqueue(f"agent.requests.{known.event.data['role']}", known.event)
+                return load(Deliberation, known.event.data)
+        deliberation = self._plan(request, who)
+        if deliberation.repository is not None:
+            base = await self._repositories.resolve(deliberation.repository, tenant=who.tenant)
+            deliberation = replace(
+                deliberation,
+                repository=RepositoryRef(id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref),
+                base_sha=base.sha,
+            )
+        event = new_event(
+            EventType.DELIBERATION_REQUESTED,
+            deliberation.task_id,
+            dump(deliberation) | {"request_digest": request_digest},
+            correlationid=deliberation.story_id or deliberation.task_id,
+            tenant=who.tenant,
+            time=self._clock().isoformat(),
+        )
+        await self._bus.publish(event)
+        await self._bus.enqueue(f"agent.requests.{deliberation.role}", event)
+        return deliberation
+
+    async def result(self, task_id: str, who: Principal) -> Outcome:
+        """Return how it stands now."""
+        requested = await self._visible(task_id, who)
+        document = await self._bus.get(task_id)
+        if document is not None:
+            return load(Outcome, document)
+        data = requested.event.data
+        return Outcome(
+            task_id=task_id,
+            status=DeliberationStatus.PENDING,
+            tenant=requested.event.tenant,
+            role=data["role"],
+            agent_count=len(data["seats"]),
+        )
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        """Return the end."""
+        async for recorded in self.watch(task_id, 0, who):
+            if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                return load(Outcome, recorded.event.data)
+        raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
+
+    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
+        """Yield the deliberation's events in order; end after its decision."""
+        await self._visible(task_id, who)
+        ended = await self._decided(task_id)
+        if ended is not None and ended.seq <= after_seq:
+            return
+        async for recorded in self._bus.follow(subjects_of(task_id), after_seq):
+            yield recorded
+            if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                return
+
+    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+        """Stop it. Cancelling what has ended changes nothing and says how it ended."""
+        await self._visible(task_id, who)
+        ended = await self._decided(task_id)
+        if ended is not None:
+            return load(Outcome, ended.event.data).status
+        event = new_event(
+            EventType.DELIBERATION_CANCELLED,
+            task_id,
+            {"task_id": task_id, "reason": reason[:1000], "by": who.name},
+            tenant=who.tenant,
+            time=self._clock().isoformat(),
+        )
+        await self._bus.publish(event)
+        await self._bus.signal(f"agent.cancel.{task_id}", {"task_id": task_id, "reason": reason[:1000]})
+        return DeliberationStatus.CANCELLED
+
+    async def _requested(self, task_id: str) -> Recorded | None:
+        async for recorded in self._bus.replay((f"agent.results.{task_id}",)):
+            if recorded.event.type == EventType.DELIBERATION_REQUESTED:
+                return recorded
+        return None
+
+    async def _decided(self, task_id: str) -> Recorded | None:
+        async for recorded in self._bus.replay((f"agent.responses.{task_id}",)):
+            if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                return recorded
+        return None
+
+    async def _visible(self, task_id: str, who: Principal) -> Recorded:
+        check_id(task_id, "task_id")
+        requested = await self._requested(task_id)
+        if requested is None or requested.event.tenant != who.tenant:
+            raise NotFound(f"no deliberation {task_id!r}")
+        return requested
+
+    def _plan(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+        limits = self._defaults.limits
+        role = read_role(request.role)
+        description = request.description.strip()
+        if not description:
+            raise InvalidRequest("the task is empty; say in a sentence what should be done")
+        if len(description) > limits.task_chars:
+            raise InvalidRequest(f"the task has {len(description)} characters; at most {limits.task_chars} (limits.task_chars)")
+        protocol = _protocol(request.protocol)
+        seats = 1 if protocol == "single" else _within("num_agents", request.num_agents or DEFAULT_SEATS, 1, limits.agents)
+        wanted_rounds = DEFAULT_ROUNDS[protocol] if request.rounds is None or request.rounds == 0 else request.rounds
+        repository = request.repository
+        if repository is None and self._defaults.repository:
+            repository = RepositoryRef(id=self._defaults.repository)
+        seconds = request.constraints.timeout_seconds or request.budget.seconds
+        _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))
+        return Deliberation(
+            task_id=request.task_id or new_task_id(),
+            description=description,
+            role=role,
+            protocol=protocol,
+            seats=tuple(seat_id(role, number) for number in range(1, seats + 1)),
+            rounds=_within("rounds", wanted_rounds, 0, limits.rounds),
+            deadline=self._clock() + timedelta(seconds=seconds or limits.deliberation_seconds),
+            max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns),
+            constraints=request.constraints,
+            budget=_cheaper(request.budget.or_default(self._house_budget()), self._house_budget()),
+            repository=repository,
+            adaptive=request.adaptive,
+            peer_review=request.peer_review,
+            story_id=request.story_id,
+            tenant=who.tenant,
+            principal=who.name,
+            seed=self._defaults.seed if request.seed is None else request.seed,
+        )
+
+    def _house_budget(self) -> Budget:
+        limits = self._defaults.limits
+        return Budget(
+            tokens=limits.tokens, seconds=int(limits.deliberation_seconds), calls=limits.calls, cost_usd=limits.cost_usd
+        )
+
+
+def _protocol(name: str) -> ProtocolName:
+    chosen = name.strip().lower() or DEFAULT_PROTOCOL
+    if chosen not in PROTOCOLS:
+        near = get_close_matches(chosen, PROTOCOLS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
+    return chosen
+
+
+def _within(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here")
+    return value
+
+
+def _cheaper(asked: Budget, house: Budget) -> Budget:
+    """The house's own limits are a ceiling; zero there means none."""
+
+    def least(a: float, b: float) -> float:
+        return min(a, b) if a and b else a or b
+
+    return Budget(
+        tokens=int(least(asked.tokens, house.tokens)),
+        seconds=int(least(asked.seconds, house.seconds)),
+        calls=int(least(asked.calls, house.calls)),
+        cost_usd=least(asked.cost_usd, house.cost_usd),
+    )

@@ -1,0 +1,145 @@
+"""Host actors on a Ray cluster: made at the start, restarted when they die, told to stop at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Ray as RaySettings
+from moothall.errors import ConfigurationError, Temporary
+
+# Read by Ray when it is imported and by the processes that it starts.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+import ray
+import ray.exceptions
+
+HostMain = Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]]
+"""Runs a host of this name until cancelled; calls its argument once it is ready."""
+
+
+class HostActor:
+    """The thin Ray shell round a host, which knows nothing of Ray."""
+
+    def __init__(self, name: str, main: HostMain) -> None:
+        self._name = name
+        self._main = main
+        self._ready = asyncio.Event()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Host until `stop`. Ray calls this again in a restarted actor."""
+        async with asyncio.TaskGroup() as group:
+            hosting = group.create_task(self._main(self._name, self._ready.set))
+            await self._stop.wait()
+            hosting.cancel()
+
+    async def ready(self) -> int:
+        """Return the process id once work is being pulled."""
+        await self._ready.wait()
+        return os.getpid()
+
+    async def stop(self) -> None:
+        """Let `run` end: what is in flight is cancelled and its workspaces are closed."""
+        self._stop.set()
+
+
+@asynccontextmanager
+async def open_fleet(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[tuple[int, ...]]:
+    """Yield the hosts' process ids once all are pulling work. Everything started here is gone at the end."""
+    async with _connected(settings):
+        hosts = [_make_host(f"host-{number}", main) for number in range(1, settings.hosts + 1)]
+        runs = [host.run.remote() for host in hosts]
+        try:
+            # A host that ends by itself has a bug: its error is heard here and ends the whole process.
+            async with asyncio.TaskGroup() as group:
+                watching = [group.create_task(_until_stopped(run)) for run in runs]
+                yield await _all_ready(hosts, ready_seconds)
+                for task in watching:
+                    task.cancel()
+        finally:
+            await asyncio.shield(_stop_all(hosts, runs))
+
+
+async def _until_stopped(run: Any) -> None:
+    try:
+        await run
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from error
+
+
+async def _all_ready(hosts: list[Any], seconds: float) -> tuple[int, ...]:
+    try:
+        async with asyncio.timeout(seconds):
+            return tuple(await asyncio.gather(*(host.ready.remote() for host in hosts)))
+    except TimeoutError as error:
+        raise Temporary(f"the fleet's hosts were not ready within {seconds:.0f} s") from error
+
+
+async def _stop_all(hosts: list[Any], runs: list[Any], seconds: float = 10.0) -> None:
+    for host in hosts:
+        host.stop.remote()
+    with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*runs)
+    for host in hosts:
+        ray.kill(host)
+
+
+def _make_host(name: str, main: HostMain) -> Any:
+    actor = ray.remote(HostActor).options(
+        num_cpus=0,  # a host waits more than it computes; it must not take a core from anybody's plan
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=64,
+        scheduling_strategy="SPREAD",
+    )
+    return actor.remote(name, main)
+
+
+@asynccontextmanager
+async def _connected(settings: RaySettings) -> AsyncIterator[None]:
+    """A connection to the configured cluster, or a Ray of our own on loopback that ends with it."""
+    own = settings.address is None
+    # Ray's sockets have a path limit of 107 bytes: a short directory of our own.
+    directory = Path(tempfile.mkdtemp(prefix="mh-ray-")) if own else None
+    options: dict[str, Any] = (
+        {"address": settings.address}
+        if not own
+        else {
+            "address": "local",
+            "include_dashboard": settings.dashboard,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(directory),
+            "object_store_memory": 80_000_000,  # nothing of ours travels through the object store
+        }
+    )
+    try:
+        try:
+            await asyncio.to_thread(
+                ray.init,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="moothall",
+                ignore_reinit_error=False,
+                **options,
+            )
+        except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
+            where = f"at {settings.address}" if settings.address else "on this machine"
+            raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(ray.shutdown)
+    finally:
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, True)
