@@ -1,0 +1,1 @@
+"""All that stands between a request and a tool."""

@@ -1,0 +1,1 @@
+"""The catalogue of tools, and the tools that need no client library."""

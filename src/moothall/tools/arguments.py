@@ -1,0 +1,188 @@
+"""What each tool takes: one closed, bounded model a tool. Strict: the JSON type must be the right one.
+
+Every optional argument has a plain default (never null), so that the JSON schemas stay simple enough
+for constrained decoding on small models. Rules that a JSON schema says badly (a ref is no option, a
+make target is no assignment) are validators here and not in the schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_PATH = 500
+MAX_CONTENT = 500_000
+
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if value and not compiled.fullmatch(value):
+            raise ValueError(f"{value[:60]!r} is not {wanted}")
+        return value
+
+    return AfterValidator(check)
+
+
+_REF = _matching(r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}", "a git ref such as HEAD~1, a branch or a commit id")
+_BRANCH = _matching(
+    r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199})(?<![./])(?<!\.lock)", "a branch name such as fix-login"
+)
+_TARGET = _matching(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}", "the name of a make target")
+_URL = _matching(r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL")
+
+Path = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
+Glob = Annotated[str, Field(min_length=1, max_length=200)]
+Text = Annotated[str, Field(max_length=MAX_CONTENT)]
+Paths = Annotated[list[Path], Field(max_length=100)]
+
+
+class Arguments(BaseModel):
+    """Closed, strict and frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class NoArguments(Arguments):
+    """Takes nothing."""
+
+
+class FilesRead(Arguments):
+    """`start` counts lines from 1; `lines` is how many."""
+
+    path: Path
+    start: int = Field(1, ge=1, le=10_000_000)
+    lines: int = Field(2000, ge=1, le=20_000)
+
+
+class FilesWrite(Arguments):
+    """The whole new content; also of `files.append`, what is added."""
+
+    path: Path
+    content: Text
+
+
+class FilesEdit(Arguments):
+    """`old` must occur exactly `count` times."""
+
+    path: Path
+    old: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT)]
+    new: Text
+    count: int = Field(1, ge=1, le=1000)
+
+
+class FilesList(Arguments):
+    """A folder, and which names of it."""
+
+    path: Path = "."
+    glob: Glob = "**"
+
+
+class FilesSearch(Arguments):
+    """A regular expression, looked for line by line."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=500)]
+    path: Path = "."
+    glob: Glob = "**"
+
+
+class FilesPath(Arguments):
+    """One path."""
+
+    path: Path
+
+
+class FilesDiff(Arguments):
+    """Two files."""
+
+    path: Path
+    other: Path
+
+
+class GitDiff(Arguments):
+    """Against `ref`; empty: what is not committed yet."""
+
+    ref: Annotated[str, Field(max_length=200), _REF] = ""
+
+
+class GitLog(Arguments):
+    """The newest `limit` commits."""
+
+    limit: int = Field(10, ge=1, le=200)
+
+
+class GitAdd(Arguments):
+    """Which files to stage."""
+
+    paths: Annotated[list[Path], Field(min_length=1, max_length=100)]
+
+
+class GitCommit(Arguments):
+    """What the commit says."""
+
+    message: Annotated[str, Field(min_length=1, max_length=5000)]
+
+
+class GitBranch(Arguments):
+    """The name of a new branch."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200), _BRANCH]
+
+
+class GitCheckout(Arguments):
+    """Where to go."""
+
+    ref: Annotated[str, Field(min_length=1, max_length=200), _REF]
+
+
+class GitClone(Arguments):
+    """From where, and which ref of it; empty: the default branch."""
+
+    url: Annotated[str, Field(min_length=1, max_length=1000), _URL]
+    ref: Annotated[str, Field(max_length=200), _REF] = ""
+
+
+class GitPush(Arguments):
+    """Which branch."""
+
+    branch: Annotated[str, Field(min_length=1, max_length=200), _BRANCH]
+
+
+class RunPytest(Arguments):
+    """Which test files (empty: all), and which names in them."""
+
+    paths: Paths = Field(default_factory=list)
+    keyword: Annotated[str, Field(max_length=200)] = ""
+
+
+class RunMake(Arguments):
+    """Which target; empty: `test`."""
+
+    target: Annotated[str, Field(max_length=100), _TARGET] = "test"
+
+
+def canonical(arguments: Mapping[str, Any]) -> bytes:
+    """Return arguments as JSON bytes: sorted keys, no spaces, ASCII. `ValueError` where that is impossible."""
+    try:
+        return json.dumps(arguments, sort_keys=True, separators=(",", ":"), default=_no_json).encode("ascii")
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+
+
+def _no_json(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is no JSON type")
+
+
+def arguments_digest(arguments: Mapping[str, Any]) -> str:
+    """Return the sha256 of the canonical arguments; of a fixed word where they are no JSON."""
+    try:
+        raw = canonical(arguments)
+    except ValueError:
+        raw = b"unreadable"
+    return hashlib.sha256(raw).hexdigest()
