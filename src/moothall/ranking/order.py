@@ -1,0 +1,247 @@
+"""The order of candidates: total, deaf to the order in which they come and to their authors' names.
+
+Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
+other authors' accepted tests pass; how many distinct seats behave the same; mean review; fewer
+changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews
+decide.
+
+The score shows the same order as one number, as digits of a mixed-radix number do:
+
+    v = (review + 1 / (2 + lines)) / 1001        review in thousandths, 0..1000
+    v = (cluster + v) / (n + 1)                  n: the most seats or authors that could count
+    v = (cross + v) / (n + 1)
+    v = (proven + v) / 2
+    score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
+    score = (most - failed + v) / (most + 1) / 2 else, below 0.5; `most`: the most failed gates
+
+so each digit outweighs all that follow it; only the hash is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moothall.domain.evidence import Verdict
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Candidate, Place
+from moothall.ranking.gates import counts, gate_failures, plain
+
+_NEUTRAL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What counts of one candidate. `review` is in thousandths: closer opinions are the same opinion."""
+
+    candidate: Candidate
+    failures: tuple[str, ...]
+    proven: bool
+    cross: int
+    authors: int
+    cluster: int
+    review: int
+    reviewers: int
+    lines: int
+    answer: str
+
+    @property
+    def key(self) -> tuple[bool | int | str, ...]:
+        """Smaller is better. The last two only tell apart candidates with the very same answer."""
+        name = digest(self.answer, self.candidate.proposal.candidate)
+        return (
+            *(len(self.failures), not self.proven, -self.cross, -self.cluster, -self.review, self.lines),
+            *(self.answer, self.candidate.proposal.revision, name),
+        )
+
+    @property
+    def evidence(self) -> tuple[bool, int, int]:
+        """What is known without anyone's opinion."""
+        return (self.proven, self.cross, self.cluster)
+
+
+def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
+    """Return a place for every candidate, best first. The first is the winner if it `passed_gates`."""
+    standings = _standings(candidates)
+    seats = len({item.candidate.proposal.seat for item in standings})
+    radix = max([seats, *(item.cross for item in standings)], default=0) + 1
+    most = max((len(item.failures) for item in standings), default=0)
+    return tuple(
+        Place(
+            candidate=item.candidate.proposal.candidate,
+            seat=item.candidate.proposal.seat,
+            rank=number,
+            score=_score(item, radix, most),
+            reasons=(*_facts(item, standings), *_neighbours(number - 1, standings)),
+            passed_gates=not item.failures,
+            proven=item.proven,
+        )
+        for number, item in enumerate(standings, 1)
+    )
+
+
+def ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the distinct answers that share the first place on evidence alone; () if there is one or none.
+
+    Of the same answer given twice only one is returned: its reviews count for both.
+    """
+    passing = [item for item in _standings(candidates) if not item.failures]
+    top = max((item.evidence for item in passing), default=None)
+    distinct = {item.answer: item.candidate for item in reversed(passing) if item.evidence == top}
+    return tuple(reversed(distinct.values())) if len(distinct) > 1 else ()
+
+
+def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
+    failures = [gate_failures(candidate) for candidate in candidates]
+    answers = [_answer(candidate) for candidate in candidates]
+    clusters: dict[str, set[str]] = {}
+    for candidate, failed, answer in zip(candidates, failures, answers, strict=True):
+        if not failed:
+            clusters.setdefault(candidate.behaviour or answer, set()).add(candidate.proposal.seat)
+    opinions = _opinions(candidates, answers)
+    found = [
+        _Standing(
+            candidate=candidate,
+            failures=failed,
+            proven=candidate.proven and not candidate.about_text,
+            cross=sum(votes.values()),
+            authors=len(votes),
+            cluster=0 if candidate.about_text or failed else len(clusters[candidate.behaviour or answer]),
+            review=opinions[answer][0],
+            reviewers=opinions[answer][1],
+            lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
+            answer=answer,
+        )
+        for candidate, failed, answer, votes in zip(candidates, failures, answers, map(_votes, candidates), strict=True)
+    ]
+    return sorted(found, key=lambda item: item.key)
+
+
+def _answer(candidate: Candidate) -> str:
+    return digest(candidate.proposal.content if candidate.about_text else candidate.proposal.diff)
+
+
+def _votes(candidate: Candidate) -> dict[str, bool]:
+    """Author → whether all of its tests passed. One vote an author, none for its own candidate."""
+    votes: dict[str, bool] = {}
+    for run in () if candidate.about_text else candidate.cross:
+        if run.author != candidate.proposal.seat:
+            votes[run.author] = votes.get(run.author, True) and run.passed
+    return votes
+
+
+def _opinions(candidates: Sequence[Candidate], answers: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Answer → (mean review in thousandths, reviewers). Reviews are of an answer, not of who gave it:
+    the same answer given twice has all of both, and none by any seat that gave it.
+    """
+    givers: dict[str, set[str]] = {}
+    said: dict[str, dict[str, set[float]]] = {}
+    for candidate, answer in zip(candidates, answers, strict=True):
+        givers.setdefault(answer, set()).add(candidate.proposal.seat)
+        scores = said.setdefault(answer, {})
+        for review in candidate.reviews:
+            if math.isfinite(review.score):
+                scores.setdefault(review.reviewer, set()).add(min(1.0, max(0.0, review.score)))
+    found: dict[str, tuple[int, int]] = {}
+    for answer, scores in said.items():
+        means = [_mean(given) for reviewer, given in scores.items() if reviewer not in givers[answer]]
+        found[answer] = (round(1000 * _mean(means)), len(means)) if means else (_NEUTRAL, 0)
+    return found
+
+
+def _mean(values: Iterable[float]) -> float:
+    """`fsum` is exact, so that the order of the values cannot show in the last bit."""
+    found = list(values)
+    return math.fsum(found) / len(found)
+
+
+def changed_lines(diff: str) -> int:
+    """Return how many lines a git diff adds and removes; a binary patch counts by its own lines."""
+    total, counting = 0, ""
+    for line in diff.split("\n"):
+        if line.startswith("diff --git "):
+            counting = ""
+        elif line.startswith("@@ "):
+            counting = "hunk"
+        elif line == "GIT binary patch":
+            counting = "binary"
+        elif counting == "binary" or (counting == "hunk" and line[:1] in {"+", "-"}):
+            total += bool(line)
+    return total
+
+
+def _score(item: _Standing, radix: int, most: int) -> float:
+    value = (item.review + 1 / (2 + item.lines)) / 1001
+    value = (item.cluster + value) / radix
+    value = (item.cross + value) / radix
+    value = (item.proven + value) / 2
+    value = 1 + value if not item.failures else (most - len(item.failures) + value) / (most + 1)
+    return round(value / 2, 6)
+
+
+def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
+    passed = sum(not other.failures for other in standings)
+    if item.candidate.about_text:
+        yield from item.failures
+        yield _reviews(item)
+        return
+    yield from item.failures or (_passed(item.candidate),)
+    if item.proven:
+        yield "Proven: a test that failed on the base, and that its author did not write, passes."
+    else:
+        yield "Unproven: no test that failed on the base, and that its author did not write, passes."
+    if item.authors:
+        yield f"Passes the tests of {item.cross} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
+    if item.cluster > 1:
+        yield f"{item.cluster} seats behave the same under every check; {passed} candidates passed the gates."
+    if item.reviewers:
+        yield _reviews(item)
+    yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."
+
+
+def _passed(candidate: Candidate) -> str:
+    runs = {item.check: item for item in candidate.evidence if item.verdict is Verdict.PASSED}
+    said = [f"{plain(name)} passed{counts(runs[name])}" for name in dict.fromkeys(candidate.required)]
+    return f"Passes every gate: {'; '.join(['the patch applies', *said, 'nothing that was green is red'])}."
+
+
+def _reviews(item: _Standing) -> str:
+    if not item.reviewers:
+        return "Nobody reviewed it: counted as 0.50."
+    return f"Reviewed at {item.review / 1000:.2f} by {item.reviewers} {'seat' if item.reviewers == 1 else 'seats'}."
+
+
+def _neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:
+    if index > 0:
+        better = standings[index - 1]
+        yield f"Below {plain(better.candidate.proposal.candidate)}: {_difference(standings[index], better)}."
+    if index + 1 < len(standings):
+        worse = standings[index + 1]
+        yield f"Above {plain(worse.candidate.proposal.candidate)}: {_difference(standings[index], worse)}."
+
+
+def _difference(item: _Standing, other: _Standing) -> str:
+    """Say what decides between two neighbours, from the side of `item`."""
+    if len(item.failures) != len(other.failures):
+        return f"{_gates(item)}, the other {_gates(other)}"
+    if item.proven != other.proven:
+        return f"{'proven' if item.proven else 'unproven'}, the other {'proven' if other.proven else 'unproven'}"
+    for what, mine, theirs in (
+        ("tests of other authors passed", item.cross, other.cross),
+        ("seats that behave the same", item.cluster, other.cluster),
+        ("reviews", item.review / 1000, other.review / 1000),
+        ("changed lines", item.lines, other.lines),
+    ):
+        if mine != theirs:
+            return f"{what} {_number(mine)} against {_number(theirs)}"
+    return "the same answer" if item.answer == other.answer else "level on everything; a hash of the answers decides"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def _gates(item: _Standing) -> str:
+    failed = len(item.failures)
+    return f"fails {failed} {'gate' if failed == 1 else 'gates'}" if failed else "passes every gate"

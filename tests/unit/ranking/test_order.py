@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.proposal import Candidate, CrossRun, Proposal, Review
+from moothall.ranking import passes_gates, rank, ties
+from moothall.ranking.order import changed_lines
+
+SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
+GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
+
+
+def diff(*lines: str) -> str:
+    return "\n".join(
+        ["diff --git a/u.py b/u.py", "--- a/u.py", "+++ b/u.py", "@@ -0,0 +1 @@", *(f"+{line}" for line in lines), ""]
+    )
+
+
+def candidate(number: int, text: str = "", **facts: Any) -> Candidate:
+    seat = SEATS[number - 1]
+    proposal = Proposal(seat, "dev", "done", diff(text or seat), revision=facts.pop("revision", 0))
+    return Candidate(**{"proposal": proposal, "evidence": GREEN, "required": ("tests",), "behaviour": "b", **facts})
+
+
+def order(*candidates: Candidate) -> list[str]:
+    return [place.candidate for place in rank(candidates)]
+
+
+RED = (Evidence("tests", Verdict.FAILED, passed=1, failed=1),)
+
+scores = st.floats(allow_nan=True, allow_infinity=True)
+reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), scores), max_size=4).map(tuple)
+crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(tuple)
+evidence = st.lists(
+    st.builds(Evidence, st.sampled_from(["tests", "lint"]), st.sampled_from(Verdict), st.integers(0, 3), st.integers(0, 3)),
+    max_size=3,
+).map(tuple)
+facts = st.fixed_dictionaries(
+    {
+        "applies": st.booleans() | st.just(True),
+        "evidence": evidence | st.just(GREEN),
+        "required": st.sampled_from([(), ("tests",), ("tests", "lint")]),
+        "regressions": st.sampled_from([(), (), ("a::b",), ("a::b", "a::c")]),
+        "proven": st.booleans(),
+        "cross": crosses,
+        "behaviour": st.sampled_from(["", "x", "y"]),
+        "reviews": reviews,
+    }
+)
+
+
+@st.composite
+def fields(draw: st.DrawFn, size: int = 6) -> list[Candidate]:
+    keys = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), max_size=size, unique=True))
+    texts = st.sampled_from(["a", "b", "a\n+c", "d\n+e\n+f"])
+    return [candidate(number, draw(texts), revision=revision, **draw(facts)) for number, revision in keys]
+
+
+@given(fields(), st.randoms(use_true_random=False))
+def test_shuffling_changes_nothing(field: list[Candidate], shuffle: random.Random) -> None:
+    mixed = [
+        replace(
+            item,
+            reviews=tuple(shuffle.sample(item.reviews, len(item.reviews))),
+            cross=tuple(shuffle.sample(item.cross, len(item.cross))),
+        )
+        for item in shuffle.sample(field, len(field))
+    ]
+    assert rank(mixed) == rank(field)
+    assert [item.proposal for item in ties(mixed)] == [item.proposal for item in ties(field)]
+
+
+@given(fields())
+def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) -> None:
+    places = rank(field)
+    assert sorted(place.candidate for place in places) == sorted(item.proposal.candidate for item in field)
+    assert [place.rank for place in places] == list(range(1, len(field) + 1))
+    found = [place.score for place in places]
+    assert found == sorted(found, reverse=True)
+    assert all(0 <= score <= 1 for score in found)
+    assert all((place.score >= 0.5) == place.passed_gates for place in places)
+    assert all(place.reasons for place in places)
+    gates = [place.passed_gates for place in places]
+    assert gates == sorted(gates, reverse=True), "one that passes beats one that does not"
+
+
+@given(fields())
+def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
+    """With what depends on the field (clusters, shared reviews) taken out, pairs agree with the whole."""
+    alone = [
+        candidate(1 + index % 5, f"{index}", revision=index // 5, **{**_own(item), "behaviour": str(index)})
+        for index, item in enumerate(field)
+    ]
+    names = order(*alone)
+    by_name = {item.proposal.candidate: item for item in alone}
+    for index, better in enumerate(names):
+        for worse in names[index + 1 :]:
+            assert order(by_name[worse], by_name[better]) == [better, worse]
+
+
+def _own(item: Candidate) -> dict[str, Any]:
+    return {
+        name: getattr(item, name) for name in ("applies", "evidence", "required", "regressions", "proven", "cross", "reviews")
+    }
+
+
+@given(fields(), facts, st.integers(1, 5))
+def test_a_failing_candidate_more_does_not_change_the_winner(field: list[Candidate], more: dict[str, Any], number: int) -> None:
+    loser = candidate(number, "z", revision=7, **{**more, "regressions": ("a::b",)})
+    before, after = rank(field), rank([*field, loser])
+    assert [place.candidate for place in before if place.passed_gates] == [
+        place.candidate for place in after if place.passed_gates
+    ]
+
+
+@given(fields(), st.booleans(), scores)
+def test_nobody_helps_itself(field: list[Candidate], passed: bool, score: float) -> None:  # noqa: FBT001 - drawn by hypothesis
+    helped = [
+        replace(
+            item,
+            cross=(*item.cross, CrossRun(item.proposal.seat, passed)),
+            reviews=(*item.reviews, Review(item.proposal.seat, item.proposal.candidate, score)),
+        )
+        for item in field
+    ]
+    assert rank(helped) == rank(field)
+
+
+@given(fields())
+def test_missing_evidence_never_passes(field: list[Candidate]) -> None:
+    for item in field:
+        bare = replace(item, required=("build",))
+        assert not passes_gates(bare)
+        assert any("build is missing" in reason for reason in rank([bare])[0].reasons)
+
+
+@given(fields())
+def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candidate]) -> None:
+    tied = ties(field)
+    assert len(tied) != 1
+    assert len({item.proposal.diff for item in tied}) == len(tied)
+    assert all(passes_gates(item) for item in tied)
+    if tied:
+        assert rank(field)[0].candidate in {item.proposal.candidate for item in tied} or any(item.reviews for item in field)
+
+
+def test_the_criteria_decide_in_their_order() -> None:
+    failing = candidate(1, "a", evidence=RED, proven=True, cross=(CrossRun(SEATS[4], passed=True),))
+    plain = candidate(2, "b\n+b\n+b", behaviour="alone")
+    small = candidate(3, "c", behaviour="other")
+    liked = candidate(4, "d\n+d\n+d\n+d", behaviour="third", reviews=(Review(SEATS[0], "c", 0.9),))
+    assert order(failing, plain, small, liked) == [SEATS[3], SEATS[2], SEATS[1], SEATS[0]]
+    many = [replace(plain, behaviour="same"), replace(small, behaviour="same")]
+    assert order(liked, *many)[-1] == SEATS[3], "two seats that behave the same outweigh a review"
+    crossed = replace(liked, cross=(CrossRun(SEATS[0], passed=True),))
+    assert order(crossed, *many)[0] == SEATS[3]
+    assert order(crossed, *many, candidate(5, "e\n+" * 9, behaviour="z", proven=True))[0] == SEATS[4]
+
+
+def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
+    again = (CrossRun(SEATS[1], passed=True), CrossRun(SEATS[1], passed=True))
+    assert (
+        order(candidate(1, cross=again), candidate(3, cross=(CrossRun(SEATS[1], passed=True), CrossRun(SEATS[3], passed=True))))[
+            0
+        ]
+        == SEATS[2]
+    )
+    doubled = [candidate(1, "a", behaviour="x"), candidate(1, "a\n+b", behaviour="x", revision=1)]
+    others = [candidate(2, "l\n+" * 9, behaviour="y"), candidate(3, "m\n+" * 9, behaviour="y")]
+    assert set(order(*doubled, *others)[:2]) == {SEATS[1], SEATS[2]}
+
+
+def test_an_author_whose_tests_failed_once_did_not_vote_for_it() -> None:
+    mixed = (CrossRun(SEATS[1], passed=True), CrossRun(SEATS[1], passed=False))
+    assert "Passes the tests of 0 of 1 other author." in rank([candidate(1, cross=mixed)])[0].reasons
+
+
+def test_a_repeated_reviewer_counts_once_and_silence_is_neutral() -> None:
+    loud = candidate(1, reviews=tuple(Review(SEATS[4], "c", score) for score in (0.4, 0.4, 0.4)))
+    assert order(loud, candidate(2)) == [SEATS[1], SEATS[0]]
+    assert "Reviewed at 0.40 by 1 seat." in rank([loud])[0].reasons
+
+
+def test_the_same_answer_has_the_same_reviews() -> None:
+    reviewed = candidate(1, "a", reviews=(Review(SEATS[4], "c", 0.3),))
+    twin = candidate(2, "a")
+    other = candidate(3, "b", reviews=(Review(SEATS[4], "c", 0.4),))
+    assert order(reviewed, twin, other)[0] == SEATS[2]
+
+
+def test_reasons_say_what_happened_in_numbers() -> None:
+    good = candidate(1, "a", proven=True)
+    bad = candidate(2, "b", evidence=RED, regressions=("t.py::x\x1b[31m", "t.py::y"))
+    first, second = rank([bad, good])
+    assert first.reasons == (
+        "Passes every gate: the patch applies; tests passed (2 of 2 passed); nothing that was green is red.",
+        "Proven: a test that failed on the base, and that its author did not write, passes.",
+        "Changes 1 line.",
+        f"Above {SEATS[1]}: passes every gate, the other fails 2 gates.",
+    )
+    assert second.reasons == (
+        "Required check tests failed (1 of 2 passed).",
+        "2 tests that passed on the base do not any more: t.py::x?[31m, t.py::y.",
+        "Unproven: no test that failed on the base, and that its author did not write, passes.",
+        "Changes 1 line.",
+        f"Below {SEATS[0]}: fails 2 gates, the other passes every gate.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"applies": False}, "The patch does not apply on a clean checkout."),
+        ({"evidence": ()}, "Required check tests is missing."),
+        ({"evidence": (*GREEN, *RED)}, "Required check tests failed (1 of 2 passed)."),
+        ({"proposal": Proposal(SEATS[0], "dev", "done", "  \n")}, "The patch is empty."),
+        ({"about_text": True, "proposal": Proposal(SEATS[0], "dev", " ")}, "The answer is empty."),
+    ],
+)
+def test_each_gate_says_why(change: dict[str, Any], reason: str) -> None:
+    place = rank([replace(candidate(1), **change)])[0]
+    assert not place.passed_gates
+    assert reason in place.reasons
+
+
+def test_text_is_ranked_by_reviews_alone() -> None:
+    def text(number: int, content: str, score: float) -> Candidate:
+        proposal = Proposal(SEATS[number - 1], "architect", content)
+        return Candidate(proposal, about_text=True, applies=False, reviews=(Review(SEATS[4], "c", score),))
+
+    answers = [text(1, "short", 0.2), text(2, "a long answer", 0.7), text(3, "same", 0.1), text(4, "same", 0.1)]
+    assert order(*answers)[:2] == [SEATS[1], SEATS[0]]
+    assert [item.proposal.content for item in ties(answers)] == ["a long answer", "short", "same"]
+    assert not any(place.proven for place in rank(answers))
+
+
+def test_ties_need_different_answers() -> None:
+    assert ties([candidate(1, "a"), candidate(2, "a")]) == ()
+    assert ties([candidate(1, "a"), candidate(2, "b", proven=True)]) == ()
+    assert ties([]) == ()
+    assert rank([]) == ()
+    assert len(ties([candidate(1, "a"), candidate(2, "b"), candidate(3, "b"), candidate(4, "c", evidence=RED)])) == 2
+
+
+def test_changed_lines_counts_what_a_diff_adds_and_removes() -> None:
+    text = "diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1,3 +1,3 @@ def f():\n same\n--- minus\n+++ plus\n\\ No newline at end of file\n"
+    assert changed_lines(text) == 2
+    assert changed_lines(text + text) == 4
+    assert changed_lines("diff --git a/a b/a\nGIT binary patch\nliteral 3\nKcmZ\n\n") == 2
