@@ -1,0 +1,78 @@
+"""Running one deliberation in front of a person: submit, show what happens, say how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+import click
+from rich.console import Console
+
+from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN
+from moothall.cli.show import as_json, line_of, show_outcome
+from moothall.collector.progress import Progress
+from moothall.domain.codec import load
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import DeliberationRequest
+from moothall.ports import Deliberations
+
+_CANCEL_SECONDS = 5.0
+
+
+class Narrator:
+    """Speaks on stderr: lines always, and a spinner with the percentage where a person watches."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._status = self.console.status("starting") if self.console.is_terminal and not quiet else nullcontext(None)
+
+    def say(self, line: str) -> None:
+        """Print a line about what is being set up."""
+        self.console.print(f"[dim]{'':<16}{line}[/dim]")
+
+    async def follow(self, desk: Deliberations, task_id: str) -> Outcome:
+        """Show every event until the decision and return it."""
+        progress = Progress()
+        with self._status as spinner:
+            async for recorded in desk.watch(task_id, 0, LOCAL):
+                line = line_of(recorded)
+                if line is not None:
+                    self.console.print(line)
+                step = progress.advance(recorded)
+                if spinner is not None:
+                    spinner.update(f"{step.percent} %  {step.step}")
+                if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                    return load(Outcome, recorded.event.data)
+        return await desk.result(task_id, LOCAL)
+
+
+async def hold_council(desk: Deliberations, request: DeliberationRequest, narrator: Narrator) -> Outcome:
+    """Submit and follow to the end. Interrupted, it cancels the deliberation and waits until its hands are still."""
+    deliberation = await desk.submit(request, LOCAL)
+    try:
+        return await narrator.follow(desk, deliberation.task_id)
+    except asyncio.CancelledError:
+        await asyncio.shield(_cancel(desk, deliberation.task_id))
+        raise
+
+
+async def _cancel(desk: Deliberations, task_id: str) -> None:
+    if await desk.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await desk.wait(task_id, LOCAL)
+        except TimeoutError:
+            click.echo(f"moothall: {task_id} did not confirm its cancellation in time", err=True)
+
+
+def tell_outcome(outcome: Outcome, *, json_wanted: bool) -> int:
+    """Print the end on stdout and return the exit code: 0 proven, 3 unproven, 1 no winner."""
+    if json_wanted:
+        click.echo(as_json(outcome))
+    else:
+        show_outcome(Console(highlight=False), outcome)
+    if not outcome.winner_id:
+        return EXIT_NONE
+    return 0 if outcome.proven or not outcome.results[0].diff else EXIT_UNPROVEN

@@ -1,0 +1,65 @@
+"""`moothall demo`: the main job on a sample repository, made on the spot."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from moothall.cli.council import Narrator, hold_council, tell_outcome
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.domain.ids import new_task_id
+from moothall.domain.task import DeliberationRequest
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+@click.command()
+@click.option("--agents", type=int, default=3, show_default=True, help="Seats.")
+@click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.pass_context
+@errors_spoken
+def demo(context: click.Context, *, agents: int, seed: int | None, as_json: bool) -> None:
+    """A council of three adds a function to a sample repository whose test fails until it is there.
+
+    Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 a broken part.
+    """
+    run(_demo(settings_of(context), agents, seed, as_json=as_json))
+
+
+async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
+    from moothall.wiring.house import open_house
+    from moothall.workspace.sample import make_sample_repository
+
+    started = time.monotonic()
+    narrator = Narrator(quiet=as_json)
+    task_id = new_task_id()
+    sample = settings.data_dir / "demo" / task_id
+    await make_sample_repository(sample)
+    narrator.say(f"sample repository: {sample}")
+    narrator.say(f"task: {TASK}")
+    async with open_house(settings, narrator.say) as house:
+        request = DeliberationRequest(
+            description=TASK,
+            role="dev",
+            task_id=task_id,
+            num_agents=agents,
+            seed=seed,
+            repository=await house.register(str(sample), ""),
+        )
+        outcome = await hold_council(house.desk, request, narrator)
+    code = tell_outcome(outcome, json_wanted=as_json)
+    if not as_json:
+        _say_what_next(sample, outcome.branch, time.monotonic() - started)
+    return code
+
+
+def _say_what_next(sample: Path, branch: str, seconds: float) -> None:
+    click.echo(f"\nThe repository is {sample} ({seconds:.0f} s in all).")
+    if branch:
+        click.echo(f"See the winner: git -C {sample} show {branch}")
+    else:
+        click.echo("No seat solved the task this time; another seed may: moothall demo --seed 7")

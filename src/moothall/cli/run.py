@@ -1,0 +1,101 @@
+"""What every command shares: settings, the event loop, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec
+
+import click
+
+from moothall.config import Settings, load_settings
+from moothall.errors import MoothallError
+from moothall.telemetry import configure_logs
+
+P = ParamSpec("P")
+
+EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+def settings_of(context: click.Context, **overrides: Any) -> Settings:
+    """Return the effective settings of this command and switch its logs on."""
+    config: Path | None = context.obj
+    settings = load_settings(config, **overrides)
+    configure_logs(settings.log)
+    return settings
+
+
+def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn our errors into a sentence on stderr and exit code 2; a bug keeps its traceback."""
+
+    @functools.wraps(command)
+    def spoken(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except MoothallError as error:
+            refuse(error)
+        except BaseExceptionGroup as group:
+            first = _first_of_ours(group)
+            if first is None:
+                raise
+            refuse(first)
+
+    return spoken
+
+
+def refuse(error: MoothallError) -> NoReturn:
+    """Say what was wrong and end."""
+    click.echo(f"moothall: {error.message} [{error.code}]", err=True)
+    sys.exit(EXIT_WRONG)
+
+
+def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | None:
+    ours, others = group.split(MoothallError)
+    if ours is None or (others is not None and others.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None):
+        return None
+    error: BaseException = ours
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, MoothallError) else None
+
+
+def run(main: Coroutine[Any, Any, int]) -> None:
+    """Run to the end and exit with its code. SIGINT and SIGTERM cancel it once, so that everything is closed."""
+    interrupted = False
+
+    async def watched() -> int:
+        nonlocal interrupted
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for mypy: we are inside a coroutine
+
+        def stop() -> None:
+            nonlocal interrupted
+            if not interrupted:
+                interrupted = True
+                task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        return await main
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            code = runner.run(watched())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        if not interrupted:
+            raise
+        click.echo("moothall: interrupted; everything was stopped and nothing is left behind", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(code)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop
+
+    return uvloop.new_event_loop
+

@@ -1,0 +1,31 @@
+"""`moothall serve`: the orchestrator, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="gRPC port; 50055 by default, 0 for any free one.")
+@click.pass_context
+@errors_spoken
+def serve(context: click.Context, port: int | None) -> None:
+    """Serve gRPC on loopback: Deliberate, SubmitDeliberation, GetDeliberationResult, StreamDeliberation and more."""
+    settings = settings_of(context)
+    if port is not None:
+        settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})
+    run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    from moothall.wiring.house import open_house
+
+    async with open_house(settings, lambda line: click.echo(line, err=True), serving=True) as house:
+        click.echo(f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; the token is in {settings.data_dir / 'token'}", err=True)
+        await asyncio.Event().wait()
+    return 0

@@ -1,0 +1,193 @@
+"""What a person sees while a council works, and at its end. Model-written text is shown without its control characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.evidence import Verdict
+from moothall.domain.outcome import Outcome, Result
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_GOOD, _BAD, _QUIET = "green", "red", "dim"
+
+
+def plain(text: str, limit: int = 400) -> str:
+    """Return hostile text fit for a terminal: no control or direction characters, one length."""
+    shown = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def line_of(recorded: Recorded) -> Text | None:
+    """Return one line about an event, or None where there is nothing to say."""
+    data = recorded.event.data
+    describe = _LINES.get(recorded.event.type)
+    if describe is None:
+        return None
+    said = describe(data)
+    if said is None:
+        return None
+    words, style = said
+    who = str(data.get("seat") or "council")
+    return Text.assemble((f"{who:<16}", "bold cyan" if who != "council" else "bold"), (" ".join(plain(words).split()), style))
+
+
+def _requested(data: Mapping[str, Any]) -> tuple[str, str]:
+    base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
+    return f"{len(data['seats'])} seats ({data['role']}), protocol {data['protocol']}{base}", ""
+
+
+def _progress(data: Mapping[str, Any]) -> tuple[str, str]:
+    return f"preparing: {data['current_task']}", _QUIET
+
+
+def _seat_started(data: Mapping[str, Any]) -> tuple[str, str]:
+    return f"takes its seat: {data.get('approach') or 'no particular approach'}", ""
+
+
+def _model_called(data: Mapping[str, Any]) -> tuple[str, str]:
+    usage = data["usage"]
+    cached = f" ({usage['cached_tokens']} cached)" if usage["cached_tokens"] else ""
+    seconds = data.get("duration_ms", 0) / 1000
+    tokens = f"{usage['prompt_tokens']}{cached} + {usage['completion_tokens']} tokens"
+    return f"model, {data.get('phase', '')}: {tokens}, {seconds:.1f} s", _QUIET
+
+
+def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
+    tools = ", ".join(f"{item['tool']} {item['status']}" for item in data["operations"]) or "no tool"
+    checks = ", ".join(f"{name} {verdict}" for name, verdict in (data.get("checks") or {}).items())
+    return f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else ""), ""
+
+
+def _proposed(data: Mapping[str, Any]) -> tuple[str, str]:
+    diff = data["proposal"]["diff"]
+    added, removed = changed_lines(diff)
+    what = f"{added} lines added, {removed} removed" if diff else f"{len(data['proposal']['content'])} characters"
+    return f"proposes: {what}", "bold"
+
+
+def _checked(data: Mapping[str, Any]) -> tuple[str, str]:
+    evidence = data["evidence"]
+    counts = ", ".join(f"{evidence[key]} {key}" for key in ("passed", "failed", "skipped") if evidence[key])
+    name = f"tests of {data['cross_author']}" if data.get("cross_author") else evidence["check"]
+    good = evidence["verdict"] == Verdict.PASSED
+    return f"clean re-check, {name}: {evidence['verdict']}" + (f" ({counts})" if counts else ""), _GOOD if good else _BAD
+
+
+def _reviewed(data: Mapping[str, Any]) -> tuple[str, str]:
+    review = data["review"]
+    return f"reviews {data['candidate']}: {review['score']:.2f} {review['comment']}", ""
+
+
+def _failed(data: Mapping[str, Any]) -> tuple[str, str]:
+    return f"failed: {data['error']['message']} [{data['error']['code']}]", _BAD
+
+
+def _finished(data: Mapping[str, Any]) -> tuple[str, str] | None:
+    outcome = data["outcome"]
+    if outcome["status"] in {"proposed", "failed"}:
+        return None
+    return f"{outcome['status']}: {outcome['error_message']}", "yellow"
+
+
+def _cancelled(data: Mapping[str, Any]) -> tuple[str, str]:
+    return f"cancelled: {data['reason']}", "yellow"
+
+
+_LINES = {
+    EventType.DELIBERATION_REQUESTED: _requested,
+    EventType.AGENT_PROGRESS: _progress,
+    EventType.SEAT_STARTED: _seat_started,
+    EventType.MODEL_CALLED: _model_called,
+    EventType.SEAT_TURN: _turn,
+    EventType.SEAT_PROPOSED: _proposed,
+    EventType.SEAT_REVISED: _proposed,
+    EventType.CHECK_FINISHED: _checked,
+    EventType.SEAT_REVIEWED: _reviewed,
+    EventType.SEAT_FAILED: _failed,
+    EventType.SEAT_FINISHED: _finished,
+    EventType.DELIBERATION_CANCELLED: _cancelled,
+}
+
+
+def changed_lines(diff: str) -> tuple[int, int]:
+    """Return how many lines a diff adds and removes."""
+    lines = diff.splitlines()
+    return (
+        sum(line.startswith("+") and not line.startswith("+++") for line in lines),
+        sum(line.startswith("-") and not line.startswith("---") for line in lines),
+    )
+
+
+def show_outcome(console: Console, outcome: Outcome) -> None:
+    """Print the ranking with its reasons and the winner's diff or text."""
+    console.print(Rule(f"{outcome.task_id}: {outcome.status}"))
+    if outcome.results:
+        console.print(_ranking(outcome))
+    for seat in outcome.seats:
+        if seat.error_code:
+            console.print(Text(plain(f"{seat.seat} {seat.status}: {seat.error_message} [{seat.error_code}]"), style="yellow"))
+    winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)
+    if winner is not None:
+        _show_winner(console, outcome, winner)
+    else:
+        console.print(Text(f"No winner. {plain(outcome.error_message)}", style="bold red"))
+    usage = outcome.usage
+    console.print(
+        Text(
+            f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, {usage.prompt_tokens} prompt tokens "
+            f"({usage.cached_tokens} cached), {usage.completion_tokens} completion tokens",
+            style=_QUIET,
+        )
+    )
+
+
+def _ranking(outcome: Outcome) -> Table:
+    table = Table(title="Ranking", title_justify="left", show_lines=True)
+    for heading in ("rank", "seat", "score", "gates", "proven", "reasons"):
+        table.add_column(heading)
+    for result in outcome.results:
+        name = result.seat if not result.revision else f"{result.seat}\nrevision {result.revision}"
+        table.add_row(
+            str(result.rank),
+            name,
+            f"{result.score:.2f}",
+            _yes(result.passed_gates),
+            _yes(result.proven),
+            Text("\n".join(plain(reason) for reason in result.reasons)),
+        )
+    return table
+
+
+def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
+    return Text("yes", style=_GOOD) if value else Text("no", style=_BAD)
+
+
+def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
+    console.print(Text(f"Winner: {outcome.winner_id}" + ("" if outcome.proven else " (unproven)"), style="bold green"))
+    if winner.diff:
+        console.print(Syntax(plain(winner.diff, 20_000), "diff", background_color="default", word_wrap=True))
+    else:
+        console.print(Text(plain(winner.content, 20_000)))
+    if outcome.branch:
+        console.print(Text(f"Branch {outcome.branch} at {outcome.commit_sha[:12]}", style="bold"))
+    if outcome.error_message:
+        console.print(Text(plain(outcome.error_message), style="yellow"))
+
+
+def as_json(outcome: Outcome) -> str:
+    """Return the one JSON document of `--json`."""
+    document = dump(outcome)
+    for result in document["results"]:
+        result["checks"] = {item["check"]: item["verdict"] for item in result["evidence"]}
+    return json.dumps(document, indent=2)

@@ -1,0 +1,44 @@
+"""Starting slow parts side by side, and closing them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
+
+from moothall.errors import MoothallError
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def started(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
+    """Enter `part` in a task of its own and yield a future of its value, so that several can start at once.
+
+    The task is also the one that leaves it, as task groups inside demand.
+    """
+    loop = asyncio.get_running_loop()
+    value: asyncio.Future[T] = loop.create_future()
+    over = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with part as entered:
+                value.set_result(entered)
+                await over.wait()
+        except MoothallError as error:
+            if value.done():
+                raise
+            value.set_exception(error)
+
+    async with asyncio.TaskGroup() as group:
+        holder = group.create_task(hold())
+        try:
+            yield value
+        finally:
+            over.set()
+            if not value.done():
+                holder.cancel()
+            elif not value.cancelled():
+                value.exception()  # whoever awaited it has heard; where nobody did, another part failed first
