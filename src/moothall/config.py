@@ -65,6 +65,8 @@ class Bus(_Section):
     max_deliver: int = Field(5, ge=1)
     ack_wait_seconds: float = Field(30.0, gt=0)
     max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
+    retry_seconds: float = Field(0.5, gt=0, description="first delay of a redelivery; doubles, capped at 60")
+    publish_seconds: float = Field(30.0, gt=0, description="how long a publish is retried while the bus is away")
 
 
 class Ray(_Section):
@@ -92,6 +94,8 @@ class Workspace(_Section):
     max_file_bytes: int = Field(5_000_000, ge=1024, description="one file of a patch, or read by a tool")
     max_patch_bytes: int = Field(2_000_000, ge=1024)
     max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
+    max_patch_files: int = Field(1000, ge=1)
+    git_seconds: float = Field(120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds")
 
 
 class Sandbox(_Section):
@@ -105,6 +109,8 @@ class Sandbox(_Section):
     open_files: int = Field(1024, ge=64)
     output_bytes: int = Field(200_000, ge=1000, description="of a command; more is cut and counted")
     disk_bytes: int = Field(1_000_000_000, ge=1_000_000)
+    uid: int = Field(64_817, ge=1, description="whom a sandbox runs as where Moothall itself runs as root")
+    toolchains: tuple[Path, ...] = Field((), description="folders outside /usr to show read-only; their bin is put on PATH")
 
 
 class Limits(_Section):
@@ -123,6 +129,21 @@ class Limits(_Section):
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
 
 
+class Guard(_Section):
+    """What the gate lets through."""
+
+    calls_in_flight: int = Field(32, ge=1, description="tool calls that one gate runs side by side; more wait")
+    seat_in_flight: int = Field(4, ge=1, description="tool calls of one seat side by side; more are refused")
+    seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
+    seat_seconds: float = Field(1200.0, gt=0, description="seconds that one seat's tools may run, together")
+    call_seconds: float = Field(300.0, gt=0, description="one tool call; a tool's own limit may be lower")
+    grace_seconds: float = Field(3.0, ge=0, description="what a workspace gets to end a call by itself after its deadline")
+    argument_bytes: int = Field(1_000_000, ge=1000, description="arguments of one call, as JSON")
+    result_bytes: int = Field(60_000, ge=1000, description="output of a call that the seat sees; more is cut")
+    event_bytes: int = Field(16_000, ge=1000, description="output of a call in its event; more is cut")
+    audit_sync_records: int = Field(64, ge=1, description="audit records between two syncs to disk; each is flushed at once")
+
+
 class Grpc(_Section):
     """The callers' door."""
 
@@ -131,6 +152,9 @@ class Grpc(_Section):
     token: SecretStr | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
+    keepalive_seconds: float = Field(30.0, ge=1, description="a silent connection is asked after this long whether it lives")
+    grace_seconds: float = Field(5.0, ge=0, description="what calls in flight get to end when the server stops")
 
 
 class Log(_Section):
@@ -156,6 +180,7 @@ class Settings(BaseSettings):
     workspace: Workspace = Workspace()
     sandbox: Sandbox = Sandbox()
     limits: Limits = Limits()
+    guard: Guard = Guard()
     grpc: Grpc = Grpc()
     log: Log = Log()
 

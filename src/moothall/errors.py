@@ -4,6 +4,7 @@
     ├── Temporary            try again, after `retry_after` seconds
     │   ├── ModelUnavailable
     │   ├── BusUnavailable
+    │   ├── AuditUnavailable
     │   └── RateLimited
     └── Permanent            the same request will fail again
         ├── InvalidRequest       the caller sent something that cannot be right
@@ -56,6 +57,12 @@ class BusUnavailable(Temporary):
     """The bus did not take or give a message."""
 
     code = "BUS_UNAVAILABLE"
+
+
+class AuditUnavailable(Temporary):
+    """The audit could not be written: what it should record does not happen."""
+
+    code = "AUDIT_UNAVAILABLE"
 
 
 class RateLimited(Temporary):

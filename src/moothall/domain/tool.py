@@ -64,7 +64,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The tools (fnmatch patterns) that a seat may use, and path patterns that it may not write."""
+    """The tools (fnmatch patterns) that a seat may use, and path patterns (gitignore style) that it may not
+    write. Writing what `judged` covers is allowed but gains nothing: judges use it as it was on the base.
+    """
 
     tools: tuple[str, ...]
     protected: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()

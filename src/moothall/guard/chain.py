@@ -1,0 +1,207 @@
+"""The form of an audit chain on disk, and finding out whether one was touched.
+
+What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found as long as the
+one who did it did not also recompute every later hash and the head. Against that, heads must be kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GENESIS = "0" * 64
+_HEAD_BYTES = 128
+_MAX_LINE = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last record: its seq (from 1; 0 before the first) and hash."""
+
+    seq: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How a file ends: its last whole record, the bytes of a torn one after it, and whether a newline is missing."""
+
+    last: Head
+    torn: bytes | None
+    unended: bool
+
+    @property
+    def torn_sha256(self) -> str:
+        """Hash of the torn bytes."""
+        return hashlib.sha256(self.torn or b"").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a chain. `line` counts from 1. `serious` is False for what a crash leaves behind."""
+
+    path: Path
+    line: int
+    what: str
+    serious: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """All chains under a data directory."""
+
+    chains: int
+    records: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was touched."""
+        return not any(problem.serious for problem in self.problems)
+
+
+def record_hash(record: dict[str, Any]) -> str:
+    """Return the hash of a record, its own `hash` left out."""
+    raw = {name: value for name, value in record.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def render_record(record: dict[str, Any]) -> bytes:
+    """Return the record as its line, without the newline."""
+    return json.dumps(record, separators=(",", ":")).encode("ascii")
+
+
+def head_path(path: Path) -> Path:
+    """Return where a chain's head is kept."""
+    return path.with_suffix(".head")
+
+
+def render_head(head: Head) -> bytes:
+    """Return the head as a line of fixed width, so that one write replaces the other."""
+    return json.dumps({"seq": head.seq, "hash": head.hash}).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
+
+
+def read_head(path: Path) -> Head | None:
+    """Return the head, None where there is none or it is no head."""
+    try:
+        data = json.loads(path.read_bytes())
+        return Head(int(data["seq"]), str(data["hash"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_record(line: bytes) -> dict[str, Any] | None:
+    """Return a line as a record whose hash is right, else None."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("seq"), int) or not isinstance(record.get("prev"), str):
+        return None
+    # Byte for byte, so that no space, escape or doubled key slips in.
+    return record if record.get("hash") == record_hash(record) and render_record(record) == line else None
+
+
+def read_tail(path: Path) -> Tail:
+    """Return how the file ends; a missing one ends before it began."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 2 * _MAX_LINE))
+            end = file.read()
+    except FileNotFoundError:
+        return Tail(Head(0, GENESIS), None, unended=False)
+    unended = bool(end) and not end.endswith(b"\n")
+    lines = end.removesuffix(b"\n").split(b"\n") if end else []
+    torn = None
+    if unended and read_record(lines[-1]) is None:
+        torn = lines.pop()
+    for line in reversed(lines):
+        record = read_record(line)
+        if record is not None:
+            return Tail(Head(record["seq"], record["hash"]), torn, unended)
+    return Tail(Head(0, GENESIS), torn, unended)
+
+
+def verify(path: Path) -> tuple[Problem, ...]:
+    """Return everything that is wrong with one chain, in order."""
+    return tuple(_Reading(path).problems())
+
+
+def verify_all(data_dir: Path) -> AuditReport:
+    """Check every chain of every tenant under a data directory."""
+    root = data_dir / "audit"
+    paths = sorted({*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))})
+    readings = [_Reading(path) for path in paths]
+    problems = tuple(problem for reading in readings for problem in reading.problems())
+    return AuditReport(len(paths), sum(reading.records for reading in readings), problems)
+
+
+class _Reading:
+    """One pass over a chain."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records = 0
+        self._last = Head(0, GENESIS)
+        self._line = 0
+        self._at_head: str | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        head = read_head(head_path(self.path))
+        broken: bytes | None = None
+        for line in self._lines():
+            self._line += 1
+            record = read_record(line)
+            if broken is not None:
+                yield self._torn(broken, record)
+                broken = None
+            if record is None:
+                broken = line
+                continue
+            yield from self._follow(record)
+            if head is not None and record["seq"] == head.seq:
+                self._at_head = record["hash"]
+        if broken is not None:
+            self._line += 1
+            yield self._torn(broken, None, at_end=True)
+        yield from self._end(head)
+
+    def _lines(self) -> Iterator[bytes]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            for line in file:
+                yield line.removesuffix(b"\n")
+
+    def _follow(self, record: dict[str, Any]) -> Iterator[Problem]:
+        if record["seq"] != self._last.seq + 1:
+            yield self._problem(f"record {record['seq']} stands after record {self._last.seq}: removed, reordered or inserted")
+        elif record["prev"] != self._last.hash:
+            yield self._problem(f"record {record['seq']} does not follow from the one before it")
+        self._last = Head(record["seq"], record["hash"])
+        self.records += 1
+
+    def _torn(self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False) -> Problem:
+        line = self._line - 1
+        marked = after is not None and after.get("phase") == "torn"
+        if marked and after is not None and after.get("torn_sha256") == hashlib.sha256(broken).hexdigest():
+            return Problem(self.path, line, "a record was torn by a crash; the chain says so and goes on", serious=False)
+        what = "the last record is torn or changed" if at_end else "a record was changed: its hash is wrong"
+        return Problem(self.path, line, what)
+
+    def _end(self, head: Head | None) -> Iterator[Problem]:
+        if head is None:
+            if self.records:
+                yield self._problem("the head file is missing or unreadable: records may be cut off")
+        elif head.seq > self._last.seq:
+            yield self._problem(f"ends at record {self._last.seq}, the head says {head.seq}: records were cut off")
+        elif head.seq and self._at_head != head.hash:
+            yield self._problem(f"record {head.seq} is not the one that the head says")
+
+    def _problem(self, what: str) -> Problem:
+        return Problem(self.path, self._line, what)

@@ -1,0 +1,156 @@
+"""The one function through which a seat acts.
+
+schema → identity → grants → limits → budget → run → audit: a call passes every step in this order or stops
+with a tool result that says why. Its start is on the audit before anything happens, its end before anyone
+hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+from moothall.config import Guard
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import AuditUnavailable
+from moothall.guard.audit import AuditLog, Entry
+from moothall.guard.budget import check_budget, reserved, timed
+from moothall.guard.limits import check_limits, cut_output, cut_text
+from moothall.guard.seat import SeatContext, Stopped
+from moothall.guard.steps import Checked, check_grants, check_identity, check_schema, note_of
+from moothall.ports import Publisher
+from moothall.tools.arguments import arguments_digest
+
+_ERROR_CHARS = 4000
+
+
+class Gate:
+    """Lets calls of many seats through; one a process. Belongs to one event loop."""
+
+    def __init__(self, limits: Guard, audit: AuditLog, publisher: Publisher, *, source: str = "host") -> None:
+        self._limits = limits
+        self._audit = audit
+        self._publisher = publisher
+        self._source = source
+        self._slots = asyncio.Semaphore(limits.calls_in_flight)
+
+    async def call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
+        """Return exactly one result, whatever a model asked for; two audit records and one `tool.finished` go with it.
+
+        Raises `WorkspaceFailed` when the executor is gone (audited; the seat fails), the publisher's own errors,
+        and `CancelledError` (audited as cancelled). An audit that cannot be written gives an error result: before
+        the run, the tool did not run.
+        """
+        started = monotonic()
+        entry = Entry(
+            tenant=seat.tenant,
+            principal=seat.principal.name,
+            task_id=seat.task_id,
+            seat=seat.seat,
+            request_id=call.request_id,
+            tool=call.tool,
+            arguments_digest=arguments_digest(call.arguments),
+        )
+        try:
+            audit_id = await self._audit.append(entry)
+        except AuditUnavailable as error:
+            result = _refusal(call, ToolStatus.ERROR, f"{error.message}; the tool was not run")
+            await self._publish(seat, result)
+            return result
+        except asyncio.CancelledError:
+            self._audit.submit(replace(entry, phase="finish", status=ToolStatus.CANCELLED))
+            raise
+        result = ToolResult(call.request_id, call.tool, ToolStatus.ERROR)
+        try:
+            result = await self._admit_and_run(seat, call)
+        except asyncio.CancelledError:
+            result = replace(result, status=ToolStatus.CANCELLED)
+            raise
+        finally:
+            result = replace(result, duration_ms=round((monotonic() - started) * 1000), audit_id=audit_id)
+            # Handed over at once, awaited below: a seat that is being cancelled must not wait, nor go unrecorded.
+            finished = self._audit.submit(replace(entry, phase="finish", status=result.status, duration_ms=result.duration_ms))
+        try:
+            await finished
+        except AuditUnavailable as error:
+            result = replace(result, status=ToolStatus.ERROR, error=f"{error.message}; the tool ran, its end is not recorded")
+        await self._publish(seat, result)
+        return result
+
+    async def _admit_and_run(self, seat: SeatContext, call: ToolCall) -> ToolResult:
+        try:
+            checked = check_schema(call, seat.grant, self._limits.argument_bytes)
+            check_identity(seat, call)
+            check_grants(seat.grant, checked)
+            check_limits(seat.meter, self._limits)
+            check_budget(seat.ledger, seat.meter, self._limits)
+            return await self._run(seat, call, checked)
+        except Stopped as stopped:
+            return _refusal(call, stopped.status, stopped.reason)
+
+    async def _run(self, seat: SeatContext, call: ToolCall, checked: Checked) -> ToolResult:
+        allowed = self._seconds(seat, call, checked)
+        if allowed <= 0:
+            raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
+        with reserved(seat.meter, self._limits, allowed) as held:
+            deadline = datetime.now(UTC) + timedelta(seconds=held)
+            end = asyncio.get_running_loop().time() + held + self._limits.grace_seconds
+            inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
+            try:
+                async with self._slot(held), asyncio.timeout_at(end):
+                    with timed(seat.meter):
+                        result = await seat.workspace.call(inner)
+            except TimeoutError as error:
+                raise Stopped(ToolStatus.TIMEOUT, f"{call.tool} did not end within {held:.0f} seconds and was stopped") from error
+        return self._fit(result, call, note_of(seat.grant, checked))
+
+    @asynccontextmanager
+    async def _slot(self, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            reason = f"{self._limits.calls_in_flight} tool calls are running and none ended in time; try again"
+            raise Stopped(ToolStatus.RATE_LIMITED, reason) from error
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def _seconds(self, seat: SeatContext, call: ToolCall, checked: Checked) -> float:
+        until = min(call.deadline, seat.deadline) - datetime.now(UTC)
+        return min(until.total_seconds(), checked.spec.timeout_seconds, self._limits.call_seconds)
+
+    def _fit(self, result: ToolResult, call: ToolCall, note: str) -> ToolResult:
+        """What comes out of a workspace is untrusted: it answers this call, and only so much of it."""
+        output = cut_output(result.output, self._limits.result_bytes)
+        if note and result.status is ToolStatus.SUCCESS:
+            output["note"] = note
+        error = cut_text(result.error, _ERROR_CHARS)
+        return replace(result, request_id=call.request_id, tool=call.tool, output=output, error=error)
+
+    async def _publish(self, seat: SeatContext, result: ToolResult) -> None:
+        # The tool's name is the model's word where there is no such tool.
+        shown = replace(result, tool=cut_text(result.tool, 100), output=cut_output(result.output, self._limits.event_bytes))
+        data = {**dump(shown), "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id}
+        event = new_event(
+            EventType.TOOL_FINISHED,
+            seat.workspace_id,
+            data,
+            ordinal=result.request_id,
+            source=self._source,
+            correlationid=seat.task_id,
+            tenant=seat.tenant,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        await self._publisher.publish(event)
+
+
+def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
+    return ToolResult(call.request_id, call.tool, status, error=cut_text(reason, _ERROR_CHARS))

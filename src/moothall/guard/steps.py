@@ -1,0 +1,135 @@
+"""What a call must pass before it runs, one function a step. Each raises `Stopped` with what was wrong and what
+would be right. The gate calls them in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from moothall.domain.ids import ROLES, check_id
+from moothall.domain.tool import Grant, ToolCall, ToolStatus
+from moothall.errors import InvalidRequest
+from moothall.guard.paths import covers, refuse_path
+from moothall.guard.seat import SeatContext, Stopped
+from moothall.tools.arguments import canonical
+from moothall.tools.catalogue import CATALOGUE, ToolSpec, granted, offered
+
+_MAX_REQUEST_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A call whose tool is known and whose arguments are right, defaults filled in."""
+
+    spec: ToolSpec
+    arguments: Mapping[str, Any]
+
+    def values(self, names: tuple[str, ...]) -> Iterator[str]:
+        """Yield the strings in these arguments, those of lists one by one."""
+        for name in names:
+            value = self.arguments[name]
+            yield from value if isinstance(value, list) else (value,)
+
+
+def check_schema(call: ToolCall, grant: Grant, argument_bytes: int) -> Checked:
+    """The tool exists and its arguments fit its schema; the grant only decides which names are suggested."""
+    spec = CATALOGUE.get(call.tool)
+    if spec is None:
+        raise Stopped(ToolStatus.INVALID, _unknown_tool(str(call.tool), grant))
+    try:
+        raw = canonical(call.arguments)
+        plain = json.loads(raw)  # what is checked and run is what the digest is of
+    except (ValueError, RecursionError) as error:
+        raise Stopped(ToolStatus.INVALID, f"the arguments of {spec.name} are not JSON; right is {_right(spec)}") from error
+    if len(raw) > argument_bytes:
+        raise Stopped(
+            ToolStatus.INVALID, f"the arguments of {spec.name} have {len(raw)} bytes; at most {argument_bytes} may be sent"
+        )
+    try:
+        arguments = spec.arguments.model_validate(plain).model_dump()
+    except ValidationError as error:
+        raise Stopped(ToolStatus.INVALID, _wrong_arguments(spec, error)) from error
+    return Checked(spec, arguments)
+
+
+def check_identity(seat: SeatContext, call: ToolCall) -> None:
+    """The seat is one tenant's, in its own workspace, and the request can be told from others."""
+    if seat.principal.tenant != seat.tenant:
+        raise Stopped(ToolStatus.BLOCKED, "this seat belongs to another tenant than its principal")
+    if seat.workspace.id != seat.workspace_id:
+        raise Stopped(ToolStatus.BLOCKED, f"workspace {seat.workspace.id!r} is not this seat's, which is {seat.workspace_id!r}")
+    if seat.role not in ROLES:
+        raise Stopped(ToolStatus.BLOCKED, f"unknown role {seat.role[:40]!r}")
+    try:
+        for value, what in ((seat.tenant, "tenant"), (seat.task_id, "task_id"), (seat.seat, "seat")):
+            check_id(value, what)
+    except InvalidRequest as error:
+        raise Stopped(ToolStatus.BLOCKED, error.message) from error
+    if not 0 < len(call.request_id) <= _MAX_REQUEST_ID:
+        raise Stopped(ToolStatus.INVALID, f"a request_id has 1 to {_MAX_REQUEST_ID} characters")
+
+
+def check_grants(grant: Grant, checked: Checked) -> None:
+    """The grant covers the tool, and no path leaves the workspace or is written though it is protected."""
+    spec = checked.spec
+    if not granted(grant, spec.name):
+        names = ", ".join(other.name for other in offered(grant)) or "none"
+        raise Stopped(ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}")
+    for path in checked.values(spec.paths):
+        if reason := refuse_path(path):
+            raise Stopped(ToolStatus.BLOCKED, reason)
+    for path in checked.values(spec.writes):
+        for pattern in grant.protected:
+            if covers(pattern, path):
+                raise Stopped(ToolStatus.BLOCKED, f"{path[:80]!r} may not be changed by this role (protected: {pattern})")
+
+
+def note_of(grant: Grant, checked: Checked) -> str:
+    """Return what a seat should know about a write that gains it nothing, or nothing."""
+    for path in checked.values(checked.spec.writes):
+        if any(covers(pattern, path) for pattern in grant.judged):
+            return f"{path[:80]} is protected: if it was there before, it is judged as it was. Change the code instead."
+    return ""
+
+
+def _unknown_tool(name: str, grant: Grant) -> str:
+    names = [spec.name for spec in offered(grant)]
+    wanted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
+    swapped = ".".join(reversed(wanted.split(".")))
+    near = get_close_matches(wanted, names, n=1) or get_close_matches(swapped, names, n=1)
+    near = near or [known for known in names if known.rpartition(".")[2] in {wanted, *wanted.split(".")}][:1]
+    hint = f"did you mean {near[0]}?" if near else f"the tools are {', '.join(names) or 'none'}"
+    return f"there is no tool {name[:60]!r}; {hint}"
+
+
+def _right(spec: ToolSpec) -> str:
+    shape = spec.schema(None)
+    fields = (f"{name}{'' if name in shape['required'] else '?'}: {_type(field)}" for name, field in shape["properties"].items())
+    return f"{spec.name}({', '.join(fields)})"
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    return f"list of {_type(field['items'])}s" if field["type"] == "array" else str(field["type"])
+
+
+def _wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
+    known = list(spec.arguments.model_fields)
+    wrong = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
+        name = ".".join(str(part)[:60] for part in item["loc"])
+        if not name:
+            wrong.append("the arguments are not an object")
+        elif item["type"] == "missing":
+            wrong.append(f"argument {name!r} is missing")
+        elif item["type"] == "extra_forbidden":
+            near = get_close_matches(name, known, n=1)
+            wrong.append(f"there is no argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        else:
+            wrong.append(f"argument {name!r}: {item['msg'].removeprefix('Value error, ')}")
+    return f"{spec.name}: {'; '.join(wrong)}. Right is {_right(spec)}"
