@@ -1,0 +1,1 @@
+"""Where tools act: trusted clones of repositories, and isolated checkouts of them."""

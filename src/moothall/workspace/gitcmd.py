@@ -1,0 +1,226 @@
+"""Running git on the trusted side: GitPython's command layer with everything that could run something else switched off.
+
+No hook, filter, system or user configuration, prompt, replacement object, lazy fetch, external diff, file system
+monitor or submodule recursion takes part. Git commands run in threads, each with a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Timer
+from typing import IO, Any, cast
+
+import git
+from git.exc import GitCommandNotFound
+
+from moothall.errors import RepositoryError
+
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+_STDERR_CHARS = 600
+
+# What the process that started us may have left in its environment (for example as a git hook).
+_UNSET = (
+    "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_PREFIX "
+    "GIT_NAMESPACE GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS GIT_EXTERNAL_DIFF GIT_DIFF_OPTS GIT_TEMPLATE_DIR "
+    "GIT_SHALLOW_FILE GIT_REPLACE_REF_BASE GIT_IMPLICIT_WORK_TREE GIT_INTERNAL_SUPER_PREFIX GIT_CEILING_DIRECTORIES "
+    "GIT_DEFAULT_HASH GIT_QUARANTINE_PATH GIT_GLOB_PATHSPECS GIT_NOGLOB_PATHSPECS GIT_ICASE_PATHSPECS SSH_ASKPASS "
+    "GIT_TRACE GIT_TRACE2 GIT_TRACE2_EVENT GIT_TRACE_CURL GIT_TRACE_PACKET GIT_CURL_VERBOSE"
+)
+
+_ENVIRONMENT: Mapping[str, str] = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_ATTR_SOURCE": EMPTY_TREE,
+    "GIT_GRAFT_FILE": "/dev/null",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": "false",
+    "GIT_PROTOCOL_FROM_USER": "0",
+    "GIT_ALLOW_PROTOCOL": "none",
+}
+
+_CONFIG = (
+    "core.hooksPath=/dev/null",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.fsmonitor=false",
+    "core.alternateRefsCommand=",
+    "core.autocrlf=false",
+    "core.safecrlf=false",
+    "core.protectHFS=true",
+    "core.protectNTFS=true",
+    "core.packedGitWindowSize=64m",
+    "core.packedGitLimit=512m",
+    "credential.helper=",
+    "submodule.recurse=false",
+    "fetch.recurseSubmodules=false",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "commit.gpgSign=false",
+    "push.gpgSign=false",
+    "diff.external=",
+    "advice.graftFileDeprecated=false",
+    "safe.directory=*",
+)
+
+# A git that serves a local fetch takes settings from a file only, so these stand in one.
+_FILE = (
+    "[safe]\n\tdirectory = *\n[uploadpack]\n\tallowAnySHA1InWant = true\n[core]\n\thooksPath = /dev/null\n\tfsmonitor = false\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a git command came to."""
+
+    status: int
+    out: bytes
+    err: str
+
+    @property
+    def reason(self) -> str:
+        """The last words of stderr, short enough for an error message."""
+        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        return "; ".join(lines)[-_STDERR_CHARS:] or f"git ended with status {self.status}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Kernel limits of one command in bytes; 0 is none."""
+
+    file_bytes: int = 0
+    memory_bytes: int = 0
+
+
+class GitRunner:
+    """Runs git. `home` is a folder for its one configuration file; `seconds` the limit of a command."""
+
+    def __init__(self, home: Path, seconds: float = 120.0) -> None:
+        self._config = home / "gitconfig"
+        self._seconds = seconds
+
+    async def call(
+        self,
+        *args: str,
+        cwd: Path,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        seconds: float = 0,
+        caps: Caps = Caps(),
+        owner: tuple[int, int] | None = None,
+    ) -> Answer:
+        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a `RepositoryError`."""
+        command = _command(args, caps)
+        return await asyncio.to_thread(self._call, command, cwd, stdin, env or {}, seconds=seconds or self._seconds, owner=owner)
+
+    async def run(
+        self, *args: str, cwd: Path, stdin: bytes = b"", env: Mapping[str, str] | None = None, seconds: float = 0
+    ) -> bytes:
+        """Return what `git args` prints; any failure is a `RepositoryError`."""
+        answer = await self.call(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
+        if answer.status:
+            raise RepositoryError(f"git {args[0]} failed: {answer.reason}")
+        return answer.out
+
+    def _call(
+        self,
+        command: list[str],
+        cwd: Path,
+        stdin: bytes,
+        env: Mapping[str, str],
+        *,
+        seconds: float,
+        owner: tuple[int, int] | None,
+    ) -> Answer:
+        with tempfile.TemporaryFile() as source:
+            source.write(stdin)
+            source.seek(0)
+            answer = self._execute(
+                cwd,
+                command,
+                istream=source,
+                env=self._environment(env),
+                with_extended_output=True,
+                with_exceptions=False,
+                stdout_as_string=False,
+                strip_newline_in_stdout=False,
+                kill_after_timeout=seconds,
+                **_process_options(owner),
+            )
+        status, out, err = cast("tuple[int, bytes, str]", answer)
+        if err.startswith("Timeout: the command"):
+            raise RepositoryError(f"git took longer than {seconds:g} seconds and was stopped")
+        return Answer(status, out, err)
+
+    @contextmanager
+    def stream(self, *args: str, cwd: Path, stdin: bytes = b"", seconds: float = 0) -> Iterator[IO[bytes]]:
+        """Yield the standard output of a running git command (to be used in a thread). One that was read to
+        its end and failed is a `RepositoryError`; one that was not is stopped.
+        """
+        with tempfile.TemporaryFile() as source:
+            source.write(stdin)
+            source.seek(0)
+            running = self._execute(
+                cwd, _command(args, Caps()), istream=source, env=self._environment({}), as_process=True, **_process_options(None)
+            )
+            process = cast("Any", running).proc
+            timer = Timer(seconds or self._seconds, process.kill)
+            timer.start()
+            try:
+                yield process.stdout
+                if not process.stdout.read(1) and process.wait():
+                    reason = Answer(process.returncode, b"", process.stderr.read().decode(errors="replace")).reason
+                    raise RepositoryError(f"git {args[0]} failed: {reason}")
+            finally:
+                timer.cancel()
+                process.kill()
+                process.stdout.close()
+                process.stderr.close()
+                process.wait()
+
+    def _execute(self, cwd: Path, command: list[str], **options: Any) -> object:
+        try:
+            return git.Git(str(cwd)).execute(command, **options)
+        except GitCommandNotFound as error:
+            raise RepositoryError("git cannot be run; install git 2.31 or newer") from error
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        if not self._config.exists():
+            self._config.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._config.parent, delete=False) as file:
+                file.write(_FILE)
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(self._config)
+        return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **more}
+
+
+def _command(args: tuple[str, ...], caps: Caps) -> list[str]:
+    unset = [word for name in _UNSET.split() for word in ("-u", name)]
+    settings = [word for setting in _CONFIG for word in ("-c", setting)]
+    command = ["env", *unset, "git", "--no-pager", *settings, *args]
+    limits = [f"ulimit -f {caps.file_bytes // 512 + 1}"] if caps.file_bytes else []  # POSIX sh counts blocks of 512
+    limits += [f"ulimit -v {caps.memory_bytes // 1024 + 1}"] if caps.memory_bytes else []
+    if not limits:
+        return command
+    return ["sh", "-c", f'{" && ".join(limits)} && exec "$@"', "sh", *command]
+
+
+def _process_options(owner: tuple[int, int] | None) -> dict[str, Any]:
+    # Without a terminal of its own nothing below can ask for a password, and Ctrl-C does not tear a write apart.
+    options: dict[str, Any] = {"start_new_session": True}
+    if owner:
+        options |= {"user": owner[0], "group": owner[1], "extra_groups": []}
+    return options

@@ -1,0 +1,203 @@
+"""What a patch, or a repository, may hold. Pure: names, modes and targets in, a refusal out.
+
+Names are refused in every form that some file system takes for `.git`. A symlink may climb only at the
+beginning of its target and only as far as the root: then no chain of accepted links can leave the tree.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from moothall.errors import PatchRefused
+
+FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
+MODES = (FILE, EXECUTABLE, SYMLINK)
+_NAME_BYTES = 255
+_PATH_BYTES = 4096
+_TARGET_BYTES = 4096
+
+# Ignored by HFS+ when it compares names.
+_INVISIBLE = dict.fromkeys(
+    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF, 0x00AD, 0x200B, 0x2060]
+)
+_SHORT_NAME = re.compile(r"(git|gitmod|gi[0-9a-f]{4})~[0-9]+", re.IGNORECASE)
+
+TEST_PATTERNS: tuple[str, ...] = (
+    "tests/**",
+    "test/**",
+    "**/tests/**",
+    "**/test/**",
+    "**/__tests__/**",
+    "**/test_*.py",
+    "**/*_test.py",
+    "**/*_test.go",
+    "**/*.test.js",
+    "**/*.test.jsx",
+    "**/*.test.ts",
+    "**/*.test.tsx",
+    "**/*.test.mjs",
+    "**/*.spec.js",
+    "**/*.spec.jsx",
+    "**/*.spec.ts",
+    "**/*.spec.tsx",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawChange:
+    """One changed path: git modes before and after (000000 where absent), a link's target, size in bytes."""
+
+    path: str
+    old_mode: str = ABSENT
+    new_mode: str = FILE
+    target: str | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLimits:
+    """How much one patch may bring."""
+
+    files: int = 1000
+    file_bytes: int = 5_000_000
+    total_bytes: int = 20_000_000
+
+
+def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLimits()) -> None:
+    """Raise `PatchRefused`, naming path and reason, unless every change may enter a repository."""
+    if len(changes) > limits.files:
+        raise PatchRefused(f"the patch changes {len(changes)} files; at most {limits.files} are allowed")
+    total = 0
+    for change in changes:
+        reason = why_path(change.path) or _why_change(change, limits)
+        if reason:
+            raise PatchRefused(f"the patch may not change {change.path[:200]!r}: {reason}")
+        total += change.size
+    if total > limits.total_bytes:
+        raise PatchRefused(f"the patch brings {total} bytes; at most {limits.total_bytes} are allowed")
+
+
+def _why_change(change: RawChange, limits: ChangeLimits) -> str:
+    if change.path.rsplit("/", 1)[-1].casefold() == ".gitmodules":
+        return "submodules are not supported"
+    if SUBMODULE in {change.old_mode, change.new_mode}:
+        return "it is a submodule"
+    if change.new_mode not in {*MODES, ABSENT}:
+        return f"mode {change.new_mode[:12]} is not one of {', '.join(MODES)}"
+    if change.new_mode == SYMLINK:
+        return why_target(change.path, change.target)
+    if change.size > limits.file_bytes:
+        return f"{change.size} bytes are more than the {limits.file_bytes} allowed for a file"
+    return ""
+
+
+def why_path(path: str) -> str:
+    """Return why `path` is not a plain relative path inside a tree, or nothing."""
+    if not path:
+        return "the path is empty"
+    if path.startswith("/"):
+        return "the path is absolute"
+    try:
+        raw = path.encode()
+    except UnicodeEncodeError:
+        return "the path is not UTF-8"
+    if len(raw) > _PATH_BYTES:
+        return f"the path is longer than {_PATH_BYTES} bytes"
+    return next((reason for part in path.split("/") if (reason := _why_name(part))), "")
+
+
+@lru_cache(maxsize=65536)
+def _why_name(name: str) -> str:
+    if name in {"", ".", ".."}:
+        return f"{name!r} is not a file name"
+    if len(name.encode()) > _NAME_BYTES:
+        return f"a name is longer than {_NAME_BYTES} bytes"
+    if "\\" in name:
+        return "a name holds a backslash"
+    if any(unicodedata.category(char) in {"Cc", "Zl", "Zp"} for char in name):
+        return "a name holds a control character"
+    if _looks_like_git(name):
+        return "it would write into git's own folder"
+    return ""
+
+
+def _looks_like_git(name: str) -> bool:
+    seen = unicodedata.normalize("NFKC", name.translate(_INVISIBLE)).casefold()
+    seen = seen.split(":", 1)[0].rstrip(". ")  # NTFS: streams, trailing dots and spaces
+    return seen == ".git" or _SHORT_NAME.fullmatch(seen) is not None
+
+
+def why_target(path: str, target: str | None) -> str:
+    """Return why a symlink at `path` may not point to `target`, or nothing."""
+    if not target or len(target) > _TARGET_BYTES:
+        return "a symlink needs a target of 1 to 4096 characters"
+    try:
+        target.encode()
+    except UnicodeEncodeError:
+        return "the symlink's target is not UTF-8"
+    if target.startswith("/"):
+        return "the symlink points to an absolute path"
+    parts = [part for part in target.split("/") if part not in {"", "."}]
+    up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    if up > path.count("/"):
+        return "the symlink leaves the tree"
+    if ".." in parts[up:]:
+        return "the symlink's target has '..' after its beginning"
+    return next((f"the symlink's target: {reason}" for part in parts[up:] if (reason := _why_name(part))), "")
+
+
+def is_test(path: str) -> bool:
+    """Whether a path is a test file by the usual conventions of Python, Node and Go."""
+    return matches(TEST_PATTERNS, path)
+
+
+def matches(patterns: Iterable[str], path: str) -> bool:
+    """Whether one of the gitignore-style patterns matches. `*` stays within a name, `**` crosses folders; a
+    pattern without a slash matches at any depth; one that matches a folder matches what is in it. A pattern
+    that begins with `!` takes back what those before it matched.
+    """
+    parts = tuple(path.split("/"))
+    found = False
+    for pattern in patterns:
+        taken_back = pattern.startswith("!")
+        if found is taken_back and _matches(_segments(pattern.removeprefix("!")), parts):
+            found = not taken_back
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _segments(pattern: str) -> tuple[str, ...]:
+    body = pattern.rstrip("/")
+    segments = tuple(part for part in body.split("/") if part)
+    return segments if "/" in body else ("**", *segments)
+
+
+def _matches(segments: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    # All positions in the pattern that the names so far can have led to: time grows with pattern times path,
+    # whatever a hostile pattern says.
+    end = len(segments)
+    places = _skip(segments, {0})
+    for part in parts:
+        reached = set()
+        for place in places:
+            if segments[place] == "**":
+                reached |= {place, end} if place == end - 1 else {place}
+            elif fnmatchcase(part, segments[place]):
+                reached.add(place + 1)
+        if end in reached:
+            return bool(segments)
+        places = _skip(segments, reached)
+    return False
+
+
+def _skip(segments: tuple[str, ...], places: set[int]) -> set[int]:
+    """Add the places behind each `**`, which may stand for no folder at all (the last one may not)."""
+    for place in range(len(segments) - 1):
+        if place in places and segments[place] == "**":
+            places.add(place + 1)
+    return {place for place in places if place < len(segments)}
