@@ -1,0 +1,146 @@
+"""Between events and bytes: CloudEvents 1.0 in structured JSON, and bringing old versions up to date."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from moothall.bus.registry import EVENT_SPECS
+from moothall.domain.event import Event, EventType
+from moothall.errors import InvalidRequest
+
+Upcaster = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+UPCASTERS: Mapping[tuple[EventType, int], Upcaster] = {}
+"""From (type, version n) to a function that turns data of version n into data of version n + 1.
+
+Empty while every type is at its first version.
+"""
+
+_CONTENT = "application/json"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+class _Envelope(BaseModel):
+    """A message from outside. What we don't know is ignored: the format grows at its end."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    specversion: str = Field(pattern=r"^1\.")
+    id: str = Field(min_length=1, max_length=256)
+    type: str
+    source: str = Field(min_length=1)
+    subject: str = ""
+    data: dict[str, Any]
+    dataschema: str = ""
+    correlationid: str = ""
+    causationid: str = ""
+    traceparent: str = ""
+    tenant: str = "local"
+    time: str = ""
+
+
+def dump_json(value: object) -> bytes:
+    """Return compact UTF-8 JSON. Half a surrogate pair, which is no character, becomes '?'.
+
+    Raises `InvalidRequest` for what JSON cannot say (NaN, other objects, endless nesting).
+    """
+    try:
+        text = _ENCODER.encode(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest(f"data cannot be written as JSON: {error}") from error
+    return text.encode("utf-8", "replace")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def load_json(raw: bytes) -> Any:
+    """Return what JSON bytes say. Raises `InvalidRequest`."""
+    try:
+        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise InvalidRequest(f"not JSON: {error}") from error
+
+
+def encode(event: Event, data: Mapping[str, Any] | None = None) -> bytes:
+    """Return the event's bytes, with `data` in place of its own where given."""
+    optional = {
+        "correlationid": event.correlationid,
+        "causationid": event.causationid,
+        "traceparent": event.traceparent,
+        "time": event.time,
+    }
+    return dump_json(
+        {
+            "specversion": "1.0",
+            "id": event.id,
+            "type": event.type.value,
+            "source": event.source,
+            "subject": event.subject,
+            "datacontenttype": _CONTENT,
+            "dataschema": f"moothall:{event.type.value}:{event.version}",
+            "tenant": event.tenant,
+            **{name: value for name, value in optional.items() if value},
+            "data": event.data if data is None else data,
+        }
+    )
+
+
+def _read_version(envelope: _Envelope, kind: EventType) -> int:
+    if not envelope.dataschema:
+        return 1
+    owner, _, rest = envelope.dataschema.partition(":")
+    name, _, version = rest.rpartition(":")
+    if owner != "moothall" or name != kind.value or not version.isdecimal() or not version.isascii() or int(version) < 1:
+        raise InvalidRequest(f"dataschema {envelope.dataschema[:120]!r} is not moothall:{kind.value}:<version>")
+    return int(version)
+
+
+def upcast(
+    kind: EventType,
+    version: int,
+    data: Mapping[str, Any],
+    *,
+    current: int,
+    upcasters: Mapping[tuple[EventType, int], Upcaster] = UPCASTERS,
+) -> Mapping[str, Any]:
+    """Return data of an older version as the current one, step by step. Raises `InvalidRequest` where a step is missing."""
+    if version > current:
+        raise InvalidRequest(f"{kind.value} version {version} is newer than this program, which knows {current}: upgrade it")
+    for step in range(version, current):
+        change = upcasters.get((kind, step))
+        if change is None:
+            raise InvalidRequest(f"{kind.value} version {step} cannot be brought to {step + 1}")
+        data = change(data)
+    return data
+
+
+def decode(raw: bytes) -> Event:
+    """Return the event in `raw`. Raises `InvalidRequest` naming what is wrong with it."""
+    try:
+        envelope = _Envelope.model_validate(load_json(raw))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'message'}: {e['msg']}" for e in error.errors()[:5])
+        raise InvalidRequest(f"not a CloudEvent: {wrong}") from error
+    try:
+        kind = EventType(envelope.type)
+    except ValueError as error:
+        raise InvalidRequest(f"unknown event type {envelope.type[:80]!r}") from error
+    current = EVENT_SPECS[kind].version
+    return Event(
+        id=envelope.id,
+        type=kind,
+        subject=envelope.subject,
+        data=upcast(kind, _read_version(envelope, kind), envelope.data, current=current),
+        source=envelope.source,
+        version=current,
+        correlationid=envelope.correlationid,
+        causationid=envelope.causationid,
+        traceparent=envelope.traceparent,
+        tenant=envelope.tenant,
+        time=envelope.time,
+    )

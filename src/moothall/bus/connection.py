@@ -1,0 +1,198 @@
+"""The connection to NATS: made once, kept up by itself, its errors translated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from moothall.config import Bus
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+DEFAULT_PORT = 4222
+PROBE_SECONDS = 5.0
+BEAT = 1.0
+"""Seconds between the signs of life that an open pull request asks the server for."""
+EXPIRES = 30.0
+_DATA_REPLY = "$JS.ACK."
+
+
+class ConsumerGone(Exception):
+    """The server doesn't know the consumer that a pull named."""
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn the client's errors into `BusUnavailable`; `what` says in the message what failed."""
+    try:
+        yield
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise BusUnavailable(f"the bus did not {what}: {error or type(error).__name__}") from error
+
+
+def shown(url: str) -> str:
+    """Return a URL without what authenticates in it."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or DEFAULT_PORT}"
+
+
+async def _probe(servers: list[str]) -> None:
+    """The client waits two seconds before it retries a first connection; knocking first is quicker and says more."""
+    reasons = []
+    for server in servers:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port or DEFAULT_PORT)
+        except (OSError, TimeoutError) as error:
+            reasons.append(f"{shown(server)}: {error or 'no answer'}")
+            continue
+        writer.close()
+        return
+    raise BusUnavailable(
+        f"the bus cannot be reached ({'; '.join(reasons)}); start it, correct bus.url, or unset that for the embedded one"
+    )
+
+
+@asynccontextmanager
+async def connection(settings: Bus, url: str) -> AsyncIterator[Client]:
+    """Connect; lost connections come back by themselves for as long as it takes.
+
+    Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.
+    """
+    servers = [part.strip() for part in url.split(",") if part.strip()]
+    try:
+        await _probe(servers)
+    except ValueError as error:
+        raise ConfigurationError("bus.url is not a URL such as nats://host:4222") from error
+
+    async def on_error(error: Exception) -> None:
+        log.debug("bus client", error=str(error) or type(error).__name__)
+
+    async def on_lost() -> None:
+        log.warning("bus connection lost; trying again")
+
+    async def on_back() -> None:
+        log.info("bus connection is back")
+
+    try:
+        async with asyncio.timeout(2 * PROBE_SECONDS):
+            client = await nats.connect(
+                servers,
+                name="moothall",
+                error_cb=on_error,
+                disconnected_cb=on_lost,
+                reconnected_cb=on_back,
+                connect_timeout=int(PROBE_SECONDS),
+                reconnect_time_wait=0.2,
+                max_reconnect_attempts=-1,
+                ping_interval=10,
+                max_outstanding_pings=2,
+                pending_size=16 * 1024 * 1024,
+                token=settings.token.get_secret_value() if settings.token else None,
+                user_credentials=str(settings.credentials_file) if settings.credentials_file else None,
+            )
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        where = ", ".join(map(shown, servers))
+        reason = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError) or "authorization" in reason.lower():
+            raise ConfigurationError(f"the bus at {where} turned us away ({reason}): check bus.token and bus.url") from error
+        raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason}") from error
+    client._disconnected_cb = on_lost  # noqa: SLF001 see the end: a wanted goodbye is no loss
+    try:
+        yield client
+    finally:
+        client._disconnected_cb = None  # noqa: SLF001
+        if client.is_connected:
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await client.flush()
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                log.warning("bus closed with unsent messages", error=str(error))
+        await client.close()
+
+
+@dataclass(slots=True)
+class Pull:
+    """An inbox for one pull consumer: asks for a batch, hands over what comes, one message at a time.
+
+    One request is open at a time. When the server goes away a request is lost: two missed beats say so.
+    """
+
+    client: Client
+    stream: str
+    consumer: str
+    inbox: str
+    arrived: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
+    _asked: int = 0
+    _number: int = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, client: Client, stream: str, consumer: str) -> AsyncIterator[Pull]:
+        """Listen for the consumer's messages."""
+        pull = cls(client, stream, consumer, client.new_inbox())
+        subscription = await client.subscribe(f"{pull.inbox}.*", cb=pull.arrived.put)
+        try:
+            yield pull
+        finally:
+            if not client.is_closed:
+                await subscription.unsubscribe()
+
+    async def next(self, batch: int) -> Msg | None:
+        """Return the next message, or None when nothing came for a while: then simply ask again.
+
+        `batch` is how many are asked for when no request is open. Raises `ConsumerGone`.
+        """
+        if self._asked <= 0 and self.arrived.empty():
+            # Requests made while away would be kept and all come true at once on return.
+            if not self.client.is_connected:
+                if self.client.is_closed:
+                    raise nats.errors.ConnectionClosedError
+                await asyncio.sleep(0.05)
+                return None
+            await self._ask(batch)
+        try:
+            async with asyncio.timeout(2.5 * BEAT):
+                message = await self.arrived.get()
+        except TimeoutError:
+            self._asked = 0
+            return None
+        if message.reply.startswith(_DATA_REPLY):
+            self._asked -= 1
+            return message
+        await self._heed(message)
+        return None
+
+    async def _ask(self, batch: int) -> None:
+        self._number += 1
+        self._asked = batch
+        request = {"batch": batch, "expires": int(EXPIRES * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
+        await self.client.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}",
+            json.dumps(request).encode(),
+            reply=f"{self.inbox}.{self._number}",
+        )
+
+    async def _heed(self, notice: Msg) -> None:
+        headers = notice.headers or {}
+        status, about = headers.get("Status", ""), headers.get("Description", "")
+        if status == "100" or notice.subject != f"{self.inbox}.{self._number}":
+            return  # a beat, or the end of a request that we had given up
+        self._asked = 0
+        if status in {"503", "404"} or "Consumer Deleted" in about:
+            raise ConsumerGone(f"{self.stream}/{self.consumer}: {status} {about}")
+        if status != "408":
+            log.debug("pull ended", consumer=self.consumer, status=status, reason=about)
+            await asyncio.sleep(0.1)

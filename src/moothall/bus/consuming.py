@@ -1,0 +1,127 @@
+"""Taking messages of a durable consumer: pull, handle, then ack."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from moothall.bus import dead, setup
+from moothall.bus.connection import ConsumerGone, Pull, log
+from moothall.bus.delivery import Ack, Bury, Nak, judge
+from moothall.bus.packing import Packer
+from moothall.bus.registry import DurableSpec
+from moothall.bus.stored import Stored
+from moothall.errors import BusUnavailable, Permanent
+from moothall.ports import Handler
+
+
+@dataclass(slots=True)
+class Taking:
+    """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server."""
+
+    stored: Stored
+    packer: Packer
+    spec: DurableSpec
+    subjects: tuple[str, ...]
+    handler: Handler
+    concurrency: int
+    waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
+    held: dict[str, Msg] = field(default_factory=dict)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Run until cancelled; then what was held goes back at once, for others to take."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_alive(), name=f"{self.spec.name}: keep alive")
+                for number in range(self.concurrency):
+                    group.create_task(self._work(), name=f"{self.spec.name}: worker {number}")
+                group.create_task(self._pull(), name=f"{self.spec.name}: pull")
+        finally:
+            with suppress(nats.errors.Error):
+                for message in self.held.values():
+                    await message.nak()
+
+    async def _pull(self) -> None:
+        capacity = self.concurrency + self.spec.prefetch
+        while True:
+            try:
+                name = await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec, self.subjects)
+                async with Pull.open(self.stored.client, self.spec.stream, name) as pull:
+                    while True:
+                        while len(self.held) >= capacity:
+                            self.freed.clear()
+                            await self.freed.wait()
+                        message = await pull.next(capacity - len(self.held))
+                        if message is not None:
+                            self.held[message.reply] = message
+                            self.waiting.put_nowait(message)
+            except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
+                if self.stored.client.is_closed:
+                    raise BusUnavailable(f"the bus was closed while {self.spec.name} was reading") from error
+                log.debug("pull begins again", durable=self.spec.name, reason=str(error))
+                await asyncio.sleep(0.2)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self.stored.settings.ack_wait_seconds / 3)
+            for message in tuple(self.held.values()):
+                with suppress(nats.errors.Error):
+                    await message.in_progress()
+
+    async def _work(self) -> None:
+        while True:
+            message = await self.waiting.get()
+            try:
+                await self._handle(message)
+            except Exception:
+                # A bug. The message stays unanswered: it comes again when its time is up.
+                self.held.pop(message.reply, None)
+                raise
+            self.held.pop(message.reply, None)
+            self.freed.set()
+
+    async def _handle(self, message: Msg) -> None:
+        place = message.metadata
+        verdict = await judge(
+            self.stored.settings,
+            self.handler,
+            lambda: self.packer.unpack(message.data),
+            seq=place.sequence.stream,
+            deliveries=place.num_delivered,
+            extra={"subject": message.subject, "deliveries": str(place.num_delivered)},
+        )
+        if isinstance(verdict, Bury):
+            verdict = await self._bury(message, verdict)
+        # An answer that doesn't arrive only means that the message comes again.
+        with suppress(nats.errors.Error):
+            match verdict:
+                case Ack():
+                    await message.ack()
+                case Bury():
+                    await message.term()
+                case Nak(delay, reason):
+                    log.info("message will come again", durable=self.spec.name, after=delay, reason=reason)
+                    await message.nak(delay)
+
+    async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
+        """Store the dead letter first; only then is the message given up."""
+        place = message.metadata
+        log.warning("dead letter", durable=self.spec.name, subject=message.subject, code=why.code, reason=why.reason)
+        headers = dead.headers_for(
+            stream=place.stream,
+            consumer=self.spec.name,
+            subject=message.subject,
+            seq=place.sequence.stream,
+            deliveries=place.num_delivered,
+            why=why,
+        )
+        try:
+            await self.stored.put_raw(dead.subject_for(message.subject), message.data, headers)
+        except (BusUnavailable, Permanent) as error:
+            return Nak(self.stored.settings.retry_seconds, f"its dead letter could not be stored: {error.message}")
+        return why

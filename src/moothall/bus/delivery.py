@@ -1,0 +1,69 @@
+"""What becomes of a delivered message: the same rules for every bus."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from moothall.config import Bus
+from moothall.domain.event import Event, Recorded
+from moothall.errors import Permanent, Temporary
+from moothall.ports import Handler
+
+LONGEST_DELAY = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nak:
+    """Again, after `delay` seconds."""
+
+    delay: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Never: to the dead letters."""
+
+    code: str
+    reason: str
+
+
+Verdict = Ack | Nak | Bury
+
+
+def delay_of(settings: Bus, deliveries: int, asked: float | None) -> float:
+    """Return the seconds before the next delivery: what the error asked for, else doubling, never over a minute."""
+    grown = settings.retry_seconds * 2.0 ** min(deliveries - 1, 16)
+    return min(asked if asked is not None else grown, LONGEST_DELAY)
+
+
+async def judge(
+    settings: Bus,
+    handler: Handler,
+    unpack: Callable[[], Awaitable[Event]],
+    *,
+    seq: int,
+    deliveries: int,
+    extra: Mapping[str, str],
+) -> Verdict:
+    """Decode, handle and say what becomes of the message. A bug in the handler is not caught.
+
+    The bound on deliveries is kept here and not in the bus, which would stop delivering without a word.
+    """
+    if deliveries > settings.max_deliver:
+        return Bury("UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer")
+    try:
+        await handler(Recorded(seq, await unpack(), extra))
+    except Temporary as error:
+        if deliveries >= settings.max_deliver:
+            return Bury(error.code, f"still failing at delivery {deliveries}: {error.message}")
+        return Nak(delay_of(settings, deliveries, error.retry_after), error.message)
+    except Permanent as error:
+        return Bury(error.code, error.message)
+    return Ack()

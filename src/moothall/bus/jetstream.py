@@ -1,0 +1,175 @@
+"""The bus: every port of `moothall.ports` that has to do with messages, over NATS JetStream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from moothall.bus import codec, registry, setup
+from moothall.bus.connection import connection, log, translated
+from moothall.bus.consuming import Taking
+from moothall.bus.packing import Packer
+from moothall.bus.raw import Raw, StreamState
+from moothall.bus.signalling import listen
+from moothall.bus.stored import Stored
+from moothall.config import Bus
+from moothall.domain.event import Event, Recorded
+from moothall.domain.secrets import scrub_all
+from moothall.errors import InvalidRequest, NotFound
+from moothall.ports import Handler
+
+_NO_LIMIT = 1_000_000
+
+
+class JetStreamBus:
+    """Publisher, Log, Consumer, Work, Signals and Documents. Made by `open_bus`."""
+
+    def __init__(self, client: Client, js: JetStreamContext, settings: Bus, secrets: Sequence[str]) -> None:
+        self._client = client
+        self._settings = settings
+        self._secrets = tuple(secrets)
+        self._stored = Stored(client, js, settings)
+        self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
+
+    async def publish(self, event: Event) -> int:
+        """Return the event's seq once it is on the bus's disk; a repeat returns the seq of the first.
+
+        Retried over a restart of the bus. Raises `BusUnavailable`, `InvalidRequest`.
+        """
+        return await self._put(registry.subject_of(event), event)
+
+    async def enqueue(self, subject: str, event: Event) -> None:
+        """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
+        if registry.stream_of(subject) is not registry.WORK:
+            raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
+        await self._put(subject, event)
+
+    async def _put(self, subject: str, event: Event) -> int:
+        for token in subject.split("."):
+            registry.check_token(token, "subject")
+        return await self._stored.put_raw(subject, await self._packer.pack(event), {"Nats-Msg-Id": event.id})
+
+    async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""
+        stream = _one_stream(subjects)
+        until = (await self._stored.state(stream)).last_seq
+        async with aclosing(self._events(stream, subjects, after_seq, until)) as events:
+            async for recorded in events:
+                yield recorded
+
+    async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded, then what comes, over restarts of the bus, until closed."""
+        async with aclosing(self._events(_one_stream(subjects), subjects, after_seq, None)) as events:
+            async for recorded in events:
+                yield recorded
+
+    async def _events(
+        self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None
+    ) -> AsyncGenerator[Recorded, None]:
+        async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
+            async for raw in records:
+                try:
+                    event = await self._packer.unpack(raw.data)
+                except (InvalidRequest, NotFound) as error:
+                    log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=error.message)
+                    continue
+                yield Recorded(raw.seq, event, {"subject": raw.subject, "time": raw.time.isoformat()})
+
+    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+        """Run until cancelled; see `moothall.ports.Consumer`. `subjects` makes it a narrower consumer of its own.
+
+        Raises `InvalidRequest` for a durable that isn't registered, `BusUnavailable` when the bus is closed.
+        """
+        if concurrency < 1:
+            raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
+        narrowed = tuple(subjects)
+        spec = registry.durable(durable, narrowed)
+        await Taking(self._stored, self._packer, spec, narrowed, handler, concurrency).run()
+
+    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+        """Send to whoever listens now."""
+        for token in subject.split("."):
+            registry.check_token(token, "subject")
+        with translated(f"send a signal on {subject}"):
+            await self._client.publish(subject, codec.dump_json(scrub_all(data, self._secrets)))
+            await self._client.flush()
+
+    async def signals(self, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield (subject, data) until closed. Listening begins with the first step; what isn't JSON is passed over."""
+        async with aclosing(listen(self._client, subject)) as messages:
+            async for message in messages:
+                yield message
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store a document, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
+        await self._stored.put_raw(_key_subject(key), await self._packer.pack_document(document), {})
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        subject = _key_subject(key)
+        try:
+            found = await self._stored.patiently(
+                f"return document {key}", lambda: self._stored.js.get_msg(setup.DOCUMENTS_STREAM, subject=subject)
+            )
+        except NotFoundError:
+            return None
+        return await self._packer.unpack_document(found.data or b"")
+
+    async def keys(self) -> Sequence[str]:
+        """Return all keys, sorted."""
+        prefix = _key_subject("")
+        info = await self._stored.patiently(
+            "list documents", lambda: self._stored.js.stream_info(setup.DOCUMENTS_STREAM, subjects_filter=f"{prefix}>")
+        )
+        return sorted(subject.removeprefix(prefix) for subject in info.state.subjects or ())
+
+    def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
+        """Yield what a stream stores now, in order."""
+        return self._stored.raw(stream, after_seq)
+
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        """Store bytes and return the seq."""
+        return await self._stored.put_raw(subject, data, headers)
+
+    async def delete_raw(self, stream: str, seq: int) -> None:
+        """Remove one message. Raises `NotFound`."""
+        await self._stored.delete_raw(stream, seq)
+
+    async def purge(self, stream: str, before_seq: int) -> int:
+        """Remove all messages under `before_seq`; returns how many."""
+        return await self._stored.purge(stream, before_seq)
+
+    async def state(self, stream: str) -> StreamState:
+        """Return what a stream holds."""
+        return await self._stored.state(stream)
+
+
+def _key_subject(key: str) -> str:
+    prefix = f"$KV.{registry.DOCUMENTS_BUCKET}."
+    return prefix + (registry.check_token(key, "key") if key else "")
+
+
+def _one_stream(subjects: Sequence[str]) -> str:
+    streams = {registry.stream_of(subject).name for subject in subjects}
+    if len(streams) != 1:
+        raise InvalidRequest(f"subjects of one stream are read at a time, not {', '.join(sorted(streams)) or 'none'}")
+    return streams.pop()
+
+
+@asynccontextmanager
+async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> AsyncIterator[JetStreamBus]:
+    """Connect, make the bus what the registry says, and close at the end.
+
+    `secrets` are the operator's own values that no message may carry. Raises `BusUnavailable` where
+    nobody answers, `ConfigurationError` where we are turned away or JetStream is off.
+    """
+    async with connection(settings, url) as client:
+        # Our callers bound themselves; the client's own bound would swallow a cancellation.
+        js = client.jetstream(publish_async_max_pending=_NO_LIMIT)
+        await setup.ensure(js, settings)
+        yield JetStreamBus(client, js, settings, secrets)

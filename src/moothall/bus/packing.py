@@ -1,0 +1,72 @@
+"""What happens to every event and document on its way to the bus and back: scrub, offload, encode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from moothall.bus import blobs, codec
+from moothall.domain.event import Event
+from moothall.domain.secrets import scrub_all
+from moothall.errors import InvalidRequest
+
+_OFF_LOOP_BYTES = 64_000
+
+
+def _weigh(value: Any) -> int:
+    """Characters of text in a value: what scrubbing it costs."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(str(key)) + _weigh(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(_weigh(item) for item in value)
+    return 8
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's own values."""
+
+    store: blobs.BlobStore
+    limit: int
+    secrets: tuple[str, ...] = ()
+
+    async def _clean(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            if _weigh(data) > _OFF_LOOP_BYTES:
+                scrubbed = await asyncio.to_thread(scrub_all, data, self.secrets)
+            else:
+                scrubbed = scrub_all(data, self.secrets)
+        except RecursionError as error:
+            raise InvalidRequest("data is nested too deeply") from error
+        return await blobs.offload(self.store, cast("Mapping[str, Any]", scrubbed), self.limit)
+
+    async def pack(self, event: Event) -> bytes:
+        """Return the event's bytes; an event without a time gets the present one."""
+        stamped = event if event.time else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        return codec.encode(stamped, await self._clean(event.data))
+
+    async def unpack(self, raw: bytes) -> Event:
+        """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where a large value is gone."""
+        event = codec.decode(raw)
+        if b'"$' not in raw:
+            return event
+        data = await blobs.restore(self.store, event.data)
+        if not isinstance(data, Mapping):
+            raise InvalidRequest(f"the data of {event.type.value} is a stored text, not an object")
+        return replace(event, data=data)
+
+    async def pack_document(self, document: Mapping[str, Any]) -> bytes:
+        """Return a document's bytes."""
+        return codec.dump_json(await self._clean(document))
+
+    async def unpack_document(self, raw: bytes) -> Mapping[str, Any]:
+        """Return the document in `raw`. Raises `InvalidRequest`, `NotFound`."""
+        document = await blobs.restore(self.store, codec.load_json(raw))
+        if not isinstance(document, Mapping):
+            raise InvalidRequest("not a document: a JSON object was expected")
+        return document

@@ -1,0 +1,53 @@
+"""Stored messages as they are, for what looks under the events: dead letters, pruning."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One stored message. `time` is when the bus stored it, in UTC."""
+
+    seq: int
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What a stream holds."""
+
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+
+
+class RawStore(Protocol):
+    """Streams without their meaning."""
+
+    def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
+        """Yield what is stored now, in order."""
+        ...
+
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        """Store and return the seq."""
+        ...
+
+    async def delete_raw(self, stream: str, seq: int) -> None:
+        """Remove one message. Raises `NotFound`."""
+        ...
+
+    async def purge(self, stream: str, before_seq: int) -> int:
+        """Remove all messages with a seq under `before_seq` and return how many that were."""
+        ...
+
+    async def state(self, stream: str) -> StreamState:
+        """Return what a stream holds."""
+        ...

@@ -1,0 +1,313 @@
+"""The only registry of streams, subjects, event types, durable consumers and buckets.
+
+Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Literal
+
+from moothall.domain.event import Event, EventType
+from moothall.domain.ids import ROLES
+from moothall.errors import InvalidRequest
+
+DAY = 86_400.0
+DUPLICATE_WINDOW = 3600.0
+"""Seconds in which the bus itself refuses a repeated id; after that, readers do."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream. `max_age` in seconds, 0 for ever."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Literal["limits", "workqueue"]
+    about: str
+    max_age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EventSpec:
+    """Where a type of event travels and what its data holds. `subject` is filled in from the data."""
+
+    type: EventType
+    subject: str
+    fields: Mapping[str, str]
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DurableSpec:
+    """A durable pull consumer. `prefetch` messages are held beyond those being handled: for work, none,
+    because work that a busy host holds is work that an idle one can't take.
+    """
+
+    name: str
+    stream: str
+    filters: tuple[str, ...]
+    about: str
+    prefetch: int = 0
+
+
+EVENTS = StreamSpec(
+    "EVENTS",
+    (
+        "agile.events",
+        "agile.events.*",
+        "agent.results",
+        "agent.results.*",
+        "agent.responses",
+        "agent.responses.*",
+        "agent.progress",
+        "agent.progress.*",
+        "tool.results",
+        "tool.results.*",
+    ),
+    "limits",
+    "The log. Its sequence is `seq` everywhere. Kept until pruned.",
+)
+WORK = StreamSpec(
+    "WORK",
+    ("agent.requests.*", "tool.requests.*"),
+    "workqueue",
+    "Work to be taken by exactly one taker, until acked or a day old.",
+    max_age=DAY,
+)
+AUDIT = StreamSpec("AUDIT", ("audit", "audit.*"), "limits", "Who did what: a hash chain for each tenant and writer.")
+DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "What could not be handled, with the reason.")
+STREAMS = (EVENTS, WORK, AUDIT, DEAD)
+
+DOCUMENTS_BUCKET = "deliberations"
+BLOBS_BUCKET = "blobs"
+
+_TASK = {"task_id": "the deliberation", "story_id": "its story, if any"}
+_SEAT = {"task_id": "the deliberation", "seat": "the seat's stable id"}
+_STORY = {"story_id": "the story", "title": "title", "brief": "what the product owner asks for"}
+_TOOL = {
+    "request_id": "unique within a tenant",
+    "tool": "name in the catalogue",
+    "workspace": "the workspace it acts in",
+    "task_id": "the deliberation",
+    "seat": "who asked",
+}
+_RESULTS, _RESPONSES, _AGILE = "agent.results.{task_id}", "agent.responses.{task_id}", "agile.events.{story_id}"
+
+
+def _spec(kind: EventType, subject: str, known: Mapping[str, str], **more: str) -> EventSpec:
+    return EventSpec(kind, subject, {**known, **more})
+
+
+_E = EventType
+EVENT_SPECS: Mapping[EventType, EventSpec] = {
+    spec.type: spec
+    for spec in (
+        _spec(_E.STORY_CREATED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
+        _spec(_E.STORY_CHANGED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
+        _spec(_E.STORY_TRANSITIONED, _AGILE, _STORY, from_state="before", to_state="after", event="what led there", actor="who"),
+        _spec(_E.STORY_COMMENTED, _AGILE, _STORY, comment="the words", actor="who"),
+        _spec(_E.PLAN_DERIVED, _AGILE, {"story_id": "the story"}, plan_id="the plan", tasks="its tasks, in order"),
+        _spec(
+            _E.DELIBERATION_REQUESTED,
+            _RESULTS,
+            _TASK,
+            role="kind of work",
+            description="the task",
+            constraints="rubric, requirements, limits",
+            repository="id, url, ref",
+            base_sha="the pinned commit",
+            protocol="single, vote, debate, tests_then_verify",
+            seats="the seats, in order",
+            rounds="review-and-revise rounds",
+            budget="tokens, seconds, calls, money",
+            deadline="UTC instant",
+        ),
+        _spec(_E.DELIBERATION_STARTED, _RESULTS, _TASK, seats="the seats, in order"),
+        _spec(
+            _E.DELIBERATION_DECIDED,
+            _RESPONSES,
+            _TASK,
+            status="how it ended",
+            winner_id="the winning seat, or empty",
+            proven="whether a test that the author didn't write shows it",
+            results="rank, score, reasons, checks, evidence, diff or its reference",
+            final_state="committed, no_winner, failed, timeout, cancelled, answered",
+            branch="where the winner lies",
+            commit_sha="the winner's commit",
+            usage="tokens, calls, money",
+            duration_ms="from request to decision",
+        ),
+        _spec(_E.DELIBERATION_CANCELLED, _RESPONSES, _TASK, reason="why"),
+        _spec(_E.SEAT_STARTED, _RESULTS, _SEAT, role="kind of work", agent_id="the agent", approach="what it will try"),
+        _spec(
+            _E.SEAT_TURN,
+            _RESULTS,
+            _SEAT,
+            round="from 0",
+            turn="from 0",
+            operations="tool calls with status",
+            thought="the model's words",
+            usage="tokens, calls, money",
+            checks="check name to verdict",
+        ),
+        _spec(_E.SEAT_PROPOSED, _RESULTS, _SEAT, candidate="id of the proposal", proposal="content, diff, commit, operations"),
+        _spec(_E.SEAT_REVIEWED, _RESULTS, _SEAT, candidate="what was judged", review="score, met, unmet, comment"),
+        _spec(_E.SEAT_REVISED, _RESULTS, _SEAT, candidate="id of the revision", proposal="content, diff, commit, operations"),
+        _spec(_E.SEAT_FAILED, _RESULTS, _SEAT, error="code and message"),
+        _spec(_E.SEAT_FINISHED, _RESULTS, _SEAT, outcome="status, error, usage; the seat's last event"),
+        _spec(
+            _E.MODEL_CALLED,
+            _RESULTS,
+            _SEAT,
+            call_id="deterministic id of the call",
+            phase="plan, propose, critique, revise, verify, derive, coach",
+            prompt_sha256="of the prompt's bytes",
+            model="name that the server gave",
+            sampling="temperature, seed, max_tokens",
+            usage="tokens, calls, money",
+            answer="the whole answer or its reference",
+            finish_reason="stop, length, …",
+            duration_ms="wall time",
+        ),
+        _spec(_E.TOOL_STARTED, "tool.results.{workspace}", _TOOL, arguments_digest="sha256 of the canonical arguments"),
+        _spec(
+            _E.TOOL_FINISHED,
+            "tool.results.{workspace}",
+            _TOOL,
+            status="success, error, invalid, blocked, …",
+            output="the tool's answer",
+            error="a sentence, if it failed",
+            duration_ms="wall time",
+            usage="cpu_ms, max_rss_bytes",
+            audit_id="its audit record",
+        ),
+        _spec(
+            _E.CHECK_FINISHED,
+            _RESULTS,
+            _SEAT,
+            candidate="what was checked",
+            evidence="check, verdict, counts, output",
+            assessment="applies, required, regressions, proven, behaviour; with the check `applies`",
+            cross_author="whose tests, with the check `cross`",
+        ),
+        _spec(
+            _E.DECISION_MADE,
+            _AGILE,
+            {"story_id": "the story", "task_id": "the deliberation"},
+            approver="who",
+            decision="approved, rejected, changes",
+            comment="why",
+        ),
+        _spec(
+            _E.AGENT_PROGRESS,
+            "agent.progress.{agent_id}",
+            {"agent_id": "the agent"},
+            workstream="part of the work",
+            progress="0..1",
+            current_task="what it is at",
+            metrics="numbers",
+        ),
+        _spec(_E.AUDIT_RECORDED, "audit.{tenant}", {"tenant": "from the event"}, record="the chained record"),
+    )
+}
+
+DURABLES: Mapping[str, DurableSpec] = {
+    spec.name: spec
+    for spec in (
+        DurableSpec(
+            "collector",
+            EVENTS.name,
+            ("agent.results.>", "agent.responses.>"),
+            "folds what happens in a deliberation into its outcome",
+            prefetch=128,
+        ),
+        *(
+            DurableSpec(f"host-{role}", WORK.name, (f"agent.requests.{role}",), f"hosts take {role} deliberations from it")
+            for role in ROLES
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSpec:
+    """A plain, unstored subject."""
+
+    subject: str
+    about: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+SIGNALS = (SignalSpec("agent.cancel.{task_id}", "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),)
+
+
+def check_token(value: object, what: str) -> str:
+    """Return `value` if it may be one token of a subject; `what` names it in the error."""
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        raise InvalidRequest(
+            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and '-', 1 to 128 characters"
+        )
+    return value
+
+
+def subject_of(event: Event) -> str:
+    """Return the subject that an event travels on. Raises `InvalidRequest` where its data lacks the id that names it."""
+    spec = EVENT_SPECS[event.type]
+    filled = {}
+    for _, name, _, _ in Formatter().parse(spec.subject):
+        if name is None:
+            continue
+        value = event.tenant if name == "tenant" else event.data.get(name)
+        if value is None:
+            raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {spec.subject}")
+        filled[name] = check_token(value, name)
+    return spec.subject.format(**filled)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject falls under a NATS pattern (`*` one token, a last `>` one or more)."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    for place, part in enumerate(wanted):
+        if part == ">":
+            return len(tokens) > place
+        if place >= len(tokens) or part not in {"*", tokens[place]}:
+            return False
+    return len(wanted) == len(tokens)
+
+
+def covers(pattern: str, narrower: str) -> bool:
+    """Whether every subject under `narrower` falls under `pattern` too."""
+    wide, narrow = pattern.split("."), narrower.split(".")
+    for place, part in enumerate(wide):
+        if part == ">":
+            return len(narrow) > place
+        if place >= len(narrow) or narrow[place] == ">" or (part != "*" and part != narrow[place]):
+            return False
+    return len(wide) == len(narrow)
+
+
+def stream_of(subject: str) -> StreamSpec:
+    """Return the stream that stores a subject or pattern. Raises `InvalidRequest` where none does."""
+    for stream in STREAMS:
+        if any(covers(kept, subject) or covers(subject, kept) for kept in stream.subjects):
+            return stream
+    raise InvalidRequest(
+        f"no stream stores {subject[:120]!r}; the subjects are {', '.join(s for t in STREAMS for s in t.subjects)}"
+    )
+
+
+def durable(name: str, subjects: tuple[str, ...] = ()) -> DurableSpec:
+    """Return the registered consumer, narrowed to `subjects` where given. Raises `InvalidRequest`."""
+    spec = DURABLES.get(name)
+    if spec is None:
+        raise InvalidRequest(f"no durable consumer {name!r}; there are {', '.join(DURABLES)}")
+    for wanted in subjects:
+        if not any(covers(kept, wanted) for kept in spec.filters):
+            raise InvalidRequest(f"{name} reads {', '.join(spec.filters)}, and {wanted} is not part of that")
+    return spec

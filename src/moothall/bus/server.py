@@ -1,0 +1,265 @@
+"""The embedded bus: a `nats-server` that is our child, for as long as we live and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import sysconfig
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from moothall.config import Bus
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+LOCK_SECONDS = 5.0
+MAX_PAYLOAD = 8 * 1024 * 1024
+_MAX_LOG = 10 * 1024 * 1024
+_TAIL = 800
+
+# Runs between fork and the server: asks the kernel for SIGKILL when the parent is gone, and looks whether
+# it already is. A program of its own, because code between fork and exec in a process with threads can hang.
+_LEASH = """
+import ctypes, os, sys
+if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
+    sys.exit("prctl: " + os.strerror(ctypes.get_errno()))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _binary() -> str:
+    beside = (Path(sysconfig.get_path("scripts")) / "nats-server", Path(sys.executable).parent / "nats-server")
+    for path in beside:
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    found = shutil.which("nats-server")
+    if found is None:
+        raise ConfigurationError("there is no nats-server: install moothall[embedded], or set bus.url to a bus of your own")
+    return found
+
+
+def _lock(directory: Path) -> int:
+    """Take the directory and return the lock's descriptor. The server inherits it, so that the directory
+    is taken until the last of both is gone. Blocks for up to `LOCK_SECONDS`.
+    """
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > until:
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(descriptor)
+                raise ConfigurationError(
+                    f"the bus directory {directory} is in use by another Moothall (process {holder}): stop that one, "
+                    "attach to it, or choose another data directory"
+                ) from error
+            time.sleep(0.05)
+        else:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return descriptor
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(text)
+
+
+def _token(directory: Path) -> str:
+    """Return the token of this directory, made once: clients outlive a restart of the server."""
+    path = directory / "token"
+    if path.exists():
+        token = path.read_text(encoding="utf-8").strip()
+        if token.isalnum():
+            path.chmod(0o600)
+            return token
+    token = secrets.token_hex(24)
+    _write_private(path, token)
+    return token
+
+
+def _take(directory: Path) -> tuple[Path, str, int]:
+    """Make the directory ours: return its absolute path, its token and the lock's descriptor."""
+    directory = directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory.chmod(0o700)
+    lock = _lock(directory)
+    return directory, _token(directory), lock
+
+
+def _configure(settings: Bus, directory: Path, token: str, port: int) -> Path:
+    quoted = json.dumps
+    path = directory / "nats-server.conf"
+    _write_private(
+        path,
+        f"""# written at every start
+listen: "127.0.0.1:{port}"
+authorization {{ token: {quoted(token)} }}
+max_payload: {MAX_PAYLOAD}
+log_file: {quoted(str(directory / "nats-server.log"))}
+logfile_size_limit: {_MAX_LOG}
+logfile_max_num: 2
+jetstream {{
+  store_dir: {quoted(str(directory / "store"))}
+  max_file_store: {settings.max_store_bytes}
+  max_memory_store: 67108864
+  sync_interval: {quoted(settings.sync_interval)}
+}}
+""",
+    )
+    return path
+
+
+def _last_words(directory: Path) -> str:
+    for name in ("start.log", "nats-server.log"):
+        path = directory / name
+        words = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+        if words:
+            return words[-_TAIL:]
+    return "it said nothing"
+
+
+@dataclass(slots=True)
+class _Server:
+    """One run after another of the server in a directory, on one port."""
+
+    directory: Path
+    config: Path
+    lock: int
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> int:
+        """Start it and return the port once it listens."""
+        for stale in self.directory.glob("*.ports"):
+            stale.unlink(missing_ok=True)
+        with (self.directory / "start.log").open("wb") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _LEASH,
+                str(os.getpid()),
+                _binary(),
+                "-c",
+                str(self.config),
+                "--ports_file_dir",
+                str(self.directory),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(self.lock,),
+                start_new_session=True,  # Ctrl-C is for us: we still need the bus while we close
+                cwd="/",
+                env={"PATH": os.defpath},
+            )
+        return await self._port()
+
+    async def _port(self) -> int:
+        process = self._running()
+        path = self.directory / f"nats-server_{process.pid}.ports"
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            if process.returncode is not None:
+                raise BusUnavailable(f"the embedded bus in {self.directory} did not start: {_last_words(self.directory)}")
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            if text.rstrip().endswith("}"):
+                return urlsplit(json.loads(text)["nats"][0]).port or 0
+            await asyncio.sleep(0.01)
+        raise BusUnavailable(f"the embedded bus in {self.directory} was not ready after {START_SECONDS:.0f} s")
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self.process is None:
+            raise BusUnavailable("the embedded bus is not running")
+        return self.process
+
+    async def watch(self) -> None:
+        """Start it again, on the same port, whenever it ends without being told to."""
+        delay = 0.1
+        while True:
+            began = time.monotonic()
+            code = await self._running().wait()
+            log.warning("embedded bus ended; starting it again", exit_code=code)
+            delay = 0.1 if time.monotonic() - began > START_SECONDS else min(delay * 2, 5.0)
+            await asyncio.sleep(delay)
+            try:
+                await self.start()
+            except (BusUnavailable, OSError) as error:
+                log.warning("embedded bus did not come back", reason=str(error))
+
+    async def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def _watched(server: _Server) -> AsyncIterator[None]:
+    """Keep the server running meanwhile. What the body raises comes out as it is, not wrapped by the task group."""
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(server.watch(), name="embedded bus: watch")
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 raised again below
+            failure = error
+        finally:
+            watch.cancel()
+    if failure is not None:
+        raise failure
+
+
+@asynccontextmanager
+async def embedded_server(settings: Bus, directory: Path, *, port: int = -1) -> AsyncIterator[str]:
+    """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a token in it).
+
+    It listens on loopback, on `port` or a free one, and is started again should it die. It dies with
+    this process, however that ends. Call it from a thread that lives as long: the kernel ties the
+    child to the thread that started it. Raises `ConfigurationError` where the directory is in use or
+    can't be written, `BusUnavailable` where the server doesn't start.
+    """
+    try:
+        directory, token, lock = await asyncio.to_thread(_take, directory)
+    except OSError as error:
+        raise ConfigurationError(f"the bus directory {directory} cannot be used: {error.strerror}") from error
+    try:
+        server = _Server(directory, _configure(settings, directory, token, port), lock)
+        try:
+            listening = await server.start()
+            _configure(settings, directory, token, listening)
+            async with _watched(server):
+                yield f"nats://{token}@127.0.0.1:{listening}"
+        finally:
+            await server.stop()
+    except OSError as error:
+        raise BusUnavailable(f"the embedded bus in {directory} cannot be started: {error.strerror or error}") from error
+    finally:
+        os.close(lock)

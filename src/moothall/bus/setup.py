@@ -1,0 +1,106 @@
+"""Making a bus what the registry says, however often it is asked."""
+
+from __future__ import annotations
+
+import nats.errors
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, BadRequestError
+
+from moothall.bus.registry import BLOBS_BUCKET, DOCUMENTS_BUCKET, DUPLICATE_WINDOW, DURABLES, STREAMS, DurableSpec, StreamSpec
+from moothall.config import Bus
+from moothall.domain.ids import digest
+from moothall.errors import BusUnavailable, ConfigurationError
+
+DOCUMENTS_STREAM = f"KV_{DOCUMENTS_BUCKET}"
+BLOBS_STREAM = f"OBJ_{BLOBS_BUCKET}"
+_OTHER_CONFIGURATION = 10058
+_IDLE_DAY = 86_400.0
+
+
+def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=spec.name,
+        description=spec.about,
+        subjects=list(spec.subjects),
+        retention=api.RetentionPolicy(spec.retention),
+        max_age=spec.max_age,
+        # A full stream refuses what is new: dropping what is old would be forgetting in silence.
+        discard=api.DiscardPolicy.NEW,
+        storage=api.StorageType.FILE,
+        num_replicas=settings.replicas,
+        duplicate_window=DUPLICATE_WINDOW,
+        allow_direct=True,
+    )
+
+
+async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
+    try:
+        await js.add_stream(config)
+    except BadRequestError as error:
+        if error.err_code != _OTHER_CONFIGURATION:
+            raise
+        await js.update_stream(config)
+
+
+def consumer_name(spec: DurableSpec, subjects: tuple[str, ...]) -> str:
+    """Return the name of a consumer on the server: a narrowed one is another one."""
+    return f"{spec.name}-{digest(*sorted(subjects))[:12]}" if subjects else spec.name
+
+
+async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec, subjects: tuple[str, ...] = ()) -> str:
+    """Make or update a durable consumer and return its name. A narrowed one goes after a day without readers."""
+    name = consumer_name(spec, subjects)
+    config = api.ConsumerConfig(
+        name=name,
+        durable_name=name,
+        description=spec.about,
+        ack_policy=api.AckPolicy.EXPLICIT,
+        ack_wait=settings.ack_wait_seconds,
+        max_deliver=-1,  # bounded in moothall.bus.delivery, so that the last failure leaves a dead letter
+        filter_subjects=list(subjects or spec.filters),
+        max_ack_pending=10_000,
+        inactive_threshold=_IDLE_DAY if subjects else None,
+    )
+    await js.add_consumer(spec.stream, config=config)
+    return name
+
+
+async def ensure(js: JetStreamContext, settings: Bus) -> None:
+    """Make all streams, consumers and buckets. Raises `ConfigurationError` where what is there can't be brought in line."""
+    try:
+        for stream in STREAMS:
+            await _ensure_stream(js, _stream_config(stream, settings))
+        for spec in DURABLES.values():
+            await ensure_durable(js, settings, spec)
+        await _ensure_stream(
+            js,
+            api.StreamConfig(
+                name=DOCUMENTS_STREAM,
+                subjects=[f"$KV.{DOCUMENTS_BUCKET}.>"],
+                max_msgs_per_subject=1,
+                allow_rollup_hdrs=True,
+                deny_delete=True,
+                discard=api.DiscardPolicy.NEW,
+                storage=api.StorageType.FILE,
+                num_replicas=settings.replicas,
+                allow_direct=True,
+            ),
+        )
+        await _ensure_stream(
+            js,
+            api.StreamConfig(
+                name=BLOBS_STREAM,
+                subjects=[f"$O.{BLOBS_BUCKET}.C.>", f"$O.{BLOBS_BUCKET}.M.>"],
+                allow_rollup_hdrs=True,
+                discard=api.DiscardPolicy.NEW,
+                storage=api.StorageType.FILE,
+                num_replicas=settings.replicas,
+                allow_direct=True,
+            ),
+        )
+    except BadRequestError as error:
+        raise ConfigurationError(f"the bus holds something else under one of our names: {error.description}") from error
+    except APIError as error:
+        raise ConfigurationError(f"the bus refuses our streams: {error.description or error}; is JetStream on?") from error
+    except (nats.errors.Error, TimeoutError) as error:
+        raise BusUnavailable(f"the bus did not set up its streams: {error or 'no answer'}; is JetStream on?") from error

@@ -1,0 +1,228 @@
+"""JetStream streams as raw records: reliable writes, ordered reads that survive a restart of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+from nats.js.object_store import ObjectStore
+
+from moothall.bus.connection import ConsumerGone, Pull, translated
+from moothall.bus.raw import Raw, StreamState
+from moothall.bus.registry import BLOBS_BUCKET, covers
+from moothall.bus.setup import BLOBS_STREAM
+from moothall.config import Bus
+from moothall.errors import BusUnavailable, InvalidRequest, NotFound, Permanent
+
+T = TypeVar("T")
+
+ATTEMPT_SECONDS = 3.0
+IN_FLIGHT = 512
+"""Writes on their way at a time. More wait here, where waiting isn't mistaken for a server that is silent."""
+READ_BATCH = 256
+_FULL = {10023, 10047, 10077}
+"""JetStream's error codes for: no resources, no storage left, the stream's limit reached."""
+
+
+def _minimal(subjects: Sequence[str]) -> list[str]:
+    """Without those that another one covers: a consumer takes no overlapping filters."""
+    unique = list(dict.fromkeys(subjects))
+    return [s for s in unique if not any(o != s and covers(o, s) for o in unique)]
+
+
+def _refusal(error: APIError, what: str) -> BusUnavailable | Permanent | None:
+    """Say what the server's refusal means; None: trying again may help."""
+    if error.err_code in _FULL:
+        return BusUnavailable(
+            f"the bus did not {what}: its store is full ({error.description}); prune the log, "
+            "free the disk or raise bus.max_store_bytes"
+        )
+    if error.code is not None and 400 <= error.code < 500:  # noqa: PLR2004 an HTTP-like class of codes
+        return Permanent(f"the bus refuses to {what}: {error.description}")
+    return None
+
+
+@dataclass(slots=True)
+class Stored:
+    """Reads and writes of raw records over one connection. Implements `RawStore` and `BlobStore`."""
+
+    client: Client
+    js: JetStreamContext
+    settings: Bus
+    window: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
+
+    async def patiently(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It must be repeatable.
+
+        Raises `BusUnavailable` after that, `Permanent` for what the server refuses for good.
+        """
+        until = time.monotonic() + self.settings.publish_seconds
+        delay = 0.02
+        while True:
+            try:
+                async with asyncio.timeout(ATTEMPT_SECONDS):
+                    return await act()
+            except NotFoundError:
+                raise  # means something to each caller
+            except nats.errors.MaxPayloadError as error:
+                raise InvalidRequest(
+                    f"the bus did not {what}: the message is over its limit of {self.client.max_payload}"
+                ) from error
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                refusal = _refusal(error, what) if isinstance(error, APIError) else None
+                if refusal is not None:
+                    raise refusal from error
+                if self.client.is_closed or time.monotonic() + delay > until:
+                    raise BusUnavailable(f"the bus did not {what}: {error or type(error).__name__}") from error
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 1.0)
+
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        """Store durably and return the seq; a repeated `Nats-Msg-Id` returns the seq of the first."""
+
+        async def attempt() -> int:
+            # Not js.publish: that one waits for each; this one keeps many in flight and lets the client write them together.
+            acked = await self.js.publish_async(subject, data, headers=dict(headers) or None)
+            return (await acked).seq
+
+        async with self.window:
+            return await self.patiently(f"take a message on {subject}", attempt)
+
+    async def read(self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None) -> AsyncGenerator[Raw, None]:
+        """Yield records in order, each once; up to the seq `until`, or without end for None.
+
+        A gap, a lost consumer or a restarted server begins again behind the last record that was yielded.
+        """
+        last = after_seq
+        lost = 0.0
+        while until is None or last < until:
+            try:
+                async for raw, left in self._read_once(stream, subjects, last, finite=until is not None):
+                    if until is not None and raw.seq > until:
+                        return
+                    yield raw
+                    last, lost = raw.seq, 0.0
+                    if until is not None and left == 0:
+                        return
+            except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
+                lost = lost or time.monotonic()
+                patience = self.settings.publish_seconds
+                if self.client.is_closed or (until is not None and time.monotonic() - lost > patience):
+                    raise BusUnavailable(f"the bus did not go on with {stream}: {error or type(error).__name__}") from error
+                await asyncio.sleep(0.1)
+            else:
+                if until is not None:
+                    return
+
+    async def _read_once(
+        self, stream: str, subjects: Sequence[str], after_seq: int, *, finite: bool
+    ) -> AsyncGenerator[tuple[Raw, int], None]:
+        """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite at the end."""
+        name = self.client.new_inbox().rpartition(".")[2]
+        info = await self.js.add_consumer(
+            stream,
+            config=api.ConsumerConfig(
+                name=name,
+                deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+                opt_start_seq=after_seq + 1,
+                ack_policy=api.AckPolicy.NONE,
+                filter_subjects=_minimal(subjects) or None,
+                mem_storage=True,
+                num_replicas=1,
+                inactive_threshold=60.0,
+            ),
+        )
+        try:
+            if finite and not info.num_pending:
+                return
+            expected = 1
+            async with Pull.open(self.client, stream, name) as pull:
+                while True:
+                    message = await pull.next(READ_BATCH)
+                    if message is None:
+                        if finite and not (await self.js.consumer_info(stream, name)).num_pending:
+                            return
+                        continue
+                    place = message.metadata
+                    if place.sequence.consumer != expected:
+                        raise ConsumerGone(f"{stream}: a message was lost on the way")
+                    expected += 1
+                    yield _raw(message), place.num_pending
+        finally:
+            if self.client.is_connected:
+                await self._forget(stream, name)
+
+    async def _forget(self, stream: str, name: str) -> None:
+        """Drop a reader's consumer; if that fails it goes by itself after a minute."""
+        await self.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
+
+    async def state(self, stream: str) -> StreamState:
+        """Return what a stream holds."""
+        state = (await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))).state
+        return StreamState(messages=state.messages, bytes=state.bytes, first_seq=state.first_seq, last_seq=state.last_seq)
+
+    async def raw(self, stream: str, after_seq: int = 0) -> AsyncGenerator[Raw, None]:
+        """Yield what is stored now, in order."""
+        until = (await self.state(stream)).last_seq
+        async for record in self.read(stream, (), after_seq, until):
+            yield record
+
+    async def delete_raw(self, stream: str, seq: int) -> None:
+        """Remove one message. Raises `NotFound`."""
+        with translated(f"delete {stream} {seq}"):
+            try:
+                await self.js.delete_msg(stream, seq)
+            except APIError as error:
+                raise NotFound(f"{stream} has no message {seq}") from error
+
+    async def purge(self, stream: str, before_seq: int) -> int:
+        """Remove all messages with a seq under `before_seq` and return how many that were."""
+        before = await self.state(stream)
+        if before_seq <= before.first_seq or not before.messages:
+            return 0
+        with translated(f"prune {stream}"):
+            await self.js.purge_stream(stream, seq=before_seq)
+        after = await self.state(stream)
+        return before.messages + (after.last_seq - before.last_seq) - after.messages
+
+    async def put(self, sha256: str, content: bytes) -> None:
+        """Store a blob; a repeat changes nothing."""
+        store = ObjectStore(BLOBS_BUCKET, BLOBS_STREAM, self.js)
+
+        async def attempt() -> None:
+            try:
+                await store.get_info(sha256)
+            except NotFoundError:
+                await store.put(sha256, content)
+
+        await self.patiently("store a large value", attempt)
+
+    async def get(self, sha256: str) -> bytes:
+        """Return a blob's bytes. Raises `NotFound`.
+
+        Read here and not by the client's `get`, which waits for ever when the server goes away in the middle.
+        """
+        store = ObjectStore(BLOBS_BUCKET, BLOBS_STREAM, self.js)
+        for _ in range(3):  # whoever stores the same value again replaces its chunks
+            try:
+                info = await self.patiently("find a large value", lambda: store.get_info(sha256))
+            except NotFoundError as error:
+                raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
+            chunks = self.read(BLOBS_STREAM, (f"$O.{BLOBS_BUCKET}.C.{info.nuid}",), 0, (await self.state(BLOBS_STREAM)).last_seq)
+            content = b"".join([chunk.data async for chunk in chunks])
+            if len(content) == (info.size or 0):
+                return content
+        raise BusUnavailable(f"the stored value {sha256} is not whole")
+
+
+def _raw(message: Msg) -> Raw:
+    place = message.metadata
+    return Raw(place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp)
