@@ -1,0 +1,230 @@
+"""From facts to an outcome. No clock is read: what happened after the last moment does not count, so a
+decision that is made again later, after a crash, is the same one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from moothall.collector.fold import UNDATED, Fact, State
+from moothall.domain.budget import Usage
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import Candidate, Place, SeatOutcome, SeatStatus
+from moothall.domain.task import Deliberation
+from moothall.ranking import rank
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+GRACE = timedelta(seconds=10)
+QUORUM = 0.5
+RECHECK = "clean re-check"
+_UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
+
+
+def last_moment(state: State, grace: timedelta = GRACE) -> datetime | None:
+    """Return when the deliberation is decided with what there is, or None while nobody asked for it."""
+    return None if state.requested is None else state.requested.value.deadline + grace
+
+
+def ready(state: State, now: datetime, grace: timedelta = GRACE) -> bool:
+    """Whether to decide: all seats finished, or it was cancelled, or its time is up. Never twice."""
+    last = last_moment(state, grace)
+    return last is not None and state.decided is None and (state.settled or now >= last)
+
+
+def standing(state: State) -> Outcome | None:
+    """Return the document that callers poll while nothing is decided; None while nobody asked."""
+    if state.requested is None:
+        return None
+    status = DeliberationStatus.PENDING if state.started is None else DeliberationStatus.IN_PROGRESS
+    return _outcome(state.requested.value, status)
+
+
+def decide(state: State, *, quorum: float = QUORUM, grace: timedelta = GRACE) -> Outcome:
+    """Return how a deliberation that is `ready` ends. Its winner is not delivered yet.
+
+    `quorum` is the share of needed seats that must have proposed and been checked when others are late.
+    """
+    last = last_moment(state, grace)
+    if state.requested is None or last is None:
+        raise ValueError(f"deliberation {state.task_id!r} was never requested")
+    deliberation = state.requested.value
+    state = _until(state, last)
+    seats = tuple(_seat(state, seat) for seat in deliberation.seats)
+    candidates = candidates_of(state)
+    places = rank(candidates)
+    outcome = replace(
+        _outcome(deliberation, DeliberationStatus.COMPLETED),
+        results=_results(places, candidates),
+        seats=seats,
+        usage=_total(usage for _, usage in _values(state.calls)),
+        duration_ms=_duration(state, deliberation),
+    )
+    if state.cancelled is not None:
+        reason = state.cancelled.value.strip()
+        return _ended(outcome, DeliberationStatus.CANCELLED, f"Cancelled: {reason}" if reason else "Cancelled.")
+    late = [seat for seat in seats if seat.status is SeatStatus.LATE]
+    evaluated = _evaluated(state, candidates)
+    needed = max(1, sum(seat.status not in _UNNEEDED for seat in seats))
+    if late and len(evaluated) / needed < quorum:
+        said = f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; {quorum:.0%} were needed."
+        return _ended(outcome, DeliberationStatus.TIMEOUT, said)
+    if not candidates:
+        return _ended(outcome, DeliberationStatus.FAILED, f"No seat proposed anything: {_codes(seats)}.")
+    if not places[0].passed_gates:
+        best = f"{places[0].candidate}, the nearest, does not: {places[0].reasons[0]}"
+        return replace(outcome, final_state="no_winner", error_message=f"No candidate passes every gate; {best}")
+    return replace(
+        outcome,
+        winner_id=places[0].seat,
+        proven=places[0].proven,
+        final_state="committed" if deliberation.base_sha else "answered",
+    )
+
+
+def candidates_of(state: State) -> tuple[Candidate, ...]:
+    """Return every proposal of a seat that was asked, with all that is known of it."""
+    if state.requested is None:
+        return ()
+    seats, about_text = set(state.requested.value.seats), state.requested.value.base_sha is None
+    found = []
+    for name, proposed in sorted(state.proposals.items()):
+        if proposed.value.seat not in seats:
+            continue
+        facts = state.assessments.get(name)
+        candidate = Candidate(
+            proposal=proposed.value,
+            # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
+            required=facts.value.required if facts else (RECHECK,),
+            evidence=tuple(fact.value for (owner, _), fact in sorted(state.evidence.items()) if owner == name),
+            cross=tuple(fact.value for (owner, _), fact in sorted(state.cross.items()) if owner == name),
+            reviews=tuple(fact.value for (owner, *_), fact in sorted(state.reviews.items()) if owner == name),
+            about_text=about_text,
+        )
+        if facts is not None:
+            candidate = replace(
+                candidate,
+                applies=facts.value.applies,
+                regressions=facts.value.regressions,
+                proven=facts.value.proven,
+                behaviour=facts.value.behaviour,
+            )
+        found.append(candidate)
+    return tuple(found)
+
+
+def _until(state: State, last: datetime) -> State:
+    """The state as it was at `last`."""
+
+    def keep(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
+        return {key: fact for key, fact in facts.items() if fact.time <= last}
+
+    return replace(
+        state,
+        cancelled=state.cancelled if state.cancelled and state.cancelled.time <= last else None,
+        proposals=keep(state.proposals),
+        assessments=keep(state.assessments),
+        evidence=keep(state.evidence),
+        cross=keep(state.cross),
+        reviews=keep(state.reviews),
+        failures=keep(state.failures),
+        finished=keep(state.finished),
+        calls=keep(state.calls),
+    )
+
+
+def _seat(state: State, seat: str) -> SeatOutcome:
+    """What became of a seat; one that never answered is late, or cancelled with all of them."""
+    usage = _total(spent for caller, spent in _values(state.calls) if caller == seat)
+    if seat in state.finished:
+        return replace(state.finished[seat].value, usage=usage if usage.calls else state.finished[seat].value.usage)
+    if state.cancelled is not None:
+        return SeatOutcome(seat, SeatStatus.CANCELLED, usage=usage)
+    if seat in state.failures:
+        return replace(state.failures[seat].value, usage=usage)
+    said = "no answer before the deadline" + ("; what it had proposed is ranked" if _proposed_by(state, seat) else "")
+    return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", said, usage)
+
+
+def _proposed_by(state: State, seat: str) -> bool:
+    return any(proposal.seat == seat for proposal in _values(state.proposals))
+
+
+def _evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
+    return {item.proposal.seat for item in candidates if item.about_text or item.proposal.candidate in state.assessments}
+
+
+def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[Result, ...]:
+    by_name = {item.proposal.candidate: item for item in candidates}
+    results = []
+    for place in places:
+        candidate = by_name[place.candidate]
+        proposal = candidate.proposal
+        results.append(
+            Result(
+                rank=place.rank,
+                seat=place.seat,
+                role=proposal.role,
+                score=place.score,
+                reasons=place.reasons,
+                passed_gates=place.passed_gates,
+                proven=place.proven,
+                evidence=candidate.evidence,
+                reviews=candidate.reviews,
+                content=proposal.content,
+                diff=proposal.diff,
+                commit_sha=proposal.commit_sha,
+                revision=proposal.revision,
+                operations=proposal.operations,
+                created_at_ms=proposal.created_at_ms,
+            )
+        )
+    return tuple(results)
+
+
+def _outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
+    return Outcome(
+        task_id=deliberation.task_id,
+        status=status,
+        tenant=deliberation.tenant,
+        story_id=deliberation.story_id,
+        role=deliberation.role,
+        agent_count=len(deliberation.seats),
+    )
+
+
+def _ended(outcome: Outcome, status: DeliberationStatus, message: str) -> Outcome:
+    return replace(outcome, status=status, final_state=status.value.lower(), error_message=message)
+
+
+def _duration(state: State, deliberation: Deliberation) -> int:
+    """Milliseconds from the request to what brought the decision about: a cancel, the last seat, or the deadline."""
+    if state.requested is None or state.requested.time == UNDATED:
+        return 0
+    if state.cancelled is not None:
+        end = state.cancelled.time
+    elif state.all_finished:
+        end = max(state.finished[seat].time for seat in deliberation.seats)
+    else:
+        end = deliberation.deadline
+    return max(0, round((end - state.requested.time).total_seconds() * 1000))
+
+
+def _codes(seats: Sequence[SeatOutcome]) -> str:
+    return ", ".join(
+        f"{count} x {code}" for code, count in sorted(Counter(s.error_code or s.status.value for s in seats).items())
+    )
+
+
+def _values(facts: Mapping[K, Fact[T]]) -> list[T]:
+    """Values in the order of their keys: sums of floats must not depend on who came first."""
+    return [facts[key].value for key in sorted(facts, key=str)]
+
+
+def _total(usages: Iterable[Usage]) -> Usage:
+    return sum(usages, Usage())

@@ -1,0 +1,202 @@
+"""A deliberation's events folded into facts: pure, and deaf to order and to repetition.
+
+Every fact has a key, and of two facts with one key the earlier stays (then the smaller event id).
+So the fold is a least upper bound over a set of events: any order and any number of copies of the
+same events give the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from moothall.domain.budget import Usage
+from moothall.domain.codec import load
+from moothall.domain.event import Event, EventType
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.outcome import Outcome
+from moothall.domain.proposal import CrossRun, Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.task import Deliberation
+from moothall.errors import InvalidRequest
+from moothall.ranking import Assessment
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+UNDATED = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Generic[T]):
+    """What one event said, when, and which event. An event without a time counts as always in time."""
+
+    time: datetime
+    event_id: str
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All facts of one deliberation that its outcome depends on.
+
+    Keys: candidate; (candidate, check); (candidate, author); (candidate, reviewer, event id); seat;
+    call id. Answers and prompts are not kept, so that a state stays small.
+    """
+
+    task_id: str
+    requested: Fact[Deliberation] | None = None
+    started: Fact[bool] | None = None
+    cancelled: Fact[str] | None = None
+    decided: Fact[Outcome] | None = None
+    proposals: Mapping[str, Fact[Proposal]] = field(default_factory=dict)
+    assessments: Mapping[str, Fact[Assessment]] = field(default_factory=dict)
+    evidence: Mapping[tuple[str, str], Fact[Evidence]] = field(default_factory=dict)
+    cross: Mapping[tuple[str, str], Fact[CrossRun]] = field(default_factory=dict)
+    reviews: Mapping[tuple[str, str, str], Fact[Review]] = field(default_factory=dict)
+    failures: Mapping[str, Fact[SeatOutcome]] = field(default_factory=dict)
+    finished: Mapping[str, Fact[SeatOutcome]] = field(default_factory=dict)
+    calls: Mapping[str, Fact[tuple[str, Usage]]] = field(default_factory=dict)
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every seat of the request has ended."""
+        return self.requested is not None and all(seat in self.finished for seat in self.requested.value.seats)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the events alone, without a clock, call for a decision."""
+        return self.requested is not None and (self.cancelled is not None or self.all_finished)
+
+
+def task_of(event: Event) -> str:
+    """Return the deliberation that an event belongs to; raises `InvalidRequest` if it names none."""
+    return _text(event.data, "task_id")
+
+
+def fold(state: State | None, event: Event) -> State:
+    """Return the state with what the event says. Types that no outcome depends on change nothing.
+
+    Raises `InvalidRequest` for an event that is malformed, or of another deliberation.
+    """
+    task_id = task_of(event)
+    if state is None:
+        state = State(task_id)
+    if state.task_id != task_id:
+        raise InvalidRequest(f"event {event.id} is of deliberation {task_id[:80]!r}, not of {state.task_id!r}")
+    reader = _READERS.get(event.type)
+    return state if reader is None else reader(state, event, _time(event))
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"the event's data has no {name}: expected a text that is not empty")
+    return value
+
+
+def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = data.get(name)
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"the event's data has no {name}: expected an object")
+    return value
+
+
+def _time(event: Event) -> datetime:
+    if not event.time:
+        return UNDATED
+    try:
+        time = datetime.fromisoformat(event.time)
+    except ValueError as error:
+        raise InvalidRequest(f"event {event.id} has the time {event.time[:40]!r}: expected RFC 3339") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+def _earlier(known: Fact[T] | None, new: Fact[T]) -> Fact[T]:
+    if known is None:
+        return new
+    return min(known, new, key=lambda fact: (fact.time, fact.event_id))
+
+
+def _with(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T]]:
+    return {**known, key: _earlier(known.get(key), new)}
+
+
+def _requested(state: State, event: Event, time: datetime) -> State:
+    deliberation = load(Deliberation, event.data)
+    if deliberation.deadline.tzinfo is None:
+        deliberation = replace(deliberation, deadline=deliberation.deadline.replace(tzinfo=UTC))
+    return replace(state, requested=_earlier(state.requested, Fact(time, event.id, deliberation)))
+
+
+def _started(state: State, event: Event, time: datetime) -> State:
+    return replace(state, started=_earlier(state.started, Fact(time, event.id, value=True)))
+
+
+def _cancelled(state: State, event: Event, time: datetime) -> State:
+    return replace(state, cancelled=_earlier(state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))))
+
+
+def _decided(state: State, event: Event, time: datetime) -> State:
+    return replace(state, decided=_earlier(state.decided, Fact(time, event.id, load(Outcome, event.data))))
+
+
+def _proposed(state: State, event: Event, time: datetime) -> State:
+    proposal = load(Proposal, _object(event.data, "proposal"))
+    return replace(state, proposals=_with(state.proposals, proposal.candidate, Fact(time, event.id, proposal)))
+
+
+def _checked(state: State, event: Event, time: datetime) -> State:
+    candidate = _text(event.data, "candidate")
+    evidence = load(Evidence, _object(event.data, "evidence"))
+    author = event.data.get("cross_author")
+    if author is not None:
+        run = CrossRun(_text(event.data, "cross_author"), passed=evidence.verdict is Verdict.PASSED)
+        return replace(state, cross=_with(state.cross, (candidate, run.author), Fact(time, event.id, run)))
+    if event.data.get("assessment") is not None:
+        assessment = load(Assessment, _object(event.data, "assessment"))
+        state = replace(state, assessments=_with(state.assessments, candidate, Fact(time, event.id, assessment)))
+    return replace(state, evidence=_with(state.evidence, (candidate, evidence.check), Fact(time, event.id, evidence)))
+
+
+def _reviewed(state: State, event: Event, time: datetime) -> State:
+    """The envelope says who reviewed whom: a review's own words for it come from further out."""
+    reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
+    given = {**_object(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
+    key = (candidate, reviewer, event.id)
+    return replace(state, reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given))))
+
+
+def _failed(state: State, event: Event, time: datetime) -> State:
+    seat, error = _text(event.data, "seat"), _object(event.data, "error")
+    outcome = SeatOutcome(seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or ""))
+    return replace(state, failures=_with(state.failures, seat, Fact(time, event.id, outcome)))
+
+
+def _finished(state: State, event: Event, time: datetime) -> State:
+    seat = _text(event.data, "seat")
+    outcome = load(SeatOutcome, {**_object(event.data, "outcome"), "seat": seat})
+    return replace(state, finished=_with(state.finished, seat, Fact(time, event.id, outcome)))
+
+
+def _called(state: State, event: Event, time: datetime) -> State:
+    usage = load(Usage, _object(event.data, "usage"))
+    seat = str(event.data.get("seat") or "")
+    return replace(state, calls=_with(state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage))))
+
+
+_READERS: Mapping[EventType, Callable[[State, Event, datetime], State]] = {
+    EventType.DELIBERATION_REQUESTED: _requested,
+    EventType.DELIBERATION_STARTED: _started,
+    EventType.SEAT_STARTED: _started,
+    EventType.DELIBERATION_CANCELLED: _cancelled,
+    EventType.DELIBERATION_DECIDED: _decided,
+    EventType.SEAT_PROPOSED: _proposed,
+    EventType.SEAT_REVISED: _proposed,
+    EventType.CHECK_FINISHED: _checked,
+    EventType.SEAT_REVIEWED: _reviewed,
+    EventType.SEAT_FAILED: _failed,
+    EventType.SEAT_FINISHED: _finished,
+    EventType.MODEL_CALLED: _called,
+}

@@ -1,0 +1,257 @@
+"""The collector: consumes what councils do, and decides each deliberation exactly once.
+
+How it survives being killed anywhere: an event that makes a deliberation ready is acked only after
+the decision is on the log, so it comes again; a decision is made from the log itself, from the
+first prefix that calls for one, so it comes out the same; delivering the same diff on the same base
+gives the same commit; and the decision's event has an id that depends on the deliberation only.
+What waits for its deadline alone is found at the start by its status document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from moothall.collector.decide import decide, ready, standing
+from moothall.collector.fold import State, fold, task_of
+from moothall.config import Limits
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.ids import check_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import InvalidRequest, MoothallError
+from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+DURABLE = "collector"
+SUBJECTS = ("agent.results.>", "agent.responses.>")
+_REMEMBERED = 10_000
+
+
+class CollectorBus(Publisher, Log, Consumer, Documents, Protocol):
+    """What a collector needs of the bus."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """One undecided deliberation in memory."""
+
+    state: State
+    shown: DeliberationStatus | None = None
+    settling: bool = False
+
+
+class Collector:
+    """`run` goes on until cancelled. `concurrency` deliberations may be delivered side by side.
+
+    Memory: the facts of the deliberations that are under way, and the ids of the last decided ones.
+    """
+
+    def __init__(
+        self,
+        bus: CollectorBus,
+        repositories: Repositories,
+        limits: Limits,
+        *,
+        concurrency: int = 32,
+        tick_seconds: float = 1.0,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._bus = bus
+        self._repositories = repositories
+        self._quorum = limits.quorum
+        self._grace = timedelta(seconds=limits.grace_seconds)
+        self._concurrency = concurrency
+        self._tick_seconds = tick_seconds
+        self._clock = clock
+        self._cases: dict[str, _Case] = {}
+        self._decided: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def under_way(self) -> int:
+        """Deliberations in memory."""
+        return len(self._cases)
+
+    async def run(self) -> None:
+        """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                self._bus.consume(DURABLE, self.handle, subjects=SUBJECTS, concurrency=self._concurrency), name="collector-events"
+            )
+            group.create_task(self._take_up(), name="collector-take-up")
+            group.create_task(self._watch_deadlines(group), name="collector-deadlines")
+
+    async def handle(self, recorded: Recorded) -> None:
+        """Fold one event; show and decide what it makes ready. Returning is the ack.
+
+        Raises `InvalidRequest` for a malformed event, `Temporary` where the bus fails.
+        """
+        event = _dated(recorded)
+        task_id = check_id(task_of(event), "task_id")
+        if task_id in self._decided:
+            return
+        case = await self._case(task_id)
+        if case is None:
+            fold(None, event)  # still tells a malformed event from a stray one
+            return
+        case.state = fold(case.state, event)
+        await self._advance(case)
+
+    async def _case(self, task_id: str) -> _Case | None:
+        """Return the deliberation in memory, read from the log if need be; None if nobody asked for it or it is decided."""
+        if task_id not in self._cases:
+            # Others may have folded into a case of their own meanwhile: facts of both are in the log.
+            state = await self._replayed(task_id)
+            if task_id not in self._cases and task_id not in self._decided:
+                if state is None or state.requested is None:
+                    return None
+                self._cases[task_id] = _Case(state)
+        return self._cases.get(task_id)
+
+    async def _replayed(self, task_id: str, *, until_settled: bool = False) -> State | None:
+        """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a decision.
+
+        A malformed event is skipped: its own delivery puts it among the dead letters.
+        """
+        state: State | None = None
+        async for recorded in self._bus.replay(tuple(subject.replace(">", task_id) for subject in SUBJECTS)):
+            settled = state is not None and state.settled
+            if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
+                continue
+            try:
+                state = fold(state, _dated(recorded))
+            except InvalidRequest as error:
+                log.warning("skipped a malformed event", task_id=task_id, seq=recorded.seq, reason=error.message)
+        return state
+
+    async def _advance(self, case: _Case) -> None:
+        if case.state.decided is not None:
+            await self._close(case.state.decided.value)
+        elif ready(case.state, self._clock(), self._grace):
+            await self._settle(case)
+        else:
+            await self._show(case)
+
+    async def _show(self, case: _Case) -> None:
+        """Put the status document when it changes. What is put first is stored first, so it never goes back."""
+        document, before = standing(case.state), case.shown
+        if document is None or document.status == before or before is DeliberationStatus.IN_PROGRESS:
+            return
+        case.shown = document.status
+        try:
+            await self._bus.put(document.task_id, dump(document))
+        except MoothallError:
+            case.shown = before
+            raise
+
+    async def _settle(self, case: _Case) -> None:
+        """Decide from the log, deliver, record. Whoever comes while another is at it leaves it to them."""
+        if case.settling:
+            return
+        case.settling = True
+        try:
+            state = await self._replayed(case.state.task_id, until_settled=True)
+            if state is None or state.requested is None:
+                self._cases.pop(case.state.task_id, None)
+                return
+            if state.decided is not None:
+                await self._close(state.decided.value)
+                return
+            deliberation = state.requested.value
+            outcome = decide(state, quorum=self._quorum, grace=self._grace)
+            if outcome.winner_id and deliberation.base_sha:
+                outcome = await self._delivered(deliberation, outcome)
+            await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
+            log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
+            await self._close(outcome)
+        finally:
+            case.settling = False
+
+    async def _close(self, outcome: Outcome) -> None:
+        """Show the end and forget the rest."""
+        await self._bus.put(outcome.task_id, dump(outcome))
+        self._cases.pop(outcome.task_id, None)
+        self._decided[outcome.task_id] = None
+        while len(self._decided) > _REMEMBERED:
+            self._decided.popitem(last=False)
+
+    async def _delivered(self, deliberation: Deliberation, outcome: Outcome) -> Outcome:
+        """Make the winner a branch. That it could not be made does not undo the decision; it is told."""
+        winner = outcome.results[0]
+        branch = f"moothall/{deliberation.task_id}"
+        ref = deliberation.repository or RepositoryRef()
+        try:
+            base = await self._repositories.resolve(replace(ref, ref=deliberation.base_sha or ""), tenant=deliberation.tenant)
+            sha = await self._repositories.deliver(base, winner.diff, branch, _message(deliberation, outcome))
+        except MoothallError as error:
+            log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
+            said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"
+            return replace(outcome, final_state="failed", error_message=said)
+        return replace(outcome, branch=branch, commit_sha=sha)
+
+    def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
+        return new_event(
+            EventType.DELIBERATION_DECIDED,
+            deliberation.task_id,
+            dump(outcome),
+            cause=cause,
+            correlationid=deliberation.story_id or deliberation.task_id,
+            tenant=deliberation.tenant,
+            time=self._clock().isoformat(),
+        )
+
+    async def _take_up(self) -> None:
+        """Load what was open when an earlier run ended: nothing else may come of it but its deadline."""
+        while True:
+            try:
+                for key in await self._bus.keys():
+                    document = await self._bus.get(key)
+                    if key in self._cases or key in self._decided or document is None or not _is_open(document.get("status")):
+                        continue
+                    case = await self._case(key)
+                    if case is not None:
+                        await self._advance(case)
+            except MoothallError as error:
+                log.warning("could not take up open deliberations; trying again", code=error.code, reason=error.message)
+                await asyncio.sleep(self._tick_seconds)
+            else:
+                return
+
+    async def _watch_deadlines(self, group: asyncio.TaskGroup) -> None:
+        """Decide what is due though no event comes. A decision that failed for now is tried again."""
+        while True:
+            await asyncio.sleep(self._tick_seconds)
+            now = self._clock()
+            for task_id, case in list(self._cases.items()):
+                if not case.settling and ready(case.state, now, self._grace):
+                    group.create_task(self._settle_late(case), name=f"decide-{task_id}")
+
+    async def _settle_late(self, case: _Case) -> None:
+        try:
+            await self._settle(case)
+        except MoothallError as error:
+            log.warning("could not decide yet", task_id=case.state.task_id, code=error.code, reason=error.message)
+
+
+def _is_open(status: object) -> bool:
+    return status in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
+
+
+def _dated(recorded: Recorded) -> Event:
+    """An event without a time of its own has the log's, where the bus tells it."""
+    event = recorded.event
+    return event if event.time or "time" not in recorded.extra else replace(event, time=recorded.extra["time"])
+
+
+def _message(deliberation: Deliberation, outcome: Outcome) -> str:
+    """The same for the same decision, so that delivering again makes the same commit."""
+    title = " ".join(deliberation.description.split())[:72]
+    proven = "proven" if outcome.proven else "unproven"
+    return f"{title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"

@@ -1,0 +1,291 @@
+"""Events of a deliberation as a council publishes them, a bus in memory, repositories that remember what they delivered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from moothall.domain.budget import Usage
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, Permanent, Temporary
+from moothall.ports import Handler
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SEATS = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
+DEADLINE = START + timedelta(seconds=600)
+
+
+def deliberation(task_id: str = "task-a", *, text: bool = False, seats: tuple[str, ...] = SEATS) -> Deliberation:
+    """A plan with three seats and ten minutes."""
+    return Deliberation(
+        task_id=task_id,
+        description="Add hello_world() function\nto src/utils.py",
+        role="dev",
+        protocol="vote",
+        seats=seats,
+        rounds=0,
+        deadline=DEADLINE,
+        max_turns=4,
+        repository=None if text else RepositoryRef(id="sample", url="/r", ref="main"),
+        base_sha=None if text else "b" * 40,
+        story_id="story-1",
+    )
+
+
+@dataclass
+class Story:
+    """Events in the order in which a council makes them, a second apart."""
+
+    task_id: str = "task-a"
+    text: bool = False
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, kind: EventType, data: Mapping[str, Any], *, at: float | None = None) -> Story:
+        """Append an event a second after the last one, or `at` seconds after the start."""
+        when = START + timedelta(seconds=len(self.events) if at is None else at)
+        ordinal = f"{len(self.events)}"
+        full = {"task_id": self.task_id, "unknown": "field", **data}
+        self.events.append(new_event(kind, self.task_id, full, ordinal=ordinal, time=when.isoformat()))
+        return self
+
+    def requested(self) -> Story:
+        """The desk recorded it."""
+        asked = dump(deliberation(self.task_id, text=self.text)) | {"request_digest": "d"}
+        return self.add(EventType.DELIBERATION_REQUESTED, asked)
+
+    def begun(self) -> Story:
+        """Every seat has started."""
+        self.requested().add(EventType.DELIBERATION_STARTED, {"seats": SEATS})
+        for seat in SEATS:
+            self.add(EventType.SEAT_STARTED, {"seat": seat, "role": "dev", "agent_id": seat, "approach": "plainly"})
+        return self
+
+    def called(self, seat: str, call_id: str, tokens: int = 10) -> Story:
+        """A model call."""
+        usage = dump(Usage(prompt_tokens=tokens, completion_tokens=1, calls=1, cost_usd=0.1))
+        return self.add(EventType.MODEL_CALLED, {"seat": seat, "call_id": call_id, "phase": "propose", "usage": usage})
+
+    def proposed(self, seat: str, body: str, revision: int = 0) -> Story:
+        """An answer of one line, or a revision of it."""
+        diff = "" if self.text else f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n"
+        proposal = Proposal(seat, "dev", body, diff, commit_sha=digest(body)[:40], revision=revision)
+        kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
+        return self.add(kind, {"seat": seat, "candidate": proposal.candidate, "proposal": dump(proposal)})
+
+    def checked(self, seat: str, *, green: bool = True, proven: bool = True, candidate: str = "") -> Story:
+        """The clean re-check of a candidate."""
+        verdict = Verdict.PASSED if green else Verdict.FAILED
+        facts = {
+            "applies": True,
+            "required": ["tests"],
+            "regressions": [],
+            "proven": proven and green,
+            "behaviour": verdict.value,
+        }
+        evidence = Evidence("tests", verdict, passed=int(green), failed=int(not green))
+        common = {"seat": seat, "candidate": candidate or seat}
+        self.add(EventType.CHECK_FINISHED, {**common, "evidence": dump(evidence)})
+        return self.add(
+            EventType.CHECK_FINISHED, {**common, "evidence": dump(Evidence("applies", Verdict.PASSED)), "assessment": facts}
+        )
+
+    def crossed(self, seat: str, author: str, *, passed: bool) -> Story:
+        """Another author's tests ran on a candidate."""
+        evidence = dump(Evidence("cross", Verdict.PASSED if passed else Verdict.FAILED))
+        return self.add(EventType.CHECK_FINISHED, {"seat": seat, "candidate": seat, "evidence": evidence, "cross_author": author})
+
+    def reviewed(self, seat: str, candidate: str, score: float) -> Story:
+        """A review that does not say truthfully who wrote it."""
+        review = dump(Review("someone", "something", score))
+        return self.add(EventType.SEAT_REVIEWED, {"seat": seat, "candidate": candidate, "review": review})
+
+    def failed(self, seat: str, code: str = "MODEL_UNAVAILABLE") -> Story:
+        """A seat failed."""
+        return self.add(EventType.SEAT_FAILED, {"seat": seat, "error": {"code": code, "message": "went wrong"}})
+
+    def finished(self, seat: str, status: SeatStatus = SeatStatus.PROPOSED, code: str = "", *, at: float | None = None) -> Story:
+        """A seat ended."""
+        outcome = dump(SeatOutcome(seat, status, code, "went wrong" if code else ""))
+        return self.add(EventType.SEAT_FINISHED, {"seat": seat, "outcome": outcome}, at=at)
+
+    def cancelled(self, reason: str = "enough", *, at: float | None = None) -> Story:
+        """A caller stopped it."""
+        return self.add(EventType.DELIBERATION_CANCELLED, {"reason": reason}, at=at)
+
+
+def full(task_id: str = "task-a", *, text: bool = False) -> Story:
+    """Three seats: the first solves it and is proven, the second fails its test, the third fails itself."""
+    story = Story(task_id, text).begun()
+    first, second, third = SEATS
+    story.called(first, f"{task_id}/{first}/propose/0.0").proposed(first, "good").called(
+        second, f"{task_id}/{second}/propose/0.0", 7
+    )
+    story.proposed(second, "bad").failed(third)
+    if not text:
+        story.checked(first).checked(second, green=False).crossed(first, second, passed=True)
+    story.reviewed(second, first, 0.9).reviewed(first, second, 0.2)
+    return story.finished(third, SeatStatus.FAILED, "MODEL_UNAVAILABLE").finished(first).finished(second)
+
+
+def subject_of(event: Event) -> str:
+    """Where an event travels."""
+    answers = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
+    return f"agent.{'responses' if event.type in answers else 'results'}.{event.data.get('task_id')}"
+
+
+class MemoryBus:
+    """A log, one durable consumer and a bucket that outlive whoever uses them. Repeats are dropped by id."""
+
+    def __init__(self, max_deliver: int = 50) -> None:
+        self.log: list[Recorded] = []
+        self.documents: dict[str, Mapping[str, Any]] = {}
+        self.history: list[tuple[str, str]] = []
+        self.dead: list[tuple[str, str]] = []
+        self.pending: dict[int, int] = {}
+        self.failures: dict[str, int] = {}
+        self.repeat = 1
+        self.shuffled: Callable[[list[int]], list[int]] = sorted
+        self._max_deliver = max_deliver
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+
+    def _fail(self, act: str) -> None:
+        if self.failures.get(act, 0) > 0:
+            self.failures[act] -= 1
+            raise BusUnavailable(f"{act} failed")
+
+    async def publish(self, event: Event) -> int:
+        """Append; a repeat is dropped."""
+        await asyncio.sleep(0)
+        self._fail("publish")
+        known = next((item.seq for item in self.log if item.event.id == event.id), 0)
+        if known:
+            return known
+        self.log.append(Recorded(len(self.log) + 1, event))
+        self.pending[len(self.log)] = 0
+        self._changed.set()
+        return len(self.log)
+
+    async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+        """Yield what there is."""
+        self._fail("replay")
+        for item in list(self.log):
+            await asyncio.sleep(0)
+            if item.seq > after_seq and any(fnmatchcase(subject_of(item.event), subject) for subject in subjects):
+                yield item
+
+    async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+        """As replay."""
+        async for item in self.replay(subjects, after_seq):
+            yield item
+
+    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+        """Deliver what is not acked, side by side; what is in hand when cancelled comes again."""
+        if (durable, tuple(subjects)) != ("collector", ("agent.results.>", "agent.responses.>")):
+            raise InvalidRequest(f"there is only the collector's consumer here, not {durable} of {subjects}")
+        in_hand: set[int] = set()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for seq in self.shuffled([seq for seq in self.pending if seq not in in_hand])[: concurrency - len(in_hand)]:
+                    in_hand.add(seq)
+                    group.create_task(self._deliver(seq, handler, in_hand))
+                if not self.pending:
+                    self._idle.set()
+                await self._changed.wait()
+
+    async def _deliver(self, seq: int, handler: Handler, in_hand: set[int]) -> None:
+        self.pending[seq] += 1
+        try:
+            for _ in range(self.repeat):
+                await handler(self.log[seq - 1])
+        except Temporary:
+            await asyncio.sleep(0.001)
+            if self.pending[seq] >= self._max_deliver:
+                self._bury(seq, "delivered too often")
+        except Permanent as error:
+            self._bury(seq, error.message)
+        else:
+            self.pending.pop(seq, None)
+        in_hand.discard(seq)
+        self._changed.set()
+
+    def _bury(self, seq: int, reason: str) -> None:
+        self.dead.append((self.log[seq - 1].event.id, reason))
+        self.pending.pop(seq, None)
+
+    async def settled(self) -> None:
+        """Wait until nothing is pending."""
+        self._idle.clear()
+        self._changed.set()
+        await self._idle.wait()
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store."""
+        self._fail("put")
+        self.documents[key] = document
+        self.history.append((key, str(document["status"])))
+        await asyncio.sleep(0)
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Read."""
+        await asyncio.sleep(0)
+        return self.documents.get(key)
+
+    async def keys(self) -> Sequence[str]:
+        """All keys."""
+        self._fail("keys")
+        return list(self.documents)
+
+    @property
+    def decisions(self) -> list[Event]:
+        """Every decision on the log."""
+        return [item.event for item in self.log if item.event.type is EventType.DELIBERATION_DECIDED]
+
+
+class Remembering:
+    """Repositories that make the same commit of the same input."""
+
+    def __init__(self, error: MoothallError | None = None) -> None:
+        self.branches: dict[str, str] = {}
+        self.messages: set[str] = set()
+        self.refs: list[RepositoryRef] = []
+        self.tenants: set[str] = set()
+        self.error = error
+        self.gates: dict[str, asyncio.Event] = {}
+
+    async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
+        """Every commit exists."""
+        self.tenants.add(tenant)
+        self.refs.append(ref)
+        return Base(ref.id, ref.ref, Profile())
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """Not needed here."""
+        raise NotImplementedError(base, on_progress)
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Not needed here."""
+        raise NotImplementedError(base, path, limit)
+
+    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+        """Remember the branch; wait at its gate if it has one."""
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        if branch in self.gates:
+            await self.gates[branch].wait()
+        sha = digest(base.sha, diff, message)[:40]
+        self.branches[branch] = sha
+        self.messages.add(message)
+        return sha

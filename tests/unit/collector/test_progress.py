@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.collector import Progress, Step, describe
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.outcome import DeliberationStatus
+from moothall.testing.story import SEATS, Story, full
+
+
+def steps_of(events: list[Event]) -> list[Step]:
+    progress, steps = Progress(), []
+    for seq, event in enumerate(events, 1):
+        progress, step = describe(progress, Recorded(seq, event))
+        steps.append(step)
+    return steps
+
+
+def decided(winner: str = SEATS[0]) -> Event:
+    data = {"task_id": "task-a", "status": "COMPLETED", "winner_id": winner, "proven": True, "error_message": "none passes"}
+    return new_event(EventType.DELIBERATION_DECIDED, "task-a", data)
+
+
+def test_the_percentage_rises_from_nothing_to_all() -> None:
+    steps = steps_of([*full().events, decided()])
+    assert [step.seq for step in steps] == list(range(1, len(steps) + 1))
+    assert (steps[0].status, steps[0].percent) == (DeliberationStatus.PENDING, 0)
+    assert (steps[1].status, steps[1].percent) == (DeliberationStatus.IN_PROGRESS, 5)
+    assert steps[-2].percent == 95
+    assert (steps[-1].status, steps[-1].percent) == (DeliberationStatus.COMPLETED, 100)
+    middle = [step.percent for step in steps if step.event_type == EventType.SEAT_PROPOSED]
+    assert 5 < middle[0] < middle[1] < 95
+
+
+@given(st.permutations(full().events))
+def test_it_never_falls_in_any_order(events: list[Event]) -> None:
+    percents = [step.percent for step in steps_of([*events, decided()])]
+    assert percents == sorted(percents)
+    assert all(0 <= percent <= 100 for percent in percents)
+
+
+@given(
+    st.sampled_from(EventType),
+    st.dictionaries(st.sampled_from(["seat", "turn", "seats", "usage", "evidence", "status"]), st.integers() | st.text()),
+)
+def test_strange_data_still_makes_a_step(kind: EventType, data: dict[str, object]) -> None:
+    step = steps_of([new_event(kind, "task-a", data)])[0]
+    assert step.step
+    assert step.step.isprintable()
+
+
+def test_the_sentences_name_who_did_what() -> None:
+    story = Story().begun().called(SEATS[0], "c", 20)
+    story.add(EventType.SEAT_TURN, {"seat": SEATS[0], "turn": 2, "operations": [{}, {}]})
+    story.failed(SEATS[1]).checked(SEATS[0]).crossed(SEATS[0], SEATS[1], passed=True).reviewed(SEATS[1], SEATS[0], 0.5)
+    said = [step.step for step in steps_of([*story.events, decided()])]
+    assert said[0] == "Asked for: 3 seats, protocol vote."
+    assert said[2] == f"{SEATS[0]} begins: plainly."
+    assert said[5:] == [
+        f"{SEATS[0]} asked the model (propose): 21 tokens.",
+        f"{SEATS[0]} finished turn 2 with 2 tool calls.",
+        f"{SEATS[1]} failed: went wrong [MODEL_UNAVAILABLE]",
+        f"Clean re-check of {SEATS[0]}: tests passed.",
+        f"Clean re-check of {SEATS[0]}: applies passed.",
+        f"Clean re-check of {SEATS[0]}: tests of {SEATS[1]} passed.",
+        f"{SEATS[1]} reviewed {SEATS[0]}: 0.5.",
+        f"Decided: {SEATS[0]} wins, proven.",
+    ]
+    assert steps_of([decided("")])[0].step == "Decided: no winner. none passes"

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from moothall.collector import Collector
+from moothall.config import Limits
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.errors import ModelUnavailable, PatchRefused
+from moothall.testing.story import DEADLINE, SEATS, START, MemoryBus, Remembering, Story, full
+
+LATE = DEADLINE + timedelta(seconds=11)
+
+
+def collector(bus: MemoryBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START) -> Collector:
+    return Collector(bus, repositories, Limits(), tick_seconds=0.005, clock=now)
+
+
+@asynccontextmanager
+async def running(
+    bus: MemoryBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
+) -> AsyncIterator[Collector]:
+    """A collector that is killed at the end: cancelled wherever it is."""
+    one = collector(bus, repositories, now)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.run())
+        yield one
+        task.cancel()
+
+
+async def told(bus: MemoryBus, story: Story) -> None:
+    for event in story.events:
+        await bus.publish(event)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - any part may make it true
+            await asyncio.sleep(0.001)
+
+
+def statuses(bus: MemoryBus, task_id: str = "task-a") -> list[str]:
+    return [status for key, status in bus.history if key == task_id]
+
+
+async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
+    bus, repositories = MemoryBus(), Remembering()
+    async with running(bus, repositories):
+        await told(bus, story)
+        await until(lambda: bool(bus.decisions))
+    return dict(bus.decisions[0].data), repositories.branches
+
+
+async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
+    bus, repositories = MemoryBus(), Remembering()
+    async with running(bus, repositories) as one:
+        for event in full().events:
+            await bus.publish(event)
+            await bus.settled()
+        await until(lambda: bool(bus.decisions))
+        await bus.settled()
+        assert one.under_way == 0
+    data = bus.decisions[0].data
+    assert (data["status"], data["winner_id"], data["final_state"]) == ("COMPLETED", SEATS[0], "committed")
+    assert data["branch"] == "moothall/task-a"
+    assert data["commit_sha"] == repositories.branches["moothall/task-a"]
+    assert repositories.messages == {
+        f"Add hello_world() function to src/utils.py\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
+    }
+    assert [(ref.id, ref.ref) for ref in repositories.refs] == [("sample", "b" * 40)]
+    assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
+    assert bus.documents["task-a"] == data
+    assert bus.dead == []
+
+
+@pytest.mark.parametrize("killed_after", range(len(full().events) + 1))
+async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(killed_after: int) -> None:
+    expected, branches = await undisturbed(full())
+    bus, repositories = MemoryBus(), Remembering()
+    async with running(bus, repositories):
+        for event in full().events[:killed_after]:
+            await bus.publish(event)
+        await bus.settled()
+    async with running(bus, repositories):
+        await told(bus, Story(events=full().events[killed_after:]))
+        await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED")
+        await bus.settled()
+    assert [dict(event.data) for event in bus.decisions] == [expected]
+    assert repositories.branches == branches
+
+
+async def test_killed_at_any_step_and_restarted_it_decides_the_same_once() -> None:
+    expected, branches = await undisturbed(full())
+    for steps in range(0, 400, 7):
+        bus, repositories = MemoryBus(), Remembering()
+        await told(bus, full())
+        async with running(bus, repositories):
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        async with running(bus, repositories):
+            await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED")  # noqa: B023 - awaited within the turn
+            await bus.settled()
+        assert [dict(event.data) for event in bus.decisions] == [expected]
+        assert repositories.branches == branches
+        assert bus.documents["task-a"] == expected
+
+
+async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
+    expected, _ = await undisturbed(full())
+    for seed in range(20):
+        bus, repositories = MemoryBus(), Remembering()
+        chance = random.Random(seed)  # noqa: S311 - no secret
+        bus.shuffled = lambda seqs: chance.sample(seqs, len(seqs))  # noqa: B023 - used within the turn
+        bus.repeat = 2
+        await told(bus, full())
+        async with running(bus, repositories):
+            await until(lambda: not bus.pending)  # noqa: B023 - awaited within the turn
+        assert [dict(event.data) for event in bus.decisions] == [expected]
+        assert statuses(bus)[-1] == "COMPLETED"
+
+
+@pytest.mark.parametrize("act", ["publish", "replay", "put", "keys"])
+async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
+    expected, _ = await undisturbed(full())
+    bus, repositories = MemoryBus(), Remembering()
+    await told(bus, full())
+    bus.failures[act] = 5
+    async with running(bus, repositories):
+        await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending)
+    assert [dict(event.data) for event in bus.decisions] == [expected]
+
+
+async def test_the_deadline_decides_though_no_event_comes() -> None:
+    bus, now = MemoryBus(), [START]
+    async with running(bus, Remembering(), lambda: now[0]):
+        await told(bus, Story().begun().proposed(SEATS[0], "good"))
+        await bus.settled()
+        assert bus.decisions == []
+        now[0] = LATE
+        await until(lambda: bool(bus.decisions))
+    assert bus.decisions[0].data["status"] == "TIMEOUT"
+    assert bus.decisions[0].data["duration_ms"] == 600_000
+
+
+async def test_a_restart_finds_what_waits_for_its_deadline_alone() -> None:
+    bus = MemoryBus()
+    async with running(bus, Remembering()):
+        await told(bus, Story().begun())
+        await bus.settled()
+    assert not bus.pending
+    async with running(bus, Remembering(), lambda: LATE):
+        await until(lambda: statuses(bus)[-1] == "TIMEOUT")
+    assert len(bus.decisions) == 1
+
+
+async def test_seats_that_end_late_do_not_change_what_the_deadline_decided() -> None:
+    bus = MemoryBus()
+    story = Story().begun()
+    for seat in SEATS:
+        story.finished(seat, at=700)
+    await told(bus, story)
+    async with running(bus, Remembering(), lambda: LATE):
+        await until(lambda: bool(bus.decisions))
+    assert {seat["status"] for seat in bus.decisions[0].data["seats"]} == {"late"}
+
+
+async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
+    events = full().events
+    before, after = MemoryBus(), MemoryBus()
+    early = Story(events=[*events[:-1], *Story().cancelled(at=50).events, events[-1]])
+    late = Story(events=[*events, *Story().cancelled(at=50).events])
+    await told(before, early)
+    await told(after, late)
+    async with running(before, Remembering()), running(after, Remembering()):
+        await until(lambda: bool(before.decisions) and bool(after.decisions))
+    assert before.decisions[0].data["status"] == "CANCELLED"
+    assert after.decisions[0].data["status"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("error", [PatchRefused("it holds a hook"), ModelUnavailable("away")])
+async def test_a_delivery_that_fails_is_told_and_the_decision_stands(error: PatchRefused | ModelUnavailable) -> None:
+    bus = MemoryBus()
+    await told(bus, full())
+    async with running(bus, Remembering(error)):
+        await until(lambda: bool(bus.decisions))
+    data = bus.decisions[0].data
+    assert (data["status"], data["winner_id"], data["branch"], data["final_state"]) == ("COMPLETED", SEATS[0], "", "failed")
+    assert error.message in data["error_message"]
+    assert "moothall/task-a" in data["error_message"]
+
+
+async def test_one_slow_delivery_does_not_hold_up_another() -> None:
+    bus, repositories = MemoryBus(), Remembering()
+    repositories.gates["moothall/task-a"] = asyncio.Event()
+    await told(bus, full("task-a"))
+    await told(bus, full("task-b"))
+    async with running(bus, repositories):
+        await until(lambda: [event.subject for event in bus.decisions] == ["task-b"])
+        repositories.gates["moothall/task-a"].set()
+        await until(lambda: len(bus.decisions) == 2)
+
+
+async def test_about_text_nothing_is_delivered() -> None:
+    bus, repositories = MemoryBus(), Remembering()
+    await told(bus, full(text=True))
+    async with running(bus, repositories):
+        await until(lambda: bool(bus.decisions))
+    assert (bus.decisions[0].data["final_state"], bus.decisions[0].data["branch"]) == ("answered", "")
+    assert repositories.refs == []
+
+
+async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
+    expected, _ = await undisturbed(full())
+    bus = MemoryBus()
+    bad = [
+        new_event(EventType.SEAT_PROPOSED, "task-a", {"task_id": "task-a", "proposal": {"seat": 1}}),
+        new_event(EventType.SEAT_FINISHED, "x", {"task_id": "not/an id"}),
+        new_event(EventType.SEAT_FINISHED, "y", {}),
+        new_event(EventType.SEAT_FINISHED, "stray", {"task_id": "stray", "seat": "s"}),
+    ]
+    events = full().events
+    await told(bus, Story(events=[*events[:4], *bad, *events[4:]]))
+    async with running(bus, Remembering()) as one:
+        await until(lambda: bool(bus.decisions) and not bus.pending)
+        assert one.under_way == 0
+    assert {event_id for event_id, _ in bus.dead} == {event.id for event in bad}
+    assert [dict(event.data) for event in bus.decisions] == [expected]
+
+
+async def test_what_was_decided_before_is_shown_and_not_decided_again() -> None:
+    expected, _ = await undisturbed(full())
+    bus, repositories = MemoryBus(), Remembering()
+    await told(bus, full())
+    await bus.publish(
+        new_event(EventType.DELIBERATION_DECIDED, "task-a", {**expected, "winner_id": "kept"}, time=START.isoformat())
+    )
+    bus.documents["other"] = {"status": "IN_PROGRESS"}
+    bus.documents["task-a"] = dump_pending()
+    async with running(bus, repositories):
+        await until(lambda: not bus.pending and bus.documents["task-a"]["status"] == "COMPLETED")
+    assert len(bus.decisions) == 1
+    assert bus.documents["task-a"]["winner_id"] == "kept"
+    assert repositories.branches == {}
+
+
+def dump_pending() -> dict[str, Any]:
+    return dump(Outcome("task-a", DeliberationStatus.PENDING))
