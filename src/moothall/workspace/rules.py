@@ -174,7 +174,7 @@ def matches(patterns: Iterable[str], path: str) -> bool:
 def _segments(pattern: str) -> tuple[str, ...]:
     body = pattern.rstrip("/")
     segments = tuple(part for part in body.split("/") if part)
-    return segments if "/" in body else ("**", *segments)
+    return segments if "/" in body or not segments else ("**", *segments)
 
 
 def _matches(segments: tuple[str, ...], parts: tuple[str, ...]) -> bool:
