@@ -56,7 +56,7 @@ class JetStreamBus:
 
     async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""
-        stream = _one_stream(subjects)
+        stream = registry.one_stream(subjects)
         until = (await self._stored.state(stream)).last_seq
         async with aclosing(self._events(stream, subjects, after_seq, until)) as events:
             async for recorded in events:
@@ -64,7 +64,7 @@ class JetStreamBus:
 
     async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes, over restarts of the bus, until closed."""
-        async with aclosing(self._events(_one_stream(subjects), subjects, after_seq, None)) as events:
+        async with aclosing(self._events(registry.one_stream(subjects), subjects, after_seq, None)) as events:
             async for recorded in events:
                 yield recorded
 
@@ -152,13 +152,6 @@ class JetStreamBus:
 def _key_subject(key: str) -> str:
     prefix = f"$KV.{registry.DOCUMENTS_BUCKET}."
     return prefix + (registry.check_token(key, "key") if key else "")
-
-
-def _one_stream(subjects: Sequence[str]) -> str:
-    streams = {registry.stream_of(subject).name for subject in subjects}
-    if len(streams) != 1:
-        raise InvalidRequest(f"subjects of one stream are read at a time, not {', '.join(sorted(streams)) or 'none'}")
-    return streams.pop()
 
 
 @asynccontextmanager

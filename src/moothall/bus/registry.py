@@ -6,7 +6,7 @@ Publishers, consumers, the AsyncAPI document and the set-up of a bus are all mad
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Literal
@@ -300,6 +300,14 @@ def stream_of(subject: str) -> StreamSpec:
     raise InvalidRequest(
         f"no stream stores {subject[:120]!r}; the subjects are {', '.join(s for t in STREAMS for s in t.subjects)}"
     )
+
+
+def one_stream(subjects: Sequence[str]) -> str:
+    """Return the name of the stream that stores all of `subjects`. Raises `InvalidRequest` where it isn't one."""
+    names = {stream_of(subject).name for subject in subjects}
+    if len(names) != 1:
+        raise InvalidRequest(f"subjects of one stream are read at a time, not of {', '.join(sorted(names)) or 'none'}")
+    return names.pop()
 
 
 def durable(name: str, subjects: tuple[str, ...] = ()) -> DurableSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from moothall.errors import BusUnavailable, InvalidRequest, NotFound, Permanent
 T = TypeVar("T")
 
 ATTEMPT_SECONDS = 3.0
+BLOB_SECONDS = 30.0
 IN_FLIGHT = 512
 """Writes on their way at a time. More wait here, where waiting isn't mistaken for a server that is silent."""
 READ_BATCH = 256
@@ -59,8 +61,9 @@ class Stored:
     settings: Bus
     window: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
 
-    async def patiently(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It must be repeatable.
+    async def patiently(self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS) -> T:
+        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It must be repeatable;
+        `seconds` bounds one attempt.
 
         Raises `BusUnavailable` after that, `Permanent` for what the server refuses for good.
         """
@@ -68,7 +71,7 @@ class Stored:
         delay = 0.02
         while True:
             try:
-                async with asyncio.timeout(ATTEMPT_SECONDS):
+                async with asyncio.timeout(seconds):
                     return await act()
             except NotFoundError:
                 raise  # means something to each caller
@@ -105,13 +108,14 @@ class Stored:
         lost = 0.0
         while until is None or last < until:
             try:
-                async for raw, left in self._read_once(stream, subjects, last, finite=until is not None):
-                    if until is not None and raw.seq > until:
-                        return
-                    yield raw
-                    last, lost = raw.seq, 0.0
-                    if until is not None and left == 0:
-                        return
+                async with aclosing(self._read_once(stream, subjects, last, finite=until is not None)) as records:
+                    async for raw, left in records:
+                        if until is not None and raw.seq > until:
+                            return
+                        yield raw
+                        last, lost = raw.seq, 0.0
+                        if until is not None and left == 0:
+                            return
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 lost = lost or time.monotonic()
                 patience = self.settings.publish_seconds
@@ -203,7 +207,7 @@ class Stored:
             except NotFoundError:
                 await store.put(sha256, content)
 
-        await self.patiently("store a large value", attempt)
+        await self.patiently("store a large value", attempt, BLOB_SECONDS)
 
     async def get(self, sha256: str) -> bytes:
         """Return a blob's bytes. Raises `NotFound`.

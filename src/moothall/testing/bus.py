@@ -1,0 +1,274 @@
+"""A bus in memory: the same ports, codec and delivery rules as the real one, without a server.
+
+What it lacks is what only a server has: other processes, a disk, a network that goes away. One
+contract suite runs on both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from moothall.bus import codec, dead, registry
+from moothall.bus.delivery import Ack, Bury, Nak, judge
+from moothall.bus.packing import Packer
+from moothall.bus.raw import Raw, StreamState
+from moothall.bus.setup import consumer_name
+from moothall.config import Bus
+from moothall.domain.event import Event, Recorded
+from moothall.domain.secrets import scrub_all
+from moothall.errors import InvalidRequest, NotFound
+from moothall.ports import Handler
+
+
+class MemoryBlobs:
+    """Blobs in a dictionary."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+
+    async def put(self, sha256: str, content: bytes) -> None:
+        """Store."""
+        self.stored[sha256] = content
+
+    async def get(self, sha256: str) -> bytes:
+        """Return the bytes. Raises `NotFound`."""
+        try:
+            return self.stored[sha256]
+        except KeyError as error:
+            raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
+
+
+@dataclass(slots=True)
+class _Durable:
+    """Where a durable consumer stands: the seqs that wait, and how often each was delivered."""
+
+    spec: registry.DurableSpec
+    filters: tuple[str, ...]
+    ready: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    deliveries: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Stream:
+    spec: registry.StreamSpec
+    records: list[Raw] = field(default_factory=list)
+    by_id: dict[str, int] = field(default_factory=dict)
+    last_seq: int = 0
+
+    def find(self, seq: int) -> Raw | None:
+        place = bisect_right(self.records, seq - 1, key=lambda raw: raw.seq)
+        return self.records[place] if place < len(self.records) and self.records[place].seq == seq else None
+
+    def after(self, seq: int, subjects: Sequence[str]) -> list[Raw]:
+        start = bisect_right(self.records, seq, key=lambda raw: raw.seq)
+        return [raw for raw in self.records[start:] if not subjects or any(registry.matches(s, raw.subject) for s in subjects)]
+
+    def drop(self, seq: int) -> None:
+        self.records = [raw for raw in self.records if raw.seq != seq]
+
+
+class MemoryBus:
+    """Publisher, Log, Consumer, Work, Signals, Documents and RawStore, within one event loop."""
+
+    def __init__(self, settings: Bus | None = None, secrets: Sequence[str] = ()) -> None:
+        self._settings = settings or Bus()
+        self._secrets = tuple(secrets)
+        self.blobs = MemoryBlobs()
+        self._packer = Packer(self.blobs, self._settings.blob_bytes, self._secrets)
+        self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
+        self._durables: dict[str, _Durable] = {}
+        self._documents: dict[str, bytes] = {}
+        self._listeners: list[tuple[str, asyncio.Queue[tuple[str, bytes]]]] = []
+        self._changed = asyncio.Event()
+
+    async def publish(self, event: Event) -> int:
+        """Record, once for an id; return the seq."""
+        return await self._put(registry.subject_of(event), event)
+
+    async def enqueue(self, subject: str, event: Event) -> None:
+        """Put on the work queue."""
+        if registry.stream_of(subject) is not registry.WORK:
+            raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
+        await self._put(subject, event)
+
+    async def _put(self, subject: str, event: Event) -> int:
+        for token in subject.split("."):
+            registry.check_token(token, "subject")
+        return await self.put_raw(subject, await self._packer.pack(event), {dead.MESSAGE_ID: event.id})
+
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        """Store bytes and return the seq."""
+        stream = self._streams[registry.stream_of(subject).name]
+        known = headers.get(dead.MESSAGE_ID)
+        if known is not None and known in stream.by_id:
+            return stream.by_id[known]
+        stream.last_seq += 1
+        raw = Raw(stream.last_seq, subject, dict(headers), data, datetime.now(UTC))
+        stream.records.append(raw)
+        if known is not None:
+            stream.by_id[known] = raw.seq
+        for durable in self._durables.values():
+            if durable.spec.stream == stream.spec.name and any(registry.matches(f, subject) for f in durable.filters):
+                durable.ready.put_nowait(raw.seq)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        return raw.seq
+
+    async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded now and end."""
+        async with aclosing(self._events(subjects, after_seq, follow=False)) as events:
+            async for recorded in events:
+                yield recorded
+
+    async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded, then what comes."""
+        async with aclosing(self._events(subjects, after_seq, follow=True)) as events:
+            async for recorded in events:
+                yield recorded
+
+    async def _events(self, subjects: Sequence[str], after_seq: int, *, follow: bool) -> AsyncGenerator[Recorded, None]:
+        stream = self._streams[registry.one_stream(subjects)]
+        last, until = after_seq, stream.last_seq
+        while True:
+            changed = self._changed
+            for raw in stream.after(last, subjects):
+                if not follow and raw.seq > until:
+                    return
+                last = raw.seq
+                try:
+                    event = await self._packer.unpack(raw.data)
+                except (InvalidRequest, NotFound):
+                    continue
+                yield Recorded(raw.seq, event, {"subject": raw.subject, "time": raw.time.isoformat()})
+            if not follow:
+                return
+            await changed.wait()
+
+    def _durable(self, spec: registry.DurableSpec, subjects: tuple[str, ...]) -> _Durable:
+        name = consumer_name(spec, subjects)
+        if name not in self._durables:
+            made = self._durables[name] = _Durable(spec, subjects or spec.filters)
+            for raw in self._streams[spec.stream].after(0, made.filters):
+                made.ready.put_nowait(raw.seq)
+        return self._durables[name]
+
+    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+        """Run until cancelled."""
+        if concurrency < 1:
+            raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
+        taken = self._durable(registry.durable(durable, tuple(subjects)), tuple(subjects))
+        async with asyncio.TaskGroup() as group:
+            for number in range(concurrency):
+                group.create_task(self._work(taken, handler), name=f"{durable}: worker {number}")
+
+    async def _work(self, durable: _Durable, handler: Handler) -> None:
+        loop = asyncio.get_running_loop()
+        stream = self._streams[durable.spec.stream]
+        while True:
+            seq = await durable.ready.get()
+            raw = stream.find(seq)
+            if raw is None:
+                continue
+            durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
+            try:
+                verdict = await judge(
+                    self._settings,
+                    handler,
+                    lambda data=raw.data: self._packer.unpack(data),  # type: ignore[misc]  # the default binds this turn's data
+                    seq=seq,
+                    deliveries=deliveries,
+                    extra={"subject": raw.subject, "deliveries": str(deliveries)},
+                )
+            except asyncio.CancelledError:
+                durable.ready.put_nowait(seq)
+                raise
+            except Exception:
+                loop.call_later(self._settings.ack_wait_seconds, durable.ready.put_nowait, seq)
+                raise
+            match verdict:
+                case Nak(delay, _):
+                    loop.call_later(delay, durable.ready.put_nowait, seq)
+                case Bury():
+                    await self._bury(durable, raw, deliveries, verdict)
+                    self._done(durable, stream, seq)
+                case Ack():
+                    self._done(durable, stream, seq)
+
+    def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:
+        durable.deliveries.pop(seq, None)
+        if stream.spec.retention == "workqueue":
+            stream.drop(seq)
+
+    async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
+        headers = dead.headers_for(
+            stream=durable.spec.stream,
+            consumer=durable.spec.name,
+            subject=raw.subject,
+            seq=raw.seq,
+            deliveries=deliveries,
+            why=why,
+        )
+        await self.put_raw(dead.subject_for(raw.subject), raw.data, headers)
+
+    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+        """Send to whoever listens now."""
+        for token in subject.split("."):
+            registry.check_token(token, "subject")
+        content = codec.dump_json(scrub_all(data, self._secrets))
+        for pattern, arrived in self._listeners:
+            if registry.matches(pattern, subject):
+                arrived.put_nowait((subject, content))
+
+    async def signals(self, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield (subject, data) until closed."""
+        listener = (subject, asyncio.Queue[tuple[str, bytes]]())
+        self._listeners.append(listener)
+        try:
+            while True:
+                where, content = await listener[1].get()
+                yield where, codec.load_json(content)
+        finally:
+            self._listeners.remove(listener)
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store a document, replacing."""
+        self._documents[registry.check_token(key, "key")] = await self._packer.pack_document(document)
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        found = self._documents.get(registry.check_token(key, "key"))
+        return None if found is None else await self._packer.unpack_document(found)
+
+    async def keys(self) -> Sequence[str]:
+        """Return all keys, sorted."""
+        return sorted(self._documents)
+
+    async def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
+        """Yield what a stream stores now, in order."""
+        for raw in self._streams[stream].after(after_seq, ()):
+            yield raw
+
+    async def delete_raw(self, stream: str, seq: int) -> None:
+        """Remove one message. Raises `NotFound`."""
+        if self._streams[stream].find(seq) is None:
+            raise NotFound(f"{stream} has no message {seq}")
+        self._streams[stream].drop(seq)
+
+    async def purge(self, stream: str, before_seq: int) -> int:
+        """Remove all messages under `before_seq`; returns how many."""
+        kept = self._streams[stream].after(before_seq - 1, ())
+        gone = len(self._streams[stream].records) - len(kept)
+        self._streams[stream].records = kept
+        return gone
+
+    async def state(self, stream: str) -> StreamState:
+        """Return what a stream holds."""
+        held = self._streams[stream]
+        first = held.records[0].seq if held.records else held.last_seq + 1
+        return StreamState(len(held.records), sum(len(raw.data) for raw in held.records), first, held.last_seq)
