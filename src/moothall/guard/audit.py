@@ -25,8 +25,23 @@ from typing import Any, Literal, Self
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
-from moothall.guard.chain import GENESIS, Head, head_path, read_head, read_tail, record_hash, render_head, render_record
+from moothall.guard.chain import (
+    GENESIS,
+    AuditReport,
+    Head,
+    Problem,
+    head_path,
+    read_head,
+    read_tail,
+    record_hash,
+    render_head,
+    render_record,
+    verify,
+    verify_all,
+)
 from moothall.telemetry import get_logger
+
+__all__ = ["AuditLog", "AuditReport", "Entry", "Problem", "verify", "verify_all"]
 
 log = get_logger(__name__)
 

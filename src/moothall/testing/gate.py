@@ -1,0 +1,135 @@
+"""A real gate round a workspace that answers from a function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Guard
+from moothall.domain.budget import Ledger
+from moothall.domain.event import Event
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.repository import Patch
+from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
+from moothall.errors import WorkspaceFailed
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.grants import grant_for
+from moothall.guard.seat import SeatContext
+
+
+def in_seconds(seconds: float) -> datetime:
+    """Return the UTC instant that far from now."""
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def tool_call(tool: str = "files.read", *, number: int = 1, seconds: float = 60, **arguments: Any) -> ToolCall:
+    """Return a call with the id `request-<number>`."""
+    return ToolCall(f"request-{number}", tool, arguments, in_seconds(seconds))
+
+
+def echo(call: ToolCall) -> ToolResult:
+    """Answer with the arguments."""
+    return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, dict(call.arguments))
+
+
+class Room:
+    """A workspace that answers from a function; waits while `open` is not set; `gone` once its executor died."""
+
+    def __init__(self, answer: Callable[[ToolCall], ToolResult] = echo) -> None:
+        self.calls: list[ToolCall] = []
+        self.answer = answer
+        self.open = asyncio.Event()
+        self.open.set()
+        self.entered = asyncio.Event()
+        self.gone = False
+
+    @property
+    def id(self) -> str:
+        """Always ws-1."""
+        return "ws-1"
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Keep the call and answer it."""
+        self.calls.append(call)
+        self.entered.set()
+        await self.open.wait()
+        if self.gone:
+            raise WorkspaceFailed("the executor died")
+        return self.answer(call)
+
+    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+        """There are no checks here."""
+        del paths, deadline
+        return CheckRun(name, Verdict.MISSING)
+
+    async def patch(self, message: str) -> Patch:
+        """Nothing changed."""
+        del message
+        return Patch("0" * 40, "", "")
+
+
+class Facts:
+    """A publisher that keeps what was published."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def publish(self, event: Event) -> int:
+        """Keep it."""
+        self.events.append(event)
+        return len(self.events)
+
+
+class House:
+    """A gate, its audit and its one room."""
+
+    def __init__(self, data_dir: Path, audit: AuditLog, limits: Guard) -> None:
+        self.room = Room()
+        self.facts = Facts()
+        self.audit = audit
+        self.gate = Gate(limits, audit, self.facts)
+        self.data_dir = data_dir
+        self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
+
+    def seat(
+        self,
+        *,
+        role: str = "dev",
+        grant: Grant | None = None,
+        principal: Principal = LOCAL,
+        tenant: str = "local",
+        workspace_id: str = "ws-1",
+        ledger: Ledger | None = None,
+        seconds: float = 600,
+    ) -> SeatContext:
+        """Return a seat in the room."""
+        return SeatContext(
+            principal=principal,
+            tenant=tenant,
+            task_id="task-1",
+            seat=f"agent-{role}-001",
+            role=role,
+            grant=grant or grant_for(role, ("tests/**",)),
+            workspace=self.room,
+            workspace_id=workspace_id,
+            ledger=ledger,
+            deadline=in_seconds(seconds),
+        )
+
+    def records(self) -> list[Mapping[str, Any]]:
+        """Return what is on the audit."""
+        return [json.loads(line) for line in self.chain.read_text().splitlines()] if self.chain.exists() else []
+
+
+@asynccontextmanager
+async def open_house(data_dir: Path, **limits: Any) -> AsyncIterator[House]:
+    """Build a house with these limits of the gate."""
+    async with AuditLog(data_dir, "host-1") as audit:
+        yield House(data_dir, audit, Guard(**limits))

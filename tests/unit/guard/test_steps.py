@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moothall.config import Guard
+from moothall.domain.ids import ROLES
+from moothall.domain.tool import Grant, ToolStatus
+from moothall.errors import ConfigurationError, InvalidRequest
+from moothall.guard.budget import check_budget, reserved, timed
+from moothall.guard.grants import grant_for, read_roles
+from moothall.guard.limits import check_limits, cut_output, cut_text
+from moothall.guard.paths import covers, refuse_path
+from moothall.guard.seat import Meter, Stopped
+from moothall.guard.steps import check_grants, check_schema
+from moothall.testing.gate import tool_call
+from moothall.tools.catalogue import CATALOGUE, granted, offered
+
+ALL = Grant(tools=("*",))
+
+
+@pytest.mark.parametrize("nested", [10**5000, json.loads("[" * 900 + "]" * 900)], ids=["long", "deep"])
+def test_arguments_that_break_json_are_refused_not_raised(nested: Any) -> None:
+    with pytest.raises(Stopped) as stopped:
+        check_schema(tool_call("files.read", path=nested), ALL, 10**6)
+    assert stopped.value.status is ToolStatus.INVALID
+
+
+def test_every_role_has_a_grant_and_none_reaches_outside() -> None:
+    for role in ROLES:
+        names = {spec.name for spec in offered(grant_for(role))}
+        assert "files.read" in names
+        assert not any(CATALOGUE[name].outside for name in names)
+
+
+def test_po_and_architect_write_nothing() -> None:
+    for role in ("po", "architect"):
+        assert not any(spec.writes for spec in offered(grant_for(role)))
+
+
+def test_an_unknown_role_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="unknown role 'king'"):
+        grant_for("king")
+
+
+def test_a_grant_carries_what_the_profile_protects() -> None:
+    assert grant_for("DEV", ["tests/**"]).judged == ("tests/**",)
+
+
+@pytest.mark.parametrize("text", ["[dev]\ntols = []", "dev = 1", "[dev", '[dev]\ntools = ["a"]\nmore = 1'])
+def test_a_wrong_table_of_roles_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="table of roles"):
+        read_roles(text)
+
+
+def test_the_grant_step_stands_alone() -> None:
+    checked = check_schema(tool_call("files.edit", path="a", old="b", new="c"), ALL, 1000)
+    check_grants(ALL, checked)
+    with pytest.raises(Stopped, match=r"granted are files\.read"):
+        check_grants(Grant(tools=("files.read",)), checked)
+    with pytest.raises(Stopped, match="protected: a"):
+        check_grants(Grant(tools=("*",), protected=("a",)), checked)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "wanted"),
+    [
+        ("tests/**", "tests/test_a.py", True),
+        ("tests/**", "tests/a/b/c.py", True),
+        ("tests/**", "tests", False),
+        ("tests/**", "src/tests/a.py", False),
+        ("**/tests/**", "src/tests/a.py", True),
+        ("**/tests/**", "tests/a.py", True),
+        ("conftest.py", "a/b/conftest.py", True),
+        ("conftest.py", "a/my_conftest.py", False),
+        ("/setup.py", "setup.py", True),
+        ("/setup.py", "a/setup.py", False),
+        ("**/test_*.py", "test_a.py", True),
+        ("**/test_*.py", "x/y/test_a.py", True),
+        (".github/workflows/", ".github/workflows/ci.yml", True),
+        (".github/workflows/", "./.github//workflows/a/ci.yml", True),
+        ("a/**/z", "a/z", True),
+        ("a/**/z", "a/b/c/z/y", True),
+        ("*.py", "a/b.py", True),
+        ("a/*.py", "a/b/c.py", False),
+        ("", "a", False),
+        ("**", "a", True),
+    ],
+)
+def test_patterns_cover_like_gitignore(pattern: str, path: str, wanted: bool) -> None:  # noqa: FBT001
+    assert covers(pattern, path) is wanted
+
+
+def test_a_pattern_made_to_be_slow_is_not() -> None:
+    assert not covers("/".join(["**", "*a*a*a*a*a*b"] * 30), "/".join(["a" * 60] * 60))
+
+
+@given(st.lists(st.sampled_from(["..", ".", "a", "", ".git", "~", "b c", "-x", ".GIT. "]), min_size=1, max_size=6))
+def test_no_accepted_path_leaves_the_workspace_or_enters_git(parts: list[str]) -> None:
+    path = "/".join(parts)
+    if refuse_path(path):
+        return
+    assert not path.startswith(("/", "-", "~"))
+    assert ".." not in parts
+    assert not any(part.casefold().strip(". ") == "git" for part in parts)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=300),
+    lambda inner: st.lists(inner, max_size=10) | st.dictionaries(st.text(max_size=50), inner, max_size=10),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(max_size=50), JSON, max_size=8), st.integers(200, 1000))
+def test_output_is_kept_or_cut_to_its_limit(output: dict[str, Any], limit: int) -> None:
+    cut = cut_output(output, limit)
+    size = len(json.dumps(output, ensure_ascii=False).encode())
+    if size <= limit:
+        assert cut == output
+    else:
+        assert cut["truncated"] is True
+        assert len(json.dumps(cut, ensure_ascii=False).encode()) <= limit + 200
+
+
+def test_a_long_text_does_not_push_out_the_verdict() -> None:
+    cut = cut_output({"output": "x" * 10_000 + "END", "verdict": "failed", "exit_code": 1}, 500)
+    assert (cut["verdict"], cut["exit_code"]) == ("failed", 1)
+    assert cut["output"].endswith("END")
+    assert list(cut)[:3] == ["output", "verdict", "exit_code"]
+
+
+def test_cut_text_says_how_much_is_missing() -> None:
+    assert "900 characters left out" in cut_text("x" * 1000, 100)
+    assert cut_text("short", 100) == "short"
+
+
+def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
+    limits, meter = Guard(seat_seconds=10), Meter()
+    with reserved(meter, limits, 6) as first, reserved(meter, limits, 6) as second:
+        assert (first, second) == (6, 4)
+        with pytest.raises(Stopped, match="10 seconds") as stopped:
+            check_budget(None, meter, limits)
+        assert stopped.value.status is ToolStatus.BUDGET_EXCEEDED
+    check_budget(None, meter, limits)
+    with timed(meter):
+        pass
+    assert meter.seconds > 0
+    assert meter.calls == 2
+
+
+def test_the_limit_step_stands_alone() -> None:
+    check_limits(Meter(in_flight=1), Guard(seat_in_flight=2))
+    with pytest.raises(Stopped, match="still running"):
+        check_limits(Meter(in_flight=2), Guard(seat_in_flight=2))
+
+
+def test_grants_are_patterns() -> None:
+    assert granted(Grant(tools=("files.*",)), "files.read")
+    assert not granted(Grant(tools=("files.*",)), "filesystem.read")

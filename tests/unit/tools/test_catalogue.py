@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from moothall.domain.tool import Grant
+from moothall.guard.grants import grant_for
+from moothall.tools.arguments import arguments_digest, canonical
+from moothall.tools.catalogue import CATALOGUE, ToolSpec, describe, offered
+
+ALL = Grant(tools=("*",))
+SPECS = tuple(CATALOGUE.values())
+# What only the model checks, and why no schema does: these end up as words of a command line.
+BEYOND_THE_SCHEMA = {"git.diff", "git.checkout", "git.branch", "git.clone", "git.push", "tests.make"}
+
+
+def fits(shape: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    jsonschema = pytest.importorskip("jsonschema")  # comes with ray
+    jsonschema.Draft202012Validator.check_schema(shape)
+    return bool(jsonschema.Draft202012Validator(shape).is_valid(arguments))
+
+
+def parts_of(shape: Any) -> list[dict[str, Any]]:
+    inner = shape.values() if isinstance(shape, dict) else shape if isinstance(shape, list) else ()
+    return [*([shape] if isinstance(shape, dict) else []), *(part for value in inner for part in parts_of(value))]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_schemas_are_flat_closed_and_bounded(spec: ToolSpec) -> None:
+    shape = spec.schema()
+    assert shape["additionalProperties"] is False
+    assert set(shape) == {"type", "properties", "required", "additionalProperties"}
+    for part in parts_of(shape):
+        assert not {"$ref", "$defs", "anyOf", "title", "default"} & set(part)
+        if part.get("type") == "string":
+            assert part["maxLength"] <= 8000
+        if part.get("type") == "array":
+            assert part["maxItems"] <= 100
+        if part.get("type") == "integer":
+            assert part["minimum"] <= part["maximum"]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_path_arguments_exist(spec: ToolSpec) -> None:
+    assert set(spec.writes) <= set(spec.paths) <= set(spec.arguments.model_fields)
+    assert {"path", "paths", "other", "glob"} & set(spec.arguments.model_fields) <= set(spec.paths)
+    assert spec.outside is (spec.name in {"git.clone", "git.pull", "git.push"})
+    assert spec.name.startswith(f"{spec.category}.")
+
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 30_000)
+    | st.text(max_size=20)
+    | st.sampled_from(["a.py", "main", "HEAD~1", "x" * 201, "x" * 501, "--all"])
+    | st.lists(st.text(max_size=5) | st.integers(), max_size=3)
+)
+
+
+@given(st.sampled_from(SPECS), st.data())
+def test_schema_and_model_agree(spec: ToolSpec, data: st.DataObject) -> None:
+    names = st.sampled_from([*spec.arguments.model_fields, "extra"])
+    required = data.draw(st.booleans())
+    arguments: dict[str, Any] = data.draw(st.dictionaries(names, VALUES, max_size=5))
+    if required:
+        arguments = {name: "a.py" for name in spec.schema()["required"] if name != "paths"} | arguments
+    by_schema = fits(spec.schema(None), arguments)
+    try:
+        spec.arguments.model_validate(arguments)
+        by_model = True
+    except ValidationError as error:
+        by_model = False
+        only_words = all(item["type"] == "value_error" for item in error.errors())
+        if only_words:
+            assert spec.name in BEYOND_THE_SCHEMA
+            return
+    assert by_schema is by_model
+
+
+def test_what_fits_the_short_schema_fits_the_model() -> None:
+    spec = CATALOGUE["files.write"]
+    assert fits(spec.schema(), {"path": "a", "content": "x" * 8000})
+    assert not fits(spec.schema(), {"path": "a", "content": "x" * 8001})
+    spec.arguments.model_validate({"path": "a", "content": "x" * 8001})
+    assert spec.schema(100)["properties"]["content"]["maxLength"] == 100
+
+
+def test_a_schema_is_the_callers_own() -> None:
+    spec = CATALOGUE["files.read"]
+    spec.schema()["properties"].clear()
+    assert spec.schema()["properties"]
+
+
+def test_the_wires_tools_are_all_there_in_order() -> None:
+    names = (
+        "files.read files.write files.append files.edit files.list files.search files.delete files.mkdir files.info files.diff "
+        "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone git.pull git.push "
+        "tests.pytest tests.npm tests.go tests.cargo tests.make"
+    )
+    assert list(CATALOGUE) == names.split()
+
+
+def test_the_offer_is_stable_and_short_for_a_small_model() -> None:
+    grant = grant_for("dev")
+    assert offered(grant) == offered(Grant(tools=tuple(reversed(grant.tools))))
+    core = describe(offered(grant, core=True))
+    assert core.splitlines()[2] == "files.append(path, content)  add to the end of a file"
+    assert len(core) < 600  # at three characters a token, 200 of the 900 tokens of a small prompt
+    assert (
+        hashlib.sha256(describe(offered(ALL)).encode()).hexdigest()
+        == hashlib.sha256("\n".join(f"{spec.signature}  {spec.summary}" for spec in SPECS).encode()).hexdigest()
+    )
+
+
+@pytest.mark.parametrize("ref", ["", "main", "HEAD~1", "v1.2", "HEAD@{1}", "origin/main"])
+def test_refs(ref: str) -> None:
+    CATALOGUE["git.diff"].arguments.model_validate({"ref": ref})
+
+
+@pytest.mark.parametrize("ref", ["-x", "--output=/tmp/x", "a..b", "a b", "a\n", "a:b", ":/fix"])
+def test_what_is_no_ref(ref: str) -> None:
+    with pytest.raises(ValidationError, match="is not a git ref"):
+        CATALOGUE["git.diff"].arguments.model_validate({"ref": ref})
+
+
+@pytest.mark.parametrize("name", ["a..b", "a.lock", "a/", "/a", "-x", "a//b", "a/.b", "a@{1}", "a b"])
+def test_what_is_no_branch(name: str) -> None:
+    with pytest.raises(ValidationError, match="is not a branch name"):
+        CATALOGUE["git.branch"].arguments.model_validate({"name": name})
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=5))
+def test_the_digest_is_deaf_to_the_order_of_keys(arguments: dict[str, Any]) -> None:
+    turned = dict(reversed(arguments.items()))
+    assert arguments_digest(arguments) == arguments_digest(turned)
+    assert json.loads(canonical(arguments)) == arguments
+
+
+def test_the_digest_of_what_is_no_json_is_still_a_digest() -> None:
+    assert len(arguments_digest({"a": object()})) == 64
+    assert arguments_digest({"a": 1}) != arguments_digest({"a": 2})
