@@ -123,7 +123,7 @@ class GitRunner:
         owner: tuple[int, int] | None = None,
     ) -> Answer:
         """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a `RepositoryError`."""
-        command = _command(args, caps)
+        command = _command(args, caps, env or {})
         return await asyncio.to_thread(self._call, command, cwd, stdin, env or {}, seconds=seconds or self._seconds, owner=owner)
 
     async def run(
@@ -174,7 +174,12 @@ class GitRunner:
             source.write(stdin)
             source.seek(0)
             running = self._execute(
-                cwd, _command(args, Caps()), istream=source, env=self._environment({}), as_process=True, **_process_options(None)
+                cwd,
+                _command(args, Caps(), {}),
+                istream=source,
+                env=self._environment({}),
+                as_process=True,
+                **_process_options(None),
             )
             process = cast("Any", running).proc
             timer = Timer(seconds or self._seconds, process.kill)
@@ -207,8 +212,8 @@ class GitRunner:
         return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **more}
 
 
-def _command(args: tuple[str, ...], caps: Caps) -> list[str]:
-    unset = [word for name in _UNSET.split() for word in ("-u", name)]
+def _command(args: tuple[str, ...], caps: Caps, env: Mapping[str, str]) -> list[str]:
+    unset = [word for name in _UNSET.split() if name not in env for word in ("-u", name)]
     settings = [word for setting in _CONFIG for word in ("-c", setting)]
     command = ["env", *unset, "git", "--no-pager", *settings, *args]
     limits = [f"ulimit -f {caps.file_bytes // 512 + 1}"] if caps.file_bytes else []  # POSIX sh counts blocks of 512

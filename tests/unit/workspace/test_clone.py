@@ -162,6 +162,7 @@ async def test_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) ->
     again = await clone.apply(sha, patch.diff, "Add hello_world()\n\nby agent-dev-001")
     assert again == patch
     assert await clone.changes(sha, patch.commit_sha) == [solved()]
+    assert not (clone.path / "index").exists()
     clone._trees.clear()
     assert await clone.has(patch.commit_sha)
 

@@ -1,0 +1,139 @@
+"""How a repository is set up and checked: said by `.moothall.toml` or the registry, else found out from its files.
+
+Commands are argv lists, run in the sandbox in the checkout; the environment that setup fills is at /env, its
+`bin` first on the PATH. A `.moothall.toml` (all keys optional; a string is split into words as a shell would,
+but no shell runs it):
+
+    setup = ["pip install -r ci.txt"]
+    protected = ["golden/**", "!tests/data/**"]     # added to the usual test files; '!' takes back
+    known_failures = ["tests/test_old.py::test_flaky"]
+    [checks]
+    tests = ["python", "-m", "pytest"]
+    lint = "ruff check ."
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from moothall.domain.ids import digest
+from moothall.domain.repository import Profile
+from moothall.errors import RepositoryError
+from moothall.workspace.clone import TrustedClone
+from moothall.workspace.detect import CONFIGURATION, Found, detect, wanted
+from moothall.workspace.rules import TEST_PATTERNS
+
+OWN_FILE = ".moothall.toml"
+PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, OWN_FILE)
+_TEXT_BYTES = 1_000_000
+_CHECK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+def _words(value: Any) -> Any:
+    try:
+        return tuple(shlex.split(value)) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"cannot be split into words: {error}") from error
+
+
+def _no_null(words: tuple[str, ...]) -> tuple[str, ...]:
+    if any("\0" in word for word in words) or not words[0].strip():
+        raise ValueError("a command's words hold no null character, and its program has a name")
+    return words
+
+
+def _check_name(name: str) -> str:
+    if not _CHECK_NAME.fullmatch(name):
+        raise ValueError("a check's name is 1 to 32 lower-case letters, digits, '-' or '_'")
+    return name
+
+
+_Argv = Annotated[
+    tuple[Annotated[str, Field(max_length=4000)], ...],
+    Field(min_length=1, max_length=200),
+    BeforeValidator(_words),
+    AfterValidator(_no_null),
+]
+_Pattern = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Commands(BaseModel):
+    """What a person says about a repository; None is left to detection."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    setup: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
+    checks: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Argv], Field(max_length=20)] | None = None
+    protected: Annotated[tuple[_Pattern, ...], Field(max_length=200)] = ()
+    known_failures: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=5000)] = ()
+
+    def over(self, other: Commands) -> Commands:
+        """Return these where they say something, else the other's; patterns and failures of both."""
+        return Commands(
+            setup=other.setup if self.setup is None else self.setup,
+            checks=other.checks if self.checks is None else self.checks,
+            protected=(*other.protected, *self.protected),
+            known_failures=(*other.known_failures, *self.known_failures),
+        )
+
+
+async def read_profile(clone: TrustedClone, sha: str, registered: Commands | None = None) -> Profile:
+    """Return the profile of a commit; what was `registered` goes before the repository's own file."""
+    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None}
+    texts = {}
+    for path in (*wanted(objects), *([OWN_FILE] if OWN_FILE in objects else [])):
+        texts[path] = (await clone.read(sha, path, _TEXT_BYTES)).decode(errors="replace")
+    return make_profile(objects, texts, registered)
+
+
+def make_profile(objects: Mapping[str, str], texts: Mapping[str, str], registered: Commands | None = None) -> Profile:
+    """Return the profile of a tree of path → object id; `texts` are the files that say something. Pure."""
+    own = parse_own(texts[OWN_FILE]) if OWN_FILE in texts else Commands()
+    said = registered.over(own) if registered else own
+    found = detect(objects, texts) if said.setup is None or said.checks is None else Found()
+    setup = found.setup if said.setup is None else said.setup
+    reads = sorted(path for path in (*found.reads, *(wanted(objects) if said.setup else ())) if path in objects)
+    return Profile(
+        setup=setup,
+        checks=found.checks if said.checks is None else dict(said.checks),
+        protected=(*PROTECTED, *found.protected, *said.protected),
+        known_failures=said.known_failures,
+        lock_digest=_lock_digest(setup, {path: objects[path] for path in reads}),
+    )
+
+
+def parse_own(text: str) -> Commands:
+    """Return what a `.moothall.toml` says; raises `RepositoryError` with the line that is wrong."""
+    try:
+        return Commands.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise RepositoryError(f"{OWN_FILE} is not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = [str(part) for part in first["loc"] if part != "[key]"]
+        known = "" if first["type"] != "extra_forbidden" else f"; the keys are {', '.join(Commands.model_fields)}"
+        raise RepositoryError(
+            f"{OWN_FILE}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first['msg']}{known}"
+        ) from error
+
+
+def _line_of(text: str, keys: list[str]) -> int:
+    """Find the line of the innermost key that the text spells (indices of lists are none)."""
+    lines = text.splitlines()
+    for key in reversed(keys):
+        for number, line in enumerate(lines, 1):
+            if not key.isdigit() and re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line):
+                return number
+    return 1
+
+
+def _lock_digest(setup: tuple[tuple[str, ...], ...], reads: Mapping[str, str]) -> str:
+    commands = [digest(*argv) for argv in setup]
+    files = [digest(path, oid) for path, oid in sorted(reads.items())]
+    return digest("lock", *commands, "files", *files)
