@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +53,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All chains under a data directory."""
+    """All chains under a data directory. `unfinished` counts calls that began and whose end is not recorded:
+    those that run just now, and those that a crash ended.
+    """
 
     chains: int
     records: int
     problems: tuple[Problem, ...]
+    unfinished: int = 0
 
     @property
     def ok(self) -> bool:
@@ -138,7 +142,12 @@ def verify_all(data_dir: Path) -> AuditReport:
     paths = sorted({*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))})
     readings = [_Reading(path) for path in paths]
     problems = tuple(problem for reading in readings for problem in reading.problems())
-    return AuditReport(len(paths), sum(reading.records for reading in readings), problems)
+    return AuditReport(
+        chains=len(paths),
+        records=sum(reading.records for reading in readings),
+        problems=problems,
+        unfinished=sum(reading.open.total() for reading in readings),
+    )
 
 
 class _Reading:
@@ -147,6 +156,7 @@ class _Reading:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records = 0
+        self.open: Counter[tuple[str, ...]] = Counter()
         self._last = Head(0, GENESIS)
         self._line = 0
         self._at_head: str | None = None
@@ -185,6 +195,11 @@ class _Reading:
             yield self._problem(f"record {record['seq']} does not follow from the one before it")
         self._last = Head(record["seq"], record["hash"])
         self.records += 1
+        if record.get("phase") in {"start", "finish"}:
+            call = tuple(str(record.get(name)) for name in ("task_id", "seat", "request_id"))
+            self.open[call] += 1 if record["phase"] == "start" else -1
+            if not self.open[call]:
+                del self.open[call]
 
     def _torn(self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False) -> Problem:
         line = self._line - 1

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +38,14 @@ async def test_calls_side_by_side_make_one_chain(tmp_path: Path) -> None:
     assert {task.result() for task in ids} == {f"host-1:{seq}" for seq in range(1, 101)}
     report = verify_all(tmp_path)
     assert (report.ok, report.chains, report.records, report.problems) == (True, 1, 100, ())
+
+
+async def test_calls_without_an_end_are_counted(tmp_path: Path) -> None:
+    async with AuditLog(tmp_path, "host-1") as audit:
+        for number, phase in ((1, "start"), (2, "start"), (2, "start"), (2, "finish"), (3, "start"), (3, "finish")):
+            kind: Any = phase
+            await audit.append(replace(entry(number), phase=kind))
+    assert verify_all(tmp_path).unfinished == 2
 
 
 async def test_a_restart_goes_on_with_the_chain(tmp_path: Path) -> None:
