@@ -1,0 +1,1 @@
+"""The callers' door: gRPC servers. Protobuf is known here and nowhere else."""

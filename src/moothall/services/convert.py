@@ -1,0 +1,263 @@
+"""Between protobuf and the domain's words. Nothing is decided here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2
+
+import moothall
+from moothall.domain.budget import Budget, Usage
+from moothall.domain.event import Event
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import Operation, Proposal, Review, SeatOutcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+
+_LINT_ERRORS = 50
+# protobuf's JSON parser takes 100 levels, and counts a Struct's several times.
+_STRUCT_DEPTH = 24
+_STRUCT_NUMBER = 2**1000
+
+
+# ---- from callers
+
+
+def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
+    """Return what a caller asks for; unset stays unset, the desk fills in and checks."""
+    repository = message.repository
+    return DeliberationRequest(
+        description=message.task_description,
+        role=message.role,
+        task_id=message.task_id,
+        constraints=Constraints(
+            rubric=message.constraints.rubric,
+            requirements=tuple(message.constraints.requirements),
+            metadata=dict(message.constraints.metadata),
+            max_iterations=message.constraints.max_iterations,
+            timeout_seconds=message.constraints.timeout_seconds,
+        ),
+        rounds=message.rounds if message.HasField("rounds") else None,
+        num_agents=message.num_agents,
+        repository=RepositoryRef(id=repository.id, url=repository.url, ref=repository.ref)
+        if repository.id or repository.url or repository.ref
+        else None,
+        protocol=message.protocol,
+        budget=Budget(
+            tokens=message.budget.tokens,
+            seconds=message.budget.seconds,
+            calls=message.budget.calls,
+            cost_usd=message.budget.cost_usd,
+        ),
+        adaptive=message.adaptive,
+    )
+
+
+# ---- to callers
+
+
+def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueType:
+    """Return the wire's enum value."""
+    return pb.DeliberationStatus.Value(f"DELIBERATION_STATUS_{status.value}")
+
+
+def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
+    """Return the answer to the caller who waited."""
+    return pb.DeliberateResponse(
+        results=result_messages(outcome.results),
+        winner_id=outcome.winner_id,
+        duration_ms=outcome.duration_ms,
+        metadata=_metadata(outcome),
+        task_id=outcome.task_id,
+        status=status_message(outcome.status),
+        usage=_usage(outcome.usage),
+        proven=outcome.proven,
+        branch=outcome.branch,
+        error_message=outcome.error_message,
+        seats=map(_seat, outcome.seats),
+    )
+
+
+def result_response(outcome: Outcome) -> pb.GetDeliberationResultResponse:
+    """Return how it stands to the caller who polls."""
+    return pb.GetDeliberationResultResponse(
+        task_id=outcome.task_id,
+        status=status_message(outcome.status),
+        results=result_messages(outcome.results),
+        winner_id=outcome.winner_id,
+        duration_ms=outcome.duration_ms,
+        error_message=outcome.error_message,
+        metadata=_metadata(outcome),
+        usage=_usage(outcome.usage),
+        proven=outcome.proven,
+        branch=outcome.branch,
+        seats=map(_seat, outcome.seats),
+    )
+
+
+def result_messages(results: Iterable[Result]) -> list[pb.DeliberationResult]:
+    """Return the ranking; each candidate with the earlier contents of its seat, oldest first."""
+    ranked = list(results)
+    return [
+        pb.DeliberationResult(
+            proposal=pb.Proposal(
+                author_id=result.seat,
+                author_role=result.role,
+                content=result.content,
+                created_at_ms=result.created_at_ms,
+                revisions=[
+                    earlier.content
+                    for earlier in sorted(ranked, key=lambda other: other.revision)
+                    if earlier.seat == result.seat and earlier.revision < result.revision
+                ],
+                diff=result.diff,
+                commit_sha=result.commit_sha,
+                operations=map(_operation, result.operations),
+            ),
+            checks=check_suite(result.evidence, all_passed=result.passed_gates),
+            score=result.score,
+            rank=result.rank,
+            evidence=map(_evidence, result.evidence),
+            reasons=result.reasons,
+            reviews=map(_review, result.reviews),
+        )
+        for result in ranked
+    ]
+
+
+def proposal_message(proposal: Proposal) -> pb.DeliberationResult:
+    """Return a candidate that nothing is known of yet but its content: no rank, no checks."""
+    return pb.DeliberationResult(
+        proposal=pb.Proposal(
+            author_id=proposal.seat,
+            author_role=proposal.role,
+            content=proposal.content,
+            created_at_ms=proposal.created_at_ms,
+            diff=proposal.diff,
+            commit_sha=proposal.commit_sha,
+            operations=map(_operation, proposal.operations),
+        )
+    )
+
+
+def check_suite(evidence: Iterable[Evidence], *, all_passed: bool) -> pb.CheckSuite:
+    """Return the checks by kind. A part without its check stays unset: that is not `passed`."""
+    suite = pb.CheckSuite(all_passed=all_passed)
+    for item in evidence:
+        passed = item.verdict == Verdict.PASSED
+        complaints = [] if passed else [line for line in item.output.splitlines() if line.strip()][:_LINT_ERRORS]
+        if item.check == "lint":
+            suite.lint.CopyFrom(pb.LintCheck(passed=passed, error_count=item.failed or len(complaints), errors=complaints))
+        elif item.check == "policy":
+            suite.policy.CopyFrom(pb.PolicyCheck(passed=passed, violations=complaints, message=item.verdict.value))
+        else:
+            suite.additional_checks.append(_additional(item))
+    return suite
+
+
+def _additional(item: Evidence) -> pb.AdditionalCheck:
+    counted = item.passed + item.failed
+    whole = 1.0 if item.verdict == Verdict.PASSED else 0.0
+    return pb.AdditionalCheck(
+        check_type=item.check,
+        passed=item.verdict == Verdict.PASSED,
+        score=item.passed / counted if counted else whole,
+        message=f"{item.verdict.value}: {item.passed} passed, {item.failed} failed, {item.skipped} skipped",
+        details={"verdict": item.verdict.value, "duration_ms": str(item.duration_ms), "proven": str(item.proven).lower()},
+    )
+
+
+def event_message(event: Event) -> common_pb2.Event:
+    """Return a fact; its data as a Struct, in which every number is a double."""
+    return common_pb2.Event(
+        id=event.id,
+        type=event.type.value,
+        subject=event.subject,
+        correlation_id=event.correlationid,
+        causation_id=event.causationid,
+        time=event.time,
+        data=_struct(event.data),
+    )
+
+
+def _struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
+    return json_format.ParseDict(_bounded(data, _STRUCT_DEPTH), struct_pb2.Struct())
+
+
+def _bounded(value: Any, depth: int) -> Any:
+    """Return JSON data that a Struct can hold; what a model or a tool nested or counted beyond that, as text."""
+    match value:
+        case Mapping() if depth:
+            return {str(key): _bounded(item, depth - 1) for key, item in value.items()}
+        case list() | tuple() if depth:
+            return [_bounded(item, depth - 1) for item in value]
+        case None | bool() | float() | str():
+            return value
+        case int() if abs(value) < _STRUCT_NUMBER:
+            return value
+        case int():
+            return hex(value)  # its decimal digits could be more than Python is willing to count
+        case _:
+            return "[left out]"
+
+
+def _metadata(outcome: Outcome) -> pb.OrchestratorMetadata:
+    tags = {"final_state": outcome.final_state, "role": outcome.role, "story_id": outcome.story_id}
+    return pb.OrchestratorMetadata(
+        orchestrator_version=moothall.__version__,
+        timestamp_ms=time.time_ns() // 1_000_000,
+        execution_id=outcome.task_id,
+        tags={key: value for key, value in tags.items() if value},
+    )
+
+
+def _usage(usage: Usage) -> common_pb2.Usage:
+    return common_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        calls=usage.calls,
+        cost_usd=usage.cost_usd,
+    )
+
+
+def _evidence(item: Evidence) -> common_pb2.Evidence:
+    return common_pb2.Evidence(
+        check=item.check,
+        verdict=item.verdict.value,
+        passed=item.passed,
+        failed=item.failed,
+        skipped=item.skipped,
+        duration_ms=item.duration_ms,
+        output=item.output,
+        proven=item.proven,
+    )
+
+
+def _review(review: Review) -> common_pb2.Review:
+    return common_pb2.Review(
+        reviewer_id=review.reviewer, score=review.score, met=review.met, unmet=review.unmet, comment=review.comment
+    )
+
+
+def _operation(operation: Operation) -> common_pb2.ToolOperation:
+    return common_pb2.ToolOperation(
+        tool=operation.tool,
+        arguments_digest=operation.arguments_digest,
+        status=operation.status,
+        duration_ms=operation.duration_ms,
+    )
+
+
+def _seat(seat: SeatOutcome) -> pb.SeatOutcome:
+    return pb.SeatOutcome(
+        agent_id=seat.seat,
+        status=seat.status.value,
+        error_code=seat.error_code,
+        error_message=seat.error_message,
+        usage=_usage(seat.usage),
+    )

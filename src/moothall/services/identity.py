@@ -1,0 +1,130 @@
+"""Who calls: a bearer token becomes a principal before anything of the request is read."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from moothall import config
+from moothall.domain.identity import LOCAL, Principal
+from moothall.errors import ConfigurationError
+from moothall.services.status import OPEN_SERVICES, abort
+
+_caller: ContextVar[Principal] = ContextVar("caller")
+
+
+def caller() -> Principal:
+    """Return the principal of the call that is being answered; a `LookupError` elsewhere is a bug."""
+    return _caller.get()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine alone. A name other than localhost is not trusted to be."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def ensure_token(data_dir: Path) -> str:
+    """Return the token of this data directory, made at the first run; only its owner can read the file.
+
+    Raises `ConfigurationError` where the file is empty, readable by others, or cannot be made.
+    """
+    path = data_dir / "token"
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _make_token(path)
+        mode = path.stat().st_mode
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
+    if mode & 0o077:
+        raise ConfigurationError(f"the token file {path} can be read by others; run: chmod 600 {path}")
+    if not token:
+        raise ConfigurationError(f"the token file {path} is empty; delete it and a new one is made")
+    return token
+
+
+def _make_token(path: Path) -> None:
+    """Put a complete file in place, whoever of several processes comes first."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 0600
+    fresh = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        pass  # another process was first: its token is the one
+    finally:
+        fresh.unlink()
+
+
+def read_tokens(settings: config.Grpc, data_dir: Path) -> Mapping[str, Principal]:
+    """Return who each accepted token stands for: the configured one, else on loopback the first-run token.
+
+    Raises `ConfigurationError` where anything but loopback is bound without a configured token.
+    """
+    if settings.token is not None:
+        return {settings.token.get_secret_value(): LOCAL}
+    if not is_loopback(settings.host):
+        raise ConfigurationError(f"grpc.host {settings.host} is no loopback address: set grpc.token (MOOTHALL_GRPC__TOKEN)")
+    return {ensure_token(data_dir): LOCAL}
+
+
+class IdentityInterceptor(grpc.aio.ServerInterceptor):
+    """Lets calls with a known token through, as their principal. Health and reflection are open to all."""
+
+    def __init__(self, tokens: Mapping[str, Principal]) -> None:
+        self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the call's handler, or one that refuses it."""
+        if handler_call_details.method.startswith(OPEN_SERVICES):
+            return await continuation(handler_call_details)
+        principal = self._principal(handler_call_details.invocation_metadata or ())
+        if principal is None:
+            # A stream on both sides: it is refused before any of the request is read.
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        # The handler runs in this call's own task, and so in this context.
+        _caller.set(principal)
+        return await continuation(handler_call_details)
+
+    def _principal(self, metadata: Any) -> Principal | None:
+        given = [str(value) for key, value in metadata if key == "authorization"]
+        if len(given) != 1:
+            return None
+        scheme, _, token = given[0].partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        found = None
+        for known, principal in self._tokens:  # all of them, so that time says nothing
+            if hmac.compare_digest(known, token.strip().encode()):
+                found = principal
+        return found
+
+
+async def _refuse(_request: Any, context: Any) -> None:
+    await abort(
+        context,
+        grpc.StatusCode.UNAUTHENTICATED,
+        "UNAUTHENTICATED",
+        "a valid token is needed: metadata 'authorization: Bearer TOKEN'; on this machine the token is in the data directory's file 'token'",
+    )

@@ -1,0 +1,152 @@
+"""OrchestratorService: the desk's door for gRPC callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from moothall import telemetry
+from moothall.collector.progress import Progress, Step, describe
+from moothall.domain.codec import load
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, new_task_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.proposal import Proposal
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
+from moothall.ports import Deliberations
+from moothall.services import convert
+from moothall.services.identity import caller
+
+log = telemetry.get_logger(__name__)
+
+_CANCEL_SECONDS = 10.0
+
+
+class OrchestratorService(pb_grpc.OrchestratorServiceServicer):
+    """Deliberations over gRPC. The council's and story's calls are not served yet: UNIMPLEMENTED."""
+
+    def __init__(self, desk: Deliberations) -> None:
+        self._desk = desk
+        self._stopping = False
+
+    def stop(self) -> None:
+        """From now on a call that ends early ended by the server's will, not by its caller's."""
+        self._stopping = True
+
+    async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:  # noqa: N802 - the RPC's name
+        """Submit and wait; the deliberation dies with the call."""
+        del context
+        who, asked = caller(), _with_id(convert.request_of(request))
+        submitted = False
+        try:
+            await self._desk.submit(asked, who)
+            submitted = True
+            return convert.deliberate_response(await self._desk.wait(asked.task_id, who))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                await self._abandon(asked, who, submitted=submitted)
+            raise
+
+    async def SubmitDeliberation(  # noqa: N802 - the RPC's name
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> pb.SubmitDeliberationResponse:
+        """Submit and return at once."""
+        del context
+        deliberation = await self._desk.submit(convert.request_of(request), caller())
+        return pb.SubmitDeliberationResponse(
+            task_id=deliberation.task_id,
+            status=convert.status_message(DeliberationStatus.PENDING),
+            agent_count=len(deliberation.seats),
+        )
+
+    async def GetDeliberationResult(  # noqa: N802 - the RPC's name
+        self, request: pb.GetDeliberationResultRequest, context: Any
+    ) -> pb.GetDeliberationResultResponse:
+        """Say how it stands."""
+        del context
+        return convert.result_response(await self._desk.result(check_id(request.task_id, "task_id"), caller()))
+
+    async def StreamDeliberation(  # noqa: N802 - the RPC's name
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
+        """Submit and follow; a caller that goes away only detaches."""
+        del context
+        who = caller()
+        deliberation = await self._desk.submit(convert.request_of(request), who)
+        async for update in self._updates(deliberation.task_id, 0, who):
+            yield update
+
+    async def WatchDeliberation(  # noqa: N802 - the RPC's name
+        self, request: pb.WatchDeliberationRequest, context: Any
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
+        """Follow from after a seq."""
+        del context
+        if request.after_seq < 0:
+            raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
+        async for update in self._updates(check_id(request.task_id, "task_id"), request.after_seq, caller()):
+            yield update
+
+    async def CancelDeliberation(  # noqa: N802 - the RPC's name
+        self, request: pb.CancelDeliberationRequest, context: Any
+    ) -> pb.CancelDeliberationResponse:
+        """Stop it."""
+        del context
+        reason = request.reason or "cancelled by its caller"
+        status = await self._desk.cancel(check_id(request.task_id, "task_id"), reason, caller())
+        return pb.CancelDeliberationResponse(status=convert.status_message(status))
+
+    async def _updates(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[pb.DeliberationUpdate]:
+        progress = Progress()
+        # Read from the beginning: how far it is follows from all events, also from those that the caller has seen.
+        async for recorded in self._desk.watch(task_id, 0, who):
+            progress, step = describe(progress, recorded)
+            if recorded.seq > after_seq:
+                yield _update(task_id, recorded, step)
+
+    async def _abandon(self, asked: DeliberationRequest, who: Principal, *, submitted: bool) -> None:
+        """Cancel a deliberation whose caller is gone."""
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                if not submitted:
+                    # The submission was cut and may or may not have been recorded. Repeating it is harmless,
+                    # and says `AlreadyExists` where the id belongs to somebody else's deliberation.
+                    await self._desk.submit(asked, who)
+                await self._desk.cancel(asked.task_id, "the caller went away", who)
+        except AlreadyExists:
+            return
+        except (MoothallError, TimeoutError) as error:
+            log.warning("could not cancel after the caller went away", task_id=asked.task_id, error=str(error))
+
+
+def _with_id(request: DeliberationRequest) -> DeliberationRequest:
+    """Name it before it is submitted, so that it can be cancelled at any moment after."""
+    return request if request.task_id else replace(request, task_id=new_task_id())
+
+
+def _update(task_id: str, recorded: Recorded, step: Step) -> pb.DeliberationUpdate:
+    return pb.DeliberationUpdate(
+        status=step.status.value,
+        progress_percent=step.percent,
+        current_step=step.step,
+        current_agent=step.agent,
+        partial_result=_partial_result(recorded),
+        seq=recorded.seq,
+        event=convert.event_message(recorded.event),
+        task_id=task_id,
+    )
+
+
+def _partial_result(recorded: Recorded) -> pb.DeliberationResult | None:
+    """Return the candidate that the event is about: a fresh one, or at the end the winner."""
+    event = recorded.event
+    if event.type in {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}:
+        return convert.proposal_message(load(Proposal, event.data["proposal"]))
+    if event.type == EventType.DELIBERATION_DECIDED and event.data.get("winner_id"):
+        return next(iter(convert.result_messages(load(Outcome, event.data).results)), None)
+    return None

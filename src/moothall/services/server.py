@@ -1,0 +1,124 @@
+"""One gRPC server for all services: identity, errors, health, reflection, limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from moothall import config
+from moothall.domain.identity import Principal
+from moothall.errors import ConfigurationError
+from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from moothall.ports import Deliberations
+from moothall.services.identity import IdentityInterceptor, is_loopback
+from moothall.services.orchestrator import OrchestratorService
+from moothall.services.status import ErrorInterceptor
+
+_ORCHESTRATOR = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+_KEEPALIVE_TIMEOUT_MS = 20_000
+_PING_INTERVAL_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that listens. `port` is the one that it got where 0 was asked for."""
+
+    host: str
+    port: int
+
+    @property
+    def target(self) -> str:
+        """What a client connects to."""
+        return _address(self.host, self.port)
+
+
+@asynccontextmanager
+async def grpc_server(
+    settings: config.Grpc, limits: config.Limits, desk: Deliberations, tokens: Mapping[str, Principal]
+) -> AsyncIterator[Server]:
+    """Serve until the context ends; then calls in flight get `settings.grace_seconds` to end.
+
+    `tokens` says who each accepted bearer token stands for (`identity.read_tokens`). Raises
+    `ConfigurationError` without tokens, without TLS on anything but loopback, and where the
+    address is taken.
+    """
+    if not tokens or not all(tokens):
+        raise ConfigurationError("the gRPC server needs a token that is not empty: set grpc.token")
+    credentials = await asyncio.to_thread(_credentials, settings)
+    server = grpc.aio.server(
+        # The first one sees a call first: nothing is answered, not even an error, before it is known who asks.
+        interceptors=(IdentityInterceptor(tokens), ErrorInterceptor()),
+        options=_options(settings, limits),
+        maximum_concurrent_rpcs=settings.calls,
+    )
+    orchestrator = OrchestratorService(desk)
+    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(orchestrator, server)
+    checkup = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
+    reflection.enable_server_reflection((_ORCHESTRATOR, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _bind(server, settings, credentials)
+    await server.start()
+    try:
+        await checkup.set(_ORCHESTRATOR, health_pb2.HealthCheckResponse.SERVING)
+        yield Server(settings.host, port)
+    finally:
+        orchestrator.stop()
+        await checkup.enter_graceful_shutdown()
+        await server.stop(settings.grace_seconds)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _options(settings: config.Grpc, limits: config.Limits) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        # What a caller asked for may be long (diffs of many seats); it sets its own limit for what it takes.
+        ("grpc.max_send_message_length", -1),
+        # A caller that vanished without a word is noticed, and its deliberation stopped.
+        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        # Callers who wait for long may ask too.
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Two servers on one port would share the calls between them.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _credentials(settings: config.Grpc) -> grpc.ServerCredentials | None:
+    """Return TLS credentials, or None for plain text on loopback."""
+    if settings.tls_cert is None and settings.tls_key is None:
+        if not is_loopback(settings.host):
+            raise ConfigurationError(
+                f"grpc.host {settings.host} is no loopback address: set grpc.tls_cert and grpc.tls_key, or bind 127.0.0.1"
+            )
+        return None
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise ConfigurationError("grpc.tls_cert and grpc.tls_key belong together; only one of them is set")
+    try:
+        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"the TLS files of the gRPC server cannot be read: {error}") from error
+    return grpc.ssl_server_credentials([pair])
+
+
+def _bind(server: grpc.aio.Server, settings: config.Grpc, credentials: grpc.ServerCredentials | None) -> int:
+    address = _address(settings.host, settings.port)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        tls = "" if credentials is None else ", or grpc.tls_cert and grpc.tls_key are no PEM certificate and its key"
+        raise ConfigurationError(
+            f"the gRPC server cannot listen on {address}: the port is taken or the address is not this machine's{tls}"
+        ) from error

@@ -1,0 +1,51 @@
+"""A gRPC server on a free port in front of a desk in memory, and a client that carries a token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc.aio
+
+from moothall import config
+from moothall.domain.identity import LOCAL, Principal
+from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
+from moothall.services.server import Server, grpc_server
+from moothall.testing.desk import MemoryDesk
+
+TOKEN = "a-token-of-the-tests"  # noqa: S105 - of tests
+OTHER = "a-token-of-another-tenant"
+TOKENS = {TOKEN: LOCAL, OTHER: Principal("eve", "elsewhere")}
+
+
+class Client:
+    """A stub whose calls carry a token and end after 20 seconds."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str | None = TOKEN) -> None:
+        self._stub = cast("Any", pb_grpc.OrchestratorServiceStub(channel))
+        self.metadata = [("authorization", f"Bearer {token}")] if token is not None else []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+        return lambda request, **more: method(request, **({"metadata": self.metadata, "timeout": 20} | more))
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server and somebody who calls it."""
+
+    server: Server
+    channel: grpc.aio.Channel
+    client: Client
+
+
+@asynccontextmanager
+async def serving(desk: MemoryDesk, **settings: Any) -> AsyncIterator[Serving]:
+    """Serve `desk` until the context ends."""
+    asked = config.Grpc(**({"port": 0, "grace_seconds": 0.2} | settings))
+    async with AsyncExitStack() as callers, grpc_server(asked, config.Limits(), desk, TOKENS) as server:
+        # The caller outlives the server, to see how it ends.
+        channel = await callers.enter_async_context(grpc.aio.insecure_channel(server.target))
+        yield Serving(server, channel, Client(channel))

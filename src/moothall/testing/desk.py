@@ -1,0 +1,148 @@
+"""A front desk in memory: what its callers see of the real one, moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.identity import Principal
+from moothall.domain.ids import new_task_id, read_role, seat_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import DEFAULT_PROTOCOL, DEFAULT_SEATS, Deliberation, DeliberationRequest
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+
+MOST_SEATS = 16
+
+
+@dataclass
+class _Kept:
+    request: DeliberationRequest
+    deliberation: Deliberation
+    outcome: Outcome
+    events: list[Recorded] = field(default_factory=list)
+
+
+class MemoryDesk:
+    """Implements `ports.Deliberations`. A test plays the council with `record` and `decide`."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+        self._changed = asyncio.Condition()
+        self._seq = 0
+        self.cancelled: dict[str, str] = {}
+        self.submitted = asyncio.Event()
+        self.watchers = 0
+        self.open_gate = asyncio.Event()
+        self.open_gate.set()
+        self.waiting = 0
+        self.failure: BaseException | None = None
+
+    async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+        """Keep it, once the gate is open. A `failure` that was planted is raised."""
+        if self.failure is not None:
+            raise self.failure
+        self.waiting += 1
+        await self.open_gate.wait()
+        self.waiting = 0
+        if request.num_agents > MOST_SEATS:
+            raise InvalidRequest(f"num_agents is {request.num_agents}; at most {MOST_SEATS}")
+        if not request.description.strip():
+            raise InvalidRequest("the task is empty")
+        task_id = request.task_id or new_task_id()
+        if task_id in self._kept:
+            if self._kept[task_id].request != request:
+                raise AlreadyExists(f"{task_id} is taken")
+            return self._kept[task_id].deliberation
+        role = read_role(request.role)
+        deliberation = Deliberation(
+            task_id=task_id,
+            description=request.description,
+            role=role,
+            protocol=DEFAULT_PROTOCOL,
+            seats=tuple(seat_id(role, n + 1) for n in range(request.num_agents or DEFAULT_SEATS)),
+            rounds=request.rounds if request.rounds is not None else 1,
+            deadline=datetime.now(UTC) + timedelta(hours=1),
+            max_turns=3,
+            tenant=who.tenant,
+            principal=who.name,
+        )
+        pending = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant, role=role, agent_count=len(deliberation.seats))
+        self._kept[task_id] = _Kept(request, deliberation, pending)
+        await self.record(task_id, EventType.DELIBERATION_REQUESTED, dump(deliberation))
+        self.submitted.set()
+        return deliberation
+
+    async def result(self, task_id: str, who: Principal) -> Outcome:
+        """Return how it stands."""
+        return self._visible(task_id, who).outcome
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        """Return the end."""
+        kept = self._visible(task_id, who)
+        async with self._changed:
+            await self._changed.wait_for(lambda: kept.outcome.status.ended)
+        return kept.outcome
+
+    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
+        """Yield events and end after the decision."""
+        kept = self._visible(task_id, who)
+        self.watchers += 1
+        told: list[Recorded] = []
+        try:
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: len(kept.events) > len(told))
+                recorded = kept.events[len(told)]
+                told.append(recorded)
+                if recorded.seq > after_seq:
+                    yield recorded
+                if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                    return
+        finally:
+            self.watchers -= 1
+
+    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+        """Stop it, and decide it as cancelled."""
+        kept = self._visible(task_id, who)
+        if not kept.outcome.status.ended:
+            self.cancelled[task_id] = reason
+            await self.record(task_id, EventType.DELIBERATION_CANCELLED, {"task_id": task_id, "reason": reason})
+            await self.decide(replace(kept.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled"))
+        return kept.outcome.status
+
+    async def record(self, task_id: str, kind: EventType, data: Mapping[str, Any]) -> int:
+        """Write a fact and return its seq."""
+        kept = self._kept[task_id]
+        self._seq += 1
+        kept.events.append(Recorded(self._seq, new_event(kind, task_id, data, ordinal=self._seq)))
+        async with self._changed:
+            self._changed.notify_all()
+        return self._seq
+
+    async def decide(self, outcome: Outcome) -> None:
+        """Write the decision."""
+        self._kept[outcome.task_id].outcome = outcome
+        await self.record(outcome.task_id, EventType.DELIBERATION_DECIDED, dump(outcome))
+
+    def known(self) -> list[str]:
+        """Return the ids of all deliberations."""
+        return list(self._kept)
+
+    def deliberation(self, task_id: str) -> Deliberation:
+        """Return what was made of the request."""
+        return self._kept[task_id].deliberation
+
+    def request(self, task_id: str) -> DeliberationRequest:
+        """Return what was asked."""
+        return self._kept[task_id].request
+
+    def _visible(self, task_id: str, who: Principal) -> _Kept:
+        kept = self._kept.get(task_id)
+        if kept is None or kept.deliberation.tenant != who.tenant:
+            raise NotFound(f"no deliberation {task_id!r}")
+        return kept

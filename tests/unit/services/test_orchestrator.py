@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from moothall import errors
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.proposal import Proposal
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.callers import OTHER, Client, Serving, serving
+from moothall.testing.desk import MemoryDesk
+
+ASK = pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", task_id="task-1")
+FIND = pb.GetDeliberationResultRequest(task_id="task-1")
+
+
+def ended(status: DeliberationStatus = DeliberationStatus.COMPLETED, winner: str = "agent-dev-001") -> Outcome:
+    return Outcome("task-1", status, role="dev", winner_id=winner, final_state="committed", duration_ms=5)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo, list[str]]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    status = rpc_status.from_call(cast("grpc.Call", caught.value))
+    info = error_details_pb2.ErrorInfo()
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    return caught.value.code(), info, [status.message, *(detail.type_url for detail in status.details)]
+
+
+async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
+    return [await anext(stream) for _ in range(count)]
+
+
+async def test_a_client_that_waits_gets_the_outcome(desk: MemoryDesk, client: Client) -> None:
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(_waited(client, pb.DeliberateRequest(task_description="t", role="dev", rounds=1, num_agents=3)))
+        await desk.submitted.wait()
+        (task_id,) = desk.known()
+        await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-002"))
+    answer = call.result()
+    assert (answer.task_id, answer.winner_id) == (task_id, "agent-dev-002")
+    assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
+    assert answer.metadata.execution_id == task_id
+    assert desk.request(task_id).rounds == 1
+
+
+async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.DeliberateResponse:
+    answer: pb.DeliberateResponse = await client.Deliberate(request)
+    return answer
+
+
+async def test_submit_answers_at_once_and_the_result_can_be_polled(desk: MemoryDesk, client: Client) -> None:
+    answer = await client.SubmitDeliberation(ASK)
+    assert (answer.task_id, answer.status, answer.agent_count) == ("task-1", pb.DELIBERATION_STATUS_PENDING, 3)
+    assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_PENDING
+    await desk.decide(ended())
+    found = await client.GetDeliberationResult(FIND)
+    assert (found.status, found.winner_id, found.duration_ms) == (pb.DELIBERATION_STATUS_COMPLETED, "agent-dev-001", 5)
+
+
+async def test_a_stream_tells_every_event_and_ends_with_the_decision(desk: MemoryDesk, client: Client) -> None:
+    stream = client.StreamDeliberation(ASK)
+    updates = stream.__aiter__()
+    first = await anext(updates)
+    assert (first.status, first.task_id, first.event.type) == ("PENDING", "task-1", "moothall.deliberation.requested")
+    await desk.record("task-1", EventType.SEAT_STARTED, {"task_id": "task-1", "seat": "agent-dev-001", "approach": "directly"})
+    proposal = Proposal("agent-dev-001", "dev", "done", diff="diff")
+    await desk.record("task-1", EventType.SEAT_PROPOSED, {"seat": "agent-dev-001", "proposal": dump(proposal)})
+    await desk.decide(ended())
+    rest = [update async for update in updates]
+    assert [update.status for update in rest] == ["IN_PROGRESS", "IN_PROGRESS", "COMPLETED"]
+    assert [update.current_agent for update in rest] == ["agent-dev-001", "agent-dev-001", ""]
+    assert rest[1].partial_result.proposal.diff == "diff"
+    assert rest[0].event.data["approach"] == "directly"
+    assert rest[-1].progress_percent == 100
+    percents = [first.progress_percent, *(update.progress_percent for update in rest)]
+    assert percents == sorted(percents)
+    assert all(update.current_step for update in rest)
+
+
+async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(desk: MemoryDesk, client: Client) -> None:
+    await client.SubmitDeliberation(ASK)
+    for turn in range(5):
+        await desk.record("task-1", EventType.SEAT_TURN, {"seat": "agent-dev-001", "turn": turn + 1, "operations": []})
+    call = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1"))
+    seen = await take(call.__aiter__(), 3)
+    call.cancel()
+    await desk.decide(ended())
+    again = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1", after_seq=seen[-1].seq))
+    rest = [update async for update in again]
+    assert [update.seq for update in [*seen, *rest]] == list(range(1, 8))
+    assert rest[0].progress_percent >= seen[-1].progress_percent
+
+
+async def test_cancelling_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
+    await client.SubmitDeliberation(ASK)
+    answer = await client.CancelDeliberation(pb.CancelDeliberationRequest(task_id="task-1", reason="changed my mind"))
+    assert answer.status == pb.DELIBERATION_STATUS_CANCELLED
+    assert desk.cancelled == {"task-1": "changed my mind"}
+    assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_CANCELLED
+
+
+async def test_a_deadline_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.Deliberate(ASK, timeout=0.3)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: desk.cancelled)
+
+
+async def test_a_caller_that_cancels_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
+    call = client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
+    await desk.submitted.wait()
+    call.cancel()
+    await until(lambda: desk.cancelled)
+
+
+async def test_a_connection_that_breaks_stops_the_deliberation(desk: MemoryDesk, house: Serving) -> None:
+    async with grpc.aio.insecure_channel(house.server.target) as channel:
+        call = Client(channel).Deliberate(ASK)
+        await desk.submitted.wait()
+    assert call.done()
+    await until(lambda: desk.cancelled)
+
+
+async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothing_running(
+    desk: MemoryDesk, client: Client
+) -> None:
+    desk.open_gate.clear()
+    call = client.Deliberate(ASK)
+    await until(lambda: desk.waiting)
+    call.cancel()
+    await until(lambda: desk.waiting == 2)  # asked again whether it is there
+    desk.open_gate.set()
+    await until(lambda: desk.cancelled)
+
+
+async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(desk: MemoryDesk, client: Client) -> None:
+    await client.SubmitDeliberation(ASK)
+    desk.open_gate.clear()
+    call = client.Deliberate(pb.DeliberateRequest(task_description="something else", role="DEV", task_id="task-1"))
+    await until(lambda: desk.waiting)
+    call.cancel()
+    await until(lambda: desk.waiting == 2)
+    desk.open_gate.set()
+    await until(lambda: not desk.waiting)
+    assert desk.cancelled == {}
+
+
+async def test_a_stream_whose_client_goes_away_only_detaches(desk: MemoryDesk, client: Client) -> None:
+    call = client.StreamDeliberation(ASK)
+    await anext(call.__aiter__())
+    assert desk.watchers == 1
+    call.cancel()
+    await until(lambda: desk.watchers == 0)
+    assert desk.cancelled == {}
+    assert (await desk.result("task-1", LOCAL)).status is DeliberationStatus.PENDING
+
+
+async def test_a_server_that_stops_lets_deliberations_live(desk: MemoryDesk) -> None:
+    async with serving(desk) as house:
+        call = house.client.Deliberate(ASK)
+        await desk.submitted.wait()
+    assert await call.code() is not grpc.StatusCode.OK
+    assert desk.cancelled == {}
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        (errors.InvalidRequest("no"), (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")),
+        (errors.NotFound("no"), (grpc.StatusCode.NOT_FOUND, "NOT_FOUND")),
+        (errors.AlreadyExists("no"), (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")),
+        (errors.Refused("no"), (grpc.StatusCode.PERMISSION_DENIED, "REFUSED")),
+        (errors.BudgetExceeded("no"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_EXCEEDED")),
+        (errors.RateLimited("no"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")),
+        (errors.DeadlineExceeded("no"), (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")),
+        (errors.BusUnavailable("no", 3.0), (grpc.StatusCode.UNAVAILABLE, "BUS_UNAVAILABLE")),
+        (errors.RepositoryError("no"), (grpc.StatusCode.FAILED_PRECONDITION, "REPOSITORY_UNUSABLE")),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+@pytest.mark.parametrize("rpc", ["Deliberate", "SubmitDeliberation", "StreamDeliberation"])
+async def test_every_error_reaches_the_caller_with_its_code(
+    desk: MemoryDesk, client: Client, rpc: str, planted: errors.MoothallError, expected: tuple[grpc.StatusCode, str]
+) -> None:
+    desk.failure = planted
+    call = getattr(client, rpc)(ASK)
+    found, info, said = await refusal(call if rpc != "StreamDeliberation" else call.__aiter__().__anext__())
+    assert ((found, info.reason), info.domain, said[0]) == (expected, "moothall", "no")
+    assert any("RetryInfo" in line for line in said) == isinstance(planted, errors.Temporary)
+
+
+@pytest.mark.parametrize("rpc", ["Deliberate", "StreamDeliberation"])
+async def test_the_text_of_a_bug_stays_inside(
+    desk: MemoryDesk, client: Client, rpc: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.failure = ValueError("the password is hunter2")
+    call = getattr(client, rpc)(ASK)
+    code, info, said = await refusal(call if rpc == "Deliberate" else call.__aiter__().__anext__())
+    assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert "hunter2" not in str(said)
+    printed = capsys.readouterr()
+    assert "hunter2" in printed.out + printed.err
+
+
+@pytest.mark.parametrize("task_id", ["task-unknown", "", "../x", "A" * 100_000])
+async def test_an_unknown_or_impossible_id(client: Client, task_id: str) -> None:
+    expected = grpc.StatusCode.NOT_FOUND if task_id == "task-unknown" else grpc.StatusCode.INVALID_ARGUMENT
+    for call in (
+        client.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)),
+        client.CancelDeliberation(pb.CancelDeliberationRequest(task_id=task_id)),
+        client.WatchDeliberation(pb.WatchDeliberationRequest(task_id=task_id)).__aiter__().__anext__(),
+    ):
+        assert (await refusal(call))[0] is expected
+
+
+async def test_a_negative_seq_is_refused(client: Client) -> None:
+    await client.SubmitDeliberation(ASK)
+    call = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1", after_seq=-1))
+    assert (await refusal(call.__aiter__().__anext__()))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_ten_thousand_agents_are_refused_by_the_desk(client: Client) -> None:
+    asked = pb.DeliberateRequest(task_description="t", role="dev", num_agents=10_000)
+    code, _, said = await refusal(client.Deliberate(asked))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "10000" in said[0]
+
+
+async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.SubmitDeliberation(pb.DeliberateRequest(task_description="x" * 5_000_000, role="dev"))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_calls_that_are_not_served_yet_say_so(client: Client) -> None:
+    code, info, _ = await refusal(client.GetStatus(pb.GetStatusRequest()))
+    assert (code, info.reason) == (grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [("authorization", "Bearer wrong")],
+        [("authorization", "Bearer ")],
+        [("authorization", "Basic a-token-of-the-tests")],
+        [("authorization", "a-token-of-the-tests")],
+        [("authorization", "Bearer a-token-of-the-test")],
+        [("authorization", "Bearer a-token-of-the-tests"), ("authorization", "Bearer wrong")],
+    ],
+)
+@pytest.mark.parametrize("rpc", ["SubmitDeliberation", "StreamDeliberation"])
+async def test_without_a_valid_token_nothing_happens(
+    desk: MemoryDesk, client: Client, rpc: str, metadata: list[tuple[str, str]]
+) -> None:
+    call = getattr(client, rpc)(ASK, metadata=metadata)
+    code, info, _ = await refusal(call if rpc == "SubmitDeliberation" else call.__aiter__().__anext__())
+    assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+    assert desk.known() == []
+
+
+async def test_the_scheme_is_read_in_any_case(client: Client) -> None:
+    await client.SubmitDeliberation(ASK, metadata=[("authorization", "bearer a-token-of-the-tests")])
+
+
+async def test_another_tenant_sees_nothing(house: Serving, client: Client) -> None:
+    await client.SubmitDeliberation(ASK)
+    eve = Client(house.channel, OTHER)
+    for call in (
+        eve.GetDeliberationResult(FIND),
+        eve.CancelDeliberation(pb.CancelDeliberationRequest(task_id="task-1")),
+        eve.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1")).__aiter__().__anext__(),
+    ):
+        assert (await refusal(call))[0] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_calls_side_by_side_keep_their_principals_apart(desk: MemoryDesk, house: Serving) -> None:
+    mine, hers = Client(house.channel), Client(house.channel, OTHER)
+    async with asyncio.TaskGroup() as group:
+        for n in range(40):
+            asked = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
+            group.create_task(_submitted(mine if n % 2 else hers, asked))
+    assert {task_id: desk.deliberation(task_id).principal for task_id in desk.known()} == {
+        f"task-{n}": "local" if n % 2 else "eve" for n in range(40)
+    }
+
+
+async def _submitted(client: Client, request: pb.DeliberateRequest) -> None:
+    await client.SubmitDeliberation(request)

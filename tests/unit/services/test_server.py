@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from moothall import config
+from moothall.errors import ConfigurationError
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.services.server import grpc_server
+from moothall.testing.callers import TOKEN, TOKENS, Client, Serving, serving
+from moothall.testing.desk import MemoryDesk
+
+SERVICE = "orchestrator.v1.OrchestratorService"
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused, or behind TLS on a free port
+
+
+def certificate(folder: Path) -> dict[str, Path]:
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return {"tls_key": key, "tls_cert": cert}
+
+
+async def start(desk: MemoryDesk, **settings: object) -> None:
+    async with serving(desk, **settings):
+        pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_it_serves_on_loopback(desk: MemoryDesk, host: str) -> None:
+    async with serving(desk, host=host) as house:
+        assert house.server.port > 0
+        answer = await house.client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+        assert answer.agent_count == 3
+
+
+async def test_beyond_loopback_it_needs_tls(desk: MemoryDesk) -> None:
+    with pytest.raises(ConfigurationError, match=r"grpc\.tls_cert and grpc\.tls_key"):
+        await start(desk, host=EVERYWHERE)
+
+
+@pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
+async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="token"):
+        async with grpc_server(config.Grpc(port=0), config.Limits(), desk, tokens):  # type: ignore[arg-type] # of both kinds
+            pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(desk: MemoryDesk, tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    async with serving(desk, host=EVERYWHERE, **files) as house:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await house.client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"), timeout=2)
+        trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
+            asked = pb.DeliberateRequest(task_description="t", role="dev")
+            assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
+
+
+async def test_half_of_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="belong together"):
+        await start(desk, tls_cert=tmp_path / "cert.pem")
+
+
+async def test_tls_files_that_are_missing_or_no_pem_are_errors(desk: MemoryDesk, tmp_path: Path) -> None:
+    paths = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        await start(desk, **paths)
+    for path in paths.values():
+        path.write_text("nonsense", encoding="ascii")
+    with pytest.raises(ConfigurationError, match="PEM"):
+        await start(desk, **paths)
+
+
+async def test_a_port_that_is_taken_is_an_error(desk: MemoryDesk, house: Serving) -> None:
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        await start(desk, port=house.server.port)
+
+
+async def test_a_port_is_free_again_after_the_server(desk: MemoryDesk) -> None:
+    async with serving(desk) as first:
+        port = first.server.port
+    async with serving(desk, port=port) as second:
+        assert second.server.port == port
+
+
+async def test_health_is_open_to_all(house: Serving) -> None:
+    health: Any = health_pb2_grpc.HealthStub(house.channel)
+    for service in ("", SERVICE):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await health.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_more_calls_than_allowed_are_refused(desk: MemoryDesk) -> None:
+    async with serving(desk, calls=1) as house:
+        waiting = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
+        await desk.submitted.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await house.client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        waiting.cancel()
+
+
+async def test_calls_in_flight_may_end_within_the_grace_time(desk: MemoryDesk) -> None:
+    async with asyncio.TaskGroup() as group, serving(desk, grace_seconds=10) as house:
+        call = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1"))
+        answer = group.create_task(_answered(call))
+        await desk.submitted.wait()
+        group.create_task(_decide_soon(desk))
+    assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
+
+
+async def _answered(call: Any) -> Any:
+    return await call
+
+
+async def _decide_soon(desk: MemoryDesk) -> None:
+    await asyncio.sleep(0.2)
+    await desk.cancel("task-1", "enough", TOKENS[TOKEN])
+
+
+BUF = Path(sysconfig.get_path("scripts")) / "buf"
+
+
+async def buf(house: Serving, *arguments: str) -> str:
+    at = f"http://{house.server.target}"
+    command = [str(BUF), "curl", "--http2-prior-knowledge", "--protocol", "grpc", *arguments[:-1], at + arguments[-1]]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf")
+async def test_a_client_by_reflection(desk: MemoryDesk, house: Serving) -> None:
+    methods = (await buf(house, "--list-methods", "")).split()
+    assert f"{SERVICE}/Deliberate" in methods
+    assert "grpc.health.v1.Health/Check" in methods
+    asked = json.dumps({"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3})
+    authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", asked)
+    answer = json.loads(await buf(house, *authorised, f"/{SERVICE}/SubmitDeliberation"))
+    assert answer == {"taskId": desk.known()[0], "status": "DELIBERATION_STATUS_PENDING", "agentCount": 3}
+
+
+def test_generated_code_is_what_the_protos_say_and_lives_under_moothall_pb(tmp_path: Path) -> None:
+    here, root = Path(pb.__file__).parents[2], Path(__file__).parents[3]
+    shutil.copytree(root / "protos", tmp_path / "protos")
+    made = runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](tmp_path)
+    assert made == tmp_path / "src/moothall/pb"
+    assert sources(made) == sources(here), "run scripts/protoc.py"
+    code = "import sys, moothall.pb.orchestrator.v1.orchestrator_pb2; print({'orchestrator', 'moothall.v1'} & {*sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert loaded.stdout.strip() == "set()"
+
+
+def sources(folder: Path) -> dict[Path, str]:
+    return {file.relative_to(folder): file.read_text(encoding="utf-8") for file in folder.rglob("*.py*") if file.suffix != ".pyc"}

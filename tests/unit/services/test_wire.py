@@ -1,0 +1,177 @@
+"""The wire's promises: names, numbers and types, as design and clients have them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+
+# Fields in number order from 1, "= n" where a number is skipped. s string, i int32, l int64, d double, b bool,
+# [] repeated, map<…> of strings to…; everything else is a message or an enum.
+MESSAGES = {
+    "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, num_agents i, task_id s, "
+    "repository Repository, protocol s, budget Budget, adaptive b",
+    "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata OrchestratorMetadata, task_id s, "
+    "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats []SeatOutcome",
+    "SubmitDeliberationResponse": "task_id s, status DeliberationStatus, agent_count i",
+    "GetDeliberationResultRequest": "task_id s",
+    "GetDeliberationResultResponse": "task_id s, status DeliberationStatus, results []DeliberationResult, winner_id s, "
+    "duration_ms l, error_message s, metadata OrchestratorMetadata, usage Usage, proven b, branch s, seats []SeatOutcome",
+    "DeliberationUpdate": "status s, progress_percent i, current_step s, current_agent s, partial_result DeliberationResult, "
+    "seq l, event Event, task_id s",
+    "WatchDeliberationRequest": "task_id s, after_seq l",
+    "CancelDeliberationRequest": "task_id s, reason s",
+    "CancelDeliberationResponse": "status DeliberationStatus",
+    "OrchestrateRequest": "task_id s, task_description s, role s, constraints TaskConstraints, options OrchestratorOptions, "
+    "case_id s, story_id s, plan_id s, context_options ContextOptions, repository Repository = 11",
+    "OrchestrateResponse": "winner DeliberationResult, candidates []DeliberationResult, execution_id s, duration_ms l, "
+    "metadata OrchestratorMetadata",
+    "RegisterAgentRequest": "agent_id s, role s, capabilities AgentCapabilities, endpoint s, metadata map<s>",
+    "RegisterAgentResponse": "success b, message s, council_id s",
+    "UnregisterAgentRequest": "agent_id s, role s",
+    "UnregisterAgentResponse": "success b, message s",
+    "CreateCouncilRequest": "role s, num_agents i, config CouncilConfig",
+    "CreateCouncilResponse": "council_id s, agents_created i, agent_ids []s",
+    "ListCouncilsRequest": "role_filter s, include_agents b",
+    "ListCouncilsResponse": "councils []CouncilInfo",
+    "DeleteCouncilRequest": "role s",
+    "DeleteCouncilResponse": "success b, message s, agents_removed i",
+    "ProcessPlanningEventRequest": "event_type s, case_id s, plan_id s, from_state s, to_state s, timestamp_ms l, metadata map<s>",
+    "ProcessPlanningEventResponse": "processed b, message s, derived_task_ids []s",
+    "DeriveSubtasksRequest": "case_id s, plan_id s, roles []s, strategy DerivationStrategy",
+    "DerivationStrategy": "parallel_execution b, dependency_order []s, max_tasks_per_role i, auto_publish_to_nats b",
+    "DeriveSubtasksResponse": "tasks []AtomicTask, derivation_id s, total_tasks i",
+    "AtomicTask": "task_id s, role s, description s, dependencies []s, constraints TaskConstraints, case_id s, plan_id s, "
+    "priority i, repository Repository",
+    "GetTaskContextRequest": "task_id s, case_id s, story_id s, role s, phase s, options ContextOptions",
+    "GetTaskContextResponse": "context_text s, blocks ContextBlocks, token_count i, version_hash s",
+    "ContextBlocks": "system s, context s, tools s, history s",
+    "GetStatusRequest": "include_stats b",
+    "GetStatusResponse": "status s, uptime_seconds l, stats OrchestratorStats",
+    "OrchestratorStats": "total_deliberations l, total_orchestrations l, avg_deliberation_time_ms d, active_councils l, "
+    "role_counts map<l>",
+    "GetMetricsRequest": "metric_type s, time_range_ms l",
+    "GetMetricsResponse": "performance PerformanceMetrics, agents AgentMetrics, councils CouncilMetrics",
+    "PerformanceMetrics": "avg_deliberation_ms d, avg_orchestration_ms d, p50_latency_ms d, p95_latency_ms d, p99_latency_ms d",
+    "AgentMetrics": "total_agents l, active_agents l, agents_per_role map<l>, avg_agent_response_time_ms d",
+    "CouncilMetrics": "total_councils l, active_councils l, health_per_council map<CouncilHealth>",
+    "CouncilHealth": "status s, available_agents i, busy_agents i, success_rate d",
+    "TaskConstraints": "rubric s, requirements []s, metadata map<s>, max_iterations i, timeout_seconds i",
+    "OrchestratorOptions": "enable_peer_review b, deliberation_rounds i, enable_architect_selection b, custom_params map<s>",
+    "ContextOptions": "include_timeline b, include_decisions b, include_summaries b, max_events i, scopes []s",
+    "CouncilConfig": "deliberation_rounds i, enable_peer_review b, model_profile s, custom_params map<s>, agent_type s",
+    "CouncilInfo": "council_id s, role s, num_agents i, agents []AgentInfo, status s, model s",
+    "AgentInfo": "agent_id s, role s, status s, capabilities AgentCapabilities",
+    "AgentCapabilities": "supported_tasks []s, model_profile s, max_concurrent_tasks i, languages []s",
+    "DeliberationResult": "proposal Proposal, checks CheckSuite, score d, rank i, evidence []Evidence, reasons []s, reviews []Review",
+    "Proposal": "author_id s, author_role s, content s, created_at_ms l, revisions []s, diff s, commit_sha s, "
+    "operations []ToolOperation",
+    "CheckSuite": "policy PolicyCheck, lint LintCheck, dryrun DryRunCheck, additional_checks []AdditionalCheck, all_passed b",
+    "PolicyCheck": "passed b, violations []s, message s",
+    "LintCheck": "passed b, error_count i, warning_count i, errors []s",
+    "DryRunCheck": "passed b, output s, exit_code i, message s",
+    "AdditionalCheck": "check_type s, passed b, score d, message s, details map<s>",
+    "SeatOutcome": "agent_id s, status s, error_code s, error_message s, usage Usage",
+    "OrchestratorMetadata": "orchestrator_version s, timestamp_ms l, execution_id s, tags map<s>",
+}
+COMMON = {
+    "Repository": "id s, url s, ref s",
+    "Budget": "tokens l, seconds i, calls i, cost_usd d",
+    "Usage": "prompt_tokens l, cached_tokens l, completion_tokens l, calls i, cost_usd d",
+    "Evidence": "check s, verdict s, passed i, failed i, skipped i, duration_ms l, output s, proven b",
+    "Review": "reviewer_id s, score d, met []s, unmet []s, comment s",
+    "ToolOperation": "tool s, arguments_digest s, status s, duration_ms l",
+    "Event": "id s, type s, subject s, correlation_id s, causation_id s, time s, data Struct",
+}
+RPCS = {
+    "Deliberate": "DeliberateRequest → DeliberateResponse",
+    "SubmitDeliberation": "DeliberateRequest → SubmitDeliberationResponse",
+    "GetDeliberationResult": "GetDeliberationResultRequest → GetDeliberationResultResponse",
+    "StreamDeliberation": "DeliberateRequest → stream DeliberationUpdate",
+    "WatchDeliberation": "WatchDeliberationRequest → stream DeliberationUpdate",
+    "CancelDeliberation": "CancelDeliberationRequest → CancelDeliberationResponse",
+} | {
+    name: f"{name}Request → {name}Response"
+    for name in (
+        "Orchestrate",
+        "RegisterAgent",
+        "UnregisterAgent",
+        "CreateCouncil",
+        "ListCouncils",
+        "DeleteCouncil",
+        "ProcessPlanningEvent",
+        "DeriveSubtasks",
+        "GetTaskContext",
+        "GetStatus",
+        "GetMetrics",
+    )
+}
+SCALARS = {
+    FieldDescriptor.TYPE_STRING: "s",
+    FieldDescriptor.TYPE_INT32: "i",
+    FieldDescriptor.TYPE_INT64: "l",
+    FieldDescriptor.TYPE_DOUBLE: "d",
+    FieldDescriptor.TYPE_BOOL: "b",
+}
+
+
+def kind_of(field: FieldDescriptor) -> str:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = field.message_type.fields
+        assert key.type == FieldDescriptor.TYPE_STRING
+        return f"map<{kind_of(value)}>"
+    if field.message_type is not None:
+        kind = field.message_type.name
+    elif field.enum_type is not None:
+        kind = field.enum_type.name
+    else:
+        kind = SCALARS[field.type]
+    optional = "?" if field.has_presence and field.message_type is None else ""
+    return f"[]{kind}" if field.is_repeated else kind + optional
+
+
+def described(message: Descriptor) -> dict[str, tuple[int, str]]:
+    return {field.name: (field.number, kind_of(field)) for field in message.fields}
+
+
+def promised(table: str) -> dict[str, tuple[int, str]]:
+    fields: dict[str, tuple[int, str]] = {}
+    for number, entry in enumerate(table.split(", "), start=1):
+        found = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
+        assert found is not None, entry
+        fields[found[1]] = (int(found[3] or number), found[2])
+    return fields
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_orchestrators_messages_are_as_promised(name: str) -> None:
+    assert described(pb.DESCRIPTOR.message_types_by_name[name]) == promised(MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_the_shared_messages_are_as_promised(name: str) -> None:
+    assert described(common_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(COMMON[name])
+
+
+def test_nothing_is_on_the_wire_that_was_not_promised() -> None:
+    assert set(pb.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
+    assert set(common_pb2.DESCRIPTOR.message_types_by_name) == set(COMMON)
+
+
+def test_the_rpcs_are_as_promised() -> None:
+    service = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
+    assert service.full_name == "orchestrator.v1.OrchestratorService"
+    assert {
+        rpc.name: f"{rpc.input_type.name} → {'stream ' if rpc.server_streaming else ''}{rpc.output_type.name}"
+        for rpc in service.methods
+        if not rpc.client_streaming
+    } == RPCS
+
+
+def test_the_states_are_as_promised() -> None:
+    names = ("UNKNOWN", "PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    assert pb.DeliberationStatus.items() == [(f"DELIBERATION_STATUS_{name}", number) for number, name in enumerate(names)]
