@@ -10,7 +10,7 @@ from rich.console import Console
 
 from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN
 from moothall.cli.show import as_json, line_of, show_outcome
-from moothall.collector.progress import Progress
+from moothall.collector.progress import Progress, describe
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
@@ -40,7 +40,7 @@ class Narrator:
                 line = line_of(recorded)
                 if line is not None:
                     self.console.print(line)
-                step = progress.advance(recorded)
+                progress, step = describe(progress, recorded)
                 if spinner is not None:
                     spinner.update(f"{step.percent} %  {step.step}")
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:

@@ -77,7 +77,7 @@ class Desk:
                 # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
                 await self._bus.enqueue(f"agent.requests.{known.event.data['role']}", known.event)
                 return load(Deliberation, known.event.data)
-        deliberation = self._plan(request, who)
+        deliberation = plan(request, who, self._defaults, self._clock())
         if deliberation.repository is not None:
             base = await self._repositories.resolve(deliberation.repository, tenant=who.tenant)
             deliberation = replace(
@@ -166,47 +166,42 @@ class Desk:
             raise NotFound(f"no deliberation {task_id!r}")
         return requested
 
-    def _plan(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        limits = self._defaults.limits
-        role = read_role(request.role)
-        description = request.description.strip()
-        if not description:
-            raise InvalidRequest("the task is empty; say in a sentence what should be done")
-        if len(description) > limits.task_chars:
-            raise InvalidRequest(f"the task has {len(description)} characters; at most {limits.task_chars} (limits.task_chars)")
-        protocol = _protocol(request.protocol)
-        seats = 1 if protocol == "single" else _within("num_agents", request.num_agents or DEFAULT_SEATS, 1, limits.agents)
-        wanted_rounds = DEFAULT_ROUNDS[protocol] if request.rounds is None or request.rounds == 0 else request.rounds
-        repository = request.repository
-        if repository is None and self._defaults.repository:
-            repository = RepositoryRef(id=self._defaults.repository)
-        seconds = request.constraints.timeout_seconds or request.budget.seconds
-        _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))
-        return Deliberation(
-            task_id=request.task_id or new_task_id(),
-            description=description,
-            role=role,
-            protocol=protocol,
-            seats=tuple(seat_id(role, number) for number in range(1, seats + 1)),
-            rounds=_within("rounds", wanted_rounds, 0, limits.rounds),
-            deadline=self._clock() + timedelta(seconds=seconds or limits.deliberation_seconds),
-            max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns),
-            constraints=request.constraints,
-            budget=_cheaper(request.budget.or_default(self._house_budget()), self._house_budget()),
-            repository=repository,
-            adaptive=request.adaptive,
-            peer_review=request.peer_review,
-            story_id=request.story_id,
-            tenant=who.tenant,
-            principal=who.name,
-            seed=self._defaults.seed if request.seed is None else request.seed,
-        )
 
-    def _house_budget(self) -> Budget:
-        limits = self._defaults.limits
-        return Budget(
-            tokens=limits.tokens, seconds=int(limits.deliberation_seconds), calls=limits.calls, cost_usd=limits.cost_usd
-        )
+def plan(request: DeliberationRequest, who: Principal, defaults: Defaults, now: datetime) -> Deliberation:
+    """Check a request and fill in its defaults. Raises `InvalidRequest` naming what is wrong and what would be right."""
+    limits = defaults.limits
+    role = read_role(request.role)
+    description = request.description.strip()
+    if not description:
+        raise InvalidRequest("the task is empty; say in a sentence what should be done")
+    if len(description) > limits.task_chars:
+        raise InvalidRequest(f"the task has {len(description)} characters; at most {limits.task_chars} (limits.task_chars)")
+    protocol = _protocol(request.protocol)
+    seats = _within("num_agents", request.num_agents or DEFAULT_SEATS, 1, limits.agents)
+    if protocol == "single":
+        seats = 1
+    seconds = request.constraints.timeout_seconds or request.budget.seconds
+    _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))
+    house = Budget(tokens=limits.tokens, seconds=int(limits.deliberation_seconds), calls=limits.calls, cost_usd=limits.cost_usd)
+    return Deliberation(
+        task_id=check_id(request.task_id, "task_id") if request.task_id else new_task_id(),
+        description=description,
+        role=role,
+        protocol=protocol,
+        seats=tuple(seat_id(role, number) for number in range(1, seats + 1)),
+        rounds=_within("rounds", request.rounds or DEFAULT_ROUNDS[protocol], 0, limits.rounds),
+        deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
+        max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns),
+        constraints=request.constraints,
+        budget=_cheaper(request.budget.or_default(house), house),
+        repository=request.repository or (RepositoryRef(id=defaults.repository) if defaults.repository else None),
+        adaptive=request.adaptive,
+        peer_review=request.peer_review,
+        story_id=request.story_id,
+        tenant=who.tenant,
+        principal=who.name,
+        seed=defaults.seed if request.seed is None else request.seed,
+    )
 
 
 def _protocol(name: str) -> ProtocolName:

@@ -54,20 +54,19 @@ class HostActor:
 
 
 @asynccontextmanager
-async def open_fleet(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[tuple[int, ...]]:
-    """Yield the hosts' process ids once all are pulling work. Everything started here is gone at the end."""
-    async with _connected(settings):
-        hosts = [_make_host(f"host-{number}", main) for number in range(1, settings.hosts + 1)]
-        runs = [host.run.remote() for host in hosts]
-        try:
-            # A host that ends by itself has a bug: its error is heard here and ends the whole process.
-            async with asyncio.TaskGroup() as group:
-                watching = [group.create_task(_until_stopped(run)) for run in runs]
-                yield await _all_ready(hosts, ready_seconds)
-                for task in watching:
-                    task.cancel()
-        finally:
-            await asyncio.shield(_stop_all(hosts, runs))
+async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[tuple[int, ...]]:
+    """Yield the hosts' process ids once all are pulling work; they are gone at the end. Needs `cluster`."""
+    hosts = [_make_host(f"host-{number}", main) for number in range(1, settings.hosts + 1)]
+    runs = [host.run.remote() for host in hosts]
+    try:
+        # A host that ends by itself has a bug: its error is heard here and ends the whole process.
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(_until_stopped(run)) for run in runs]
+            yield await _all_ready(hosts, ready_seconds)
+            for task in watching:
+                task.cancel()
+    finally:
+        await asyncio.shield(_stop_all(hosts, runs))
 
 
 async def _until_stopped(run: Any) -> None:
@@ -107,7 +106,7 @@ def _make_host(name: str, main: HostMain) -> Any:
 
 
 @asynccontextmanager
-async def _connected(settings: RaySettings) -> AsyncIterator[None]:
+async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     """A connection to the configured cluster, or a Ray of our own on loopback that ends with it."""
     own = settings.address is None
     # Ray's sockets have a path limit of 107 bytes: a short directory of our own.

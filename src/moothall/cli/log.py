@@ -1,0 +1,102 @@
+"""`moothall log`: the events as they were recorded."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+
+import click
+
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.show import plain
+from moothall.config import Settings
+from moothall.domain.codec import dump
+from moothall.domain.event import Recorded
+
+
+@click.group()
+def log() -> None:
+    """The event log: what happened, in order."""
+
+
+@log.command()
+@click.option("--task", "task_id", default="", help="Only this deliberation's events.")
+@click.option("--after", "after_seq", type=click.IntRange(min=0), default=0, help="Only events after this seq.")
+@click.option("--follow", is_flag=True, help="Go on with what comes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.pass_context
+@errors_spoken
+def tail(context: click.Context, *, task_id: str, after_seq: int, follow: bool, as_json: bool) -> None:
+    """Print events, oldest first."""
+    run(_tail(settings_of(context), task_id, after_seq, follow=follow, as_json=as_json))
+
+
+async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: bool, as_json: bool) -> int:
+    from moothall.council.desk import subjects_of
+    from moothall.domain.ids import check_id
+    from moothall.wiring.house import open_log
+
+    subjects = subjects_of(check_id(task_id, "task_id")) if task_id else (">",)
+    async with open_log(settings, _say) as bus:
+        events = bus.follow(subjects, after_seq) if follow else bus.replay(subjects, after_seq)
+        async with aclosing(events):
+            async for recorded in events:
+                click.echo(json.dumps({"seq": recorded.seq} | dump(recorded.event)) if as_json else _line(recorded))
+    return 0
+
+
+def _line(recorded: Recorded) -> str:
+    event = recorded.event
+    words = {key: value for key, value in event.data.items() if key != "task_id" and isinstance(value, str | int | float) and value}
+    return f"{recorded.seq:>6}  {event.time[:23]:<23}  {event.type.removeprefix('moothall.'):<24} {event.subject}  " + " ".join(
+        plain(json.dumps({key: value})[1:-1], 80) for key, value in words.items()
+    )
+
+
+@log.command()
+@click.option("--keep", type=click.IntRange(min=0), required=True, help="How many of the last events stay.")
+@click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
+@click.pass_context
+@errors_spoken
+def prune(context: click.Context, *, keep: int) -> None:
+    """Delete the oldest events."""
+    run(_prune(settings_of(context), keep))
+
+
+async def _prune(settings: Settings, keep: int) -> int:
+    from moothall.bus.log_admin import prune as prune_log
+    from moothall.wiring.house import open_log
+
+    async with open_log(settings, _say) as bus:
+        gone = await prune_log(bus, keep=keep)
+    click.echo(f"{gone} events deleted")
+    return 0
+
+
+@log.command()
+@click.option("--replay", "replay_seq", type=click.IntRange(min=1), default=None, help="Send this one again.")
+@click.pass_context
+@errors_spoken
+def dead(context: click.Context, *, replay_seq: int | None) -> None:
+    """List what could not be handled, with the reasons; or send one again."""
+    run(_dead(settings_of(context), replay_seq))
+
+
+async def _dead(settings: Settings, replay_seq: int | None) -> int:
+    from moothall.bus.dead import letters, replay
+    from moothall.wiring.house import open_log
+
+    async with open_log(settings, _say) as bus:
+        if replay_seq is not None:
+            click.echo(f"sent again as seq {await replay(bus, replay_seq)}")
+            return 0
+        count = 0
+        async for letter in letters(bus):
+            count += 1
+            click.echo(f"{letter.seq:>6}  {letter.time:%Y-%m-%d %H:%M:%S}  {letter.subject}  {letter.code}: {plain(letter.reason)}")
+        click.echo(f"{count} dead letters")
+    return 0
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

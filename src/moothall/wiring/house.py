@@ -1,0 +1,178 @@
+"""The serving process: bus, model, fleet, collector and gRPC, or a way in to one that is running already."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.collector import Collector
+from moothall.config import Settings
+from moothall.council.desk import Defaults, Desk, plan
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import ConfigurationError
+from moothall.wiring import lock
+from moothall.wiring.parts import started
+from moothall.wiring.trusted import Trusted, open_trusted
+
+Tell = Callable[[str], None]
+_ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS = 300.0, 0.1, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What a command works with. `attached`: another process does the work. `grpc_port` is 0 where none is served."""
+
+    desk: Desk
+    bus: JetStreamBus
+    trusted: Trusted
+    grpc_port: int
+    attached: bool
+
+    async def register(self, where: str, ref: str) -> RepositoryRef:
+        """Register a repository that this user named on the command line, and check that it can be used."""
+        return await self.trusted.register(where, ref)
+
+
+def check_early(settings: Settings, request: DeliberationRequest) -> None:
+    """Refuse a request that cannot be right before anything is started for it."""
+    plan(request, LOCAL, _defaults(settings), datetime.now(UTC))
+
+
+@asynccontextmanager
+async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -> AsyncIterator[House]:
+    """Serve this data directory, or attach to the process that does.
+
+    `serving`: a second server on the same data directory is an error.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(settings.data_dir))
+        except lock.Taken as error:
+            address = await _found(settings, tell)
+            if serving:
+                raise ConfigurationError(
+                    f"process {address.pid} serves the data directory {settings.data_dir} already; "
+                    "stop it or set MOOTHALL_DATA_DIR to another one"
+                ) from error
+            yield await _attach(settings, address, stack)
+            return
+        house, collector = await _build(settings, tell, stack, serving=serving)
+        yield house
+        if not serving:
+            lock.withdraw(settings.data_dir)
+            await _drain(collector, tell)
+
+
+@asynccontextmanager
+async def open_log(settings: Settings, tell: Tell) -> AsyncIterator[JetStreamBus]:
+    """The bus alone: of the process that serves, or started for as long as this takes. Needs no Ray and no model."""
+    from moothall.wiring.sources import bus_url
+
+    async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(settings.data_dir))
+            url = await stack.enter_async_context(bus_url(settings))
+        except lock.Taken:
+            url = (await _found(settings, tell)).bus_url
+        yield await stack.enter_async_context(open_bus(settings.bus, url))
+
+
+async def _found(settings: Settings, tell: Tell) -> lock.Address:
+    """Wait until the process that holds the data directory says where it is."""
+    told = False
+    try:
+        async with asyncio.timeout(_ATTACH_SECONDS):
+            while (address := lock.find(settings.data_dir)) is None:
+                if not told:
+                    tell(f"another moothall is starting or ending on {settings.data_dir}; waiting for it")
+                    told = True
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError as error:
+        raise ConfigurationError(
+            f"another process holds {settings.data_dir} but does not say where it serves; set MOOTHALL_DATA_DIR to another one"
+        ) from error
+    return address
+
+
+async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitStack) -> House:
+    if address.fingerprint != _fingerprint(settings):
+        raise ConfigurationError(
+            f"process {address.pid} serves {settings.data_dir} with other settings; stop it, or set MOOTHALL_DATA_DIR to another one"
+        )
+    bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
+    trusted = await stack.enter_async_context(open_trusted(settings))
+    return House(Desk(bus, trusted.repositories, _defaults(settings)), bus, trusted, address.grpc_port, attached=True)
+
+
+async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool) -> tuple[House, Collector]:
+    from moothall.fleet.ray_fleet import cluster, hosting
+    from moothall.services.identity import read_tokens
+    from moothall.services.server import grpc_server
+    from moothall.wiring.host import host_main
+    from moothall.wiring.sources import bus_url, model_url
+    from moothall.wiring.walls import check_walls
+
+    if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
+        raise ConfigurationError(
+            "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
+        )
+    await check_walls(settings, tell)
+    tell("starting the bus, Ray and the model")
+    ray = await stack.enter_async_context(started(cluster(settings.ray)))
+    model = await stack.enter_async_context(started(model_url(settings, tell)))
+    url = await stack.enter_async_context(bus_url(settings))
+    bus = await stack.enter_async_context(open_bus(settings.bus, url))
+    trusted = await stack.enter_async_context(open_trusted(settings))
+    collector = Collector(bus, trusted.repositories, settings.limits)
+    # Left in reverse: the hosts stop first, then the collector has folded what they said last.
+    collecting = await stack.enter_async_context(started(_running(collector)))
+    await collecting
+    main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
+    await ray
+    await (await stack.enter_async_context(started(hosting(settings.ray, main))))
+    desk = Desk(bus, trusted.repositories, _defaults(settings))
+    port = 0
+    if serving:
+        tokens = read_tokens(settings.grpc, settings.data_dir)
+        port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, desk, tokens))).port
+    lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
+    stack.callback(lock.withdraw, settings.data_dir)
+    return House(desk, bus, trusted, port, attached=False), collector
+
+
+@asynccontextmanager
+async def _running(collector: Collector) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(collector.run(), name="collector")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def _drain(collector: Collector, tell: Tell) -> None:
+    """Other commands may be attached to this process: let them end."""
+    await asyncio.sleep(_DRAIN_SECONDS)
+    told = 0
+    while collector.under_way:
+        if told != collector.under_way:
+            told = collector.under_way
+            tell(f"{told} other deliberation(s) are under way here; waiting for them")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _fingerprint(settings: Settings) -> str:
+    """Equal for settings that do the same work."""
+    return digest(settings.model_dump_json(include={"llm", "bus", "ray", "workspace", "sandbox", "limits"}))
+
+
+def _defaults(settings: Settings) -> Defaults:
+    return Defaults(settings.limits, settings.repository, settings.seed)

@@ -1,0 +1,51 @@
+"""One served house for most end-to-end tests: starting Ray costs more than the tests themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from house import Command, by_task, scripted
+from moothall.testing.model import ScriptedModel, scripted_model
+from moothall.workspace.sample import make_sample_repository
+
+
+@pytest.fixture(scope="session")
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with scripted_model(scripted(by_task)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+    """The command, attached to a `serve` that runs for the whole session."""
+    command = Command(tmp_path_factory.mktemp("house"), model.base_url)
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    said: list[str] = []
+    async with asyncio.timeout(120):
+        while line := (await server.stderr.readline()).decode():
+            said.append(line)
+            if line.startswith("serving gRPC on"):
+                break
+        else:
+            pytest.fail("serve ended: " + "".join(said))
+    drain = asyncio.ensure_future(server.stderr.read())
+    command.served_at = line.split()[3].rstrip(";")
+    command.server_pid = server.pid
+    yield command
+    server.terminate()
+    async with asyncio.timeout(60):
+        await server.wait()
+        tail = (await drain).decode()
+    assert server.returncode == 130, tail
+
+
+@pytest.fixture
+async def repo(tmp_path: Path) -> Path:
+    path = tmp_path / "repo"
+    await make_sample_repository(path)
+    return path

@@ -1,0 +1,145 @@
+"""What end-to-end tests share: a scripted council, repositories, and the real command run as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from moothall.testing.model import Answer, Fault, phase_of
+
+SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
+WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
+
+
+def git(repo: Path, *args: str) -> str:
+    """Run git in a repository and return what it printed."""
+    done = subprocess.run(["git", "-C", str(repo), *args], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def turn(tool: str, **args: Any) -> str:
+    """A reply that asks for one action."""
+    return json.dumps({"thought": "do it", "actions": [{"tool": tool, "args": args}]})
+
+
+def scripted(propose: Answer) -> Answer:
+    """Approaches and reviews as any model gives them; turns by `propose`."""
+
+    async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        phase = phase_of(headers)
+        if phase == "plan":
+            return json.dumps({"approaches": ["append the function", "rewrite the file", "edit in place"]})
+        if phase in {"critique", "verify"}:
+            return json.dumps({"score": 7, "met": [], "unmet": [], "comment": "reads well"})
+        said = propose(body, headers)
+        return await said if not isinstance(said, str | Fault) else said
+
+    return answer
+
+
+def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    """What a seat does is said by a word in its task, so that one server serves every test."""
+    del headers
+    prompt = "\n".join(str(message["content"]) for message in body["messages"])
+    if "HANG" in prompt:
+        return Fault("silent", delay=0.1)
+    if "WRONG" in prompt:
+        return turn("files.append", path="src/utils.py", content=WRONG)
+    if "NOTES" in prompt:
+        return turn("files.write", path="NOTES.md", content="# Notes\n") if "NOTES.md" not in prompt else '{"thought": "", "finish": "ok"}'
+    if "HAIKU" in prompt:
+        return json.dumps({"thought": "", "finish": "An old silent pond"})
+    return turn("files.append", path="src/utils.py", content=SOLVED)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Its one JSON document."""
+        return json.loads(self.out)
+
+
+@dataclass(slots=True)
+class Command:
+    """`moothall` with an environment of its own."""
+
+    data_dir: Path
+    model_url: str = ""
+    extra: dict[str, str] = field(default_factory=dict)
+    served_at: str = ""
+    server_pid: int = 0
+
+    def environment(self) -> dict[str, str]:
+        """The process's environment."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
+        ours = {"MOOTHALL_DATA_DIR": str(self.data_dir), "MOOTHALL_LLM__MODEL": ""}
+        if self.model_url:
+            ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
+        return kept | ours | self.extra
+
+    async def start(self, *args: str, cwd: Path | None = None) -> asyncio.subprocess.Process:
+        """Start it and return the process."""
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "moothall",
+            *args,
+            cwd=cwd,
+            env=self.environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def __call__(self, *args: str, cwd: Path | None = None, seconds: float = 240) -> Run:
+        """Run it to its end."""
+        process = await self.start(*args, cwd=cwd)
+        try:
+            async with asyncio.timeout(seconds):
+                out, err = await process.communicate()
+        except TimeoutError:
+            process.terminate()
+            out, err = await process.communicate()
+            raise AssertionError(f"{args} took longer than {seconds} s\n{out.decode()}\n{err.decode()}") from None
+        assert process.returncode is not None
+        return Run(process.returncode, out.decode(), err.decode())
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes below one, now."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def all_gone(processes: list[psutil.Process], seconds: float = 20) -> list[str]:
+    """Return the command lines of those that are still alive after at most `seconds`."""
+    alive = processes
+    for _ in range(int(seconds * 10)):
+        alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        if not alive:
+            return []
+        await asyncio.sleep(0.1)
+    return [" ".join(process.cmdline())[:200] for process in alive]
+
+
+def mounts_below(path: Path) -> list[str]:
+    """Mounts of this machine's own mount namespace that lie below a path."""
+    return [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if str(path) in line]

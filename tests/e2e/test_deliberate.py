@@ -1,0 +1,147 @@
+"""`moothall deliberate` as a person or a pipeline uses it: real bus, Ray, git, pytest and sandbox; a scripted model over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from house import Command, git
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+async def test_a_proven_winner_is_left_as_a_branch(command: Command, repo: Path) -> None:
+    (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
+    done = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
+    assert done.code == 0, done.err
+    document = done.document
+    assert document["status"] == "COMPLETED"
+    assert document["proven"] is True
+    assert document["final_state"] == "committed"
+    assert len(document["results"]) == 3
+    first = document["results"][0]
+    assert (first["seat"], first["rank"]) == (document["winner_id"], 1)
+    assert first["checks"]["tests"] == "passed"
+    assert first["reasons"]
+    assert "hello_world" in first["diff"]
+    assert {operation["tool"] for operation in first["operations"]} >= {"files.append"}
+    assert document["usage"]["calls"] >= 3
+    branch = f"moothall/{document['task_id']}"
+    assert document["branch"] == branch
+    assert "hello_world" in git(repo, "show", f"{branch}:src/utils.py")
+    assert git(repo, "rev-parse", branch) == document["commit_sha"]
+    assert (repo / "src/utils.py").read_text(encoding="utf-8") == "# my unfinished work\n"
+    assert git(repo, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    assert git(repo, "worktree", "list").count("\n") == 0
+
+
+async def test_failing_tests_leave_no_winner(command: Command, repo: Path) -> None:
+    done = await command("deliberate", "--repo", str(repo), "--rounds", "1", "--json", f"WRONG: {TASK}")
+    assert done.code == 1, done.err
+    assert done.document["winner_id"] == ""
+    assert done.document["final_state"] == "no_winner"
+    assert done.document["error_message"]
+    assert git(repo, "branch", "--list", "moothall/*") == ""
+
+
+async def test_a_winner_that_no_test_proves_says_so(command: Command, repo: Path) -> None:
+    test = repo / "tests/test_utils.py"
+    test.write_text(test.read_text(encoding="utf-8").split("def test_hello")[0], encoding="utf-8")
+    git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "only what passes")
+    done = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", "Write NOTES down")
+    assert done.code == 3, done.err
+    assert done.document["winner_id"]
+    assert done.document["proven"] is False
+
+
+async def test_a_deliberation_about_text_needs_no_repository(command: Command) -> None:
+    done = await command("deliberate", "--agents", "2", "--rubric", "seventeen syllables", "--json", "Write a HAIKU")
+    assert done.code == 0, done.err
+    assert done.document["results"][0]["content"] == "An old silent pond"
+    assert done.document["final_state"] == "answered"
+
+
+async def test_from_another_folder_by_a_relative_path_with_spaces(command: Command, repo: Path) -> None:
+    spaced = repo.parent / "a folder with spaces" / "my repo"
+    spaced.parent.mkdir()
+    repo.rename(spaced)
+    done = await command("deliberate", "--repo", "my repo", "--protocol", "single", "--json", TASK, cwd=spaced.parent)
+    assert done.code == 0, done.err
+    assert len(done.document["results"]) == 1
+    assert git(spaced, "branch", "--list", done.document["branch"])
+
+
+async def test_twice_at_once(command: Command, repo: Path) -> None:
+    one, two = await asyncio.gather(*(command("deliberate", "--repo", str(repo), "--json", TASK) for _ in range(2)))
+    assert (one.code, two.code) == (0, 0), one.err + two.err
+    assert one.document["task_id"] != two.document["task_id"]
+    assert len(git(repo, "branch", "--list", "moothall/*").splitlines()) == 2
+
+
+async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo: Path) -> None:
+    args = ("deliberate", "--repo", str(repo), "--task-id", f"again-{repo.parent.name[-8:].replace('_', '-').lower()}", "--json")
+    first = await command(*args, TASK)
+    second = await command(*args, TASK)
+    assert first.code == second.code == 0, first.err + second.err
+    assert first.document == second.document
+    other = await command(*args, "Something else")
+    assert other.code == 2
+    assert "taken by another deliberation" in other.err
+
+
+async def test_a_person_sees_seats_turns_checks_and_the_ranking(command: Command, repo: Path) -> None:
+    done = await command("deliberate", "--repo", str(repo), TASK)
+    assert done.code == 0, done.err
+    for word in ("agent-dev-001", "agent-dev-003", "turn 1: files.append success", "clean re-check", "tokens"):
+        assert word in done.err
+    for word in ("Ranking", "Winner: agent-dev-", "+def hello_world", "Branch moothall/"):
+        assert word in done.out
+
+
+@pytest.mark.parametrize("protocol", ["vote", "debate"])
+async def test_the_other_protocols(command: Command, repo: Path, protocol: str) -> None:
+    done = await command("deliberate", "--repo", str(repo), "--protocol", protocol, "--agents", "2", "--json", TASK)
+    assert done.code == 0, done.err
+    if protocol == "debate":
+        assert any(result["reviews"] for result in done.document["results"])
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (("--role", "wizard", TASK), "unknown role 'wizard'; the roles are dev, qa"),
+        (("--agents", "10000", TASK), "num_agents is 10000; allowed are 1 to 16"),
+        (("--rounds", "99", TASK), "rounds is 99"),
+        (("--protocol", "votes", TASK), "did you mean vote?"),
+        (("  ",), "the task is empty"),
+        (("x" * 20_001,), "20001 characters; at most 20000"),
+        (("--task-id", "../x", TASK), "is not an id"),
+    ],
+)
+async def test_a_wrong_request_is_named(command: Command, args: tuple[str, ...], wanted: str) -> None:
+    done = await command("deliberate", *args)
+    assert done.code == 2
+    assert wanted in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_repository_that_cannot_be_used_is_named(command: Command, tmp_path: Path, repo: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    unborn = tmp_path / "unborn"
+    git(tmp_path, "init", "-q", str(unborn))
+    for where, ref, wanted in (
+        (str(tmp_path / "nowhere"), "", "nowhere"),
+        (str(empty), "", "not a git repository"),
+        (str(unborn), "", "no commits"),
+        (str(repo), "v9.9", "v9.9"),
+        ("gopher://example.test/x.git", "", "gopher"),
+    ):
+        done = await command("deliberate", "--repo", where, "--ref", ref, TASK)
+        assert done.code == 2, (where, done.err)
+        assert wanted in done.err
+        assert "Traceback" not in done.err

@@ -1,0 +1,131 @@
+"""Killing and interrupting: what is left behind (nothing), and what is lost (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from house import Command, all_gone, by_task, descendants, git, mounts_below, scripted
+from moothall.testing.model import Fault, ScriptedModel, scripted_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+async def until_said(stream: asyncio.StreamReader, word: str, seconds: float = 120) -> str:
+    """Read lines until one has the word."""
+    said = ""
+    async with asyncio.timeout(seconds):
+        while word not in said:
+            line = (await stream.readline()).decode()
+            assert line, f"ended without {word!r}: {said}"
+            said += line
+    return said
+
+
+async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tmp_path: Path) -> None:
+    command = Command(tmp_path / "data", model.base_url)
+    process = await command.start("deliberate", "--repo", str(repo), f"HANG {TASK}")
+    assert process.stderr is not None
+    await until_said(process.stderr, "agent-dev-003")
+    await asyncio.sleep(0.5)
+    below = descendants(process.pid)
+    assert len(below) > 5
+    os.kill(process.pid, signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 130, err.decode()
+    assert await all_gone(below) == []
+    assert mounts_below(tmp_path) == []
+    assert git(repo, "branch", "--list", "moothall/*") == ""
+    assert git(repo, "status", "--porcelain") == ""
+    assert "Traceback" not in err.decode()
+
+
+async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work(
+    model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
+    command = Command(tmp_path / "data", model.base_url)
+    hanging = f"HANG {TASK}"
+    args = ("deliberate", "--repo", str(repo), "--task-id", "killed", "--json")
+    process = await command.start(*args[:-1], hanging)
+    assert process.stderr is not None
+    await until_said(process.stderr, "agent-dev-003")
+    below = descendants(process.pid)
+    process.kill()
+    await process.wait()
+    assert await all_gone(below) == []
+    assert mounts_below(tmp_path) == []
+    # The same model answers now: the recorded request is taken up and decided.
+    async with scripted_model(scripted(lambda body, headers: _cured(body, headers))) as cured:
+        done = await Command(tmp_path / "data", cured.base_url)(*args, hanging)
+    assert done.code == 0, done.err
+    assert done.document["task_id"] == "killed"
+    assert git(repo, "branch", "--list", "moothall/killed")
+
+
+def _cured(body: dict[str, object], headers: object) -> str | Fault:
+    text = json.dumps(body).replace("HANG", "")
+    return by_task(json.loads(text), headers)  # type: ignore[arg-type] # headers are not looked at
+
+
+@pytest.mark.parametrize("victim", ["nats-server", "ray::Host"])
+async def test_a_part_killed_in_the_middle_changes_nothing(
+    victim: str, slow_model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
+    command = Command(tmp_path / "data", slow_model.base_url)
+    process = await command.start("deliberate", "--repo", str(repo), "--json", TASK)
+    async with asyncio.timeout(120):
+        while not any("/propose/" in request.call_id for request in slow_model.requests):
+            await asyncio.sleep(0.05)
+    killed = [child for child in descendants(process.pid) if victim in " ".join(child.cmdline())]
+    assert killed
+    for child in killed:
+        child.kill()
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, err.decode()
+    document = json.loads(out)
+    assert document["proven"] is True
+    assert len(document["results"]) == 3
+    assert git(repo, "branch", "--list", document["branch"])
+
+
+@pytest.fixture
+async def slow_model() -> AsyncIterator[ScriptedModel]:
+    async def slowly(body: dict[str, object], headers: object) -> str | Fault:
+        await asyncio.sleep(2)
+        return by_task(body, headers)  # type: ignore[arg-type] # headers are not looked at
+
+    async with scripted_model(scripted(slowly)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (Fault("status", status=500), "MODEL_UNAVAILABLE"),
+        (Fault("empty"), "MODEL_REPLY_INVALID"),
+        (Fault("cut", text='{"thou'), "MODEL_UNAVAILABLE"),
+    ],
+)
+async def test_a_broken_model_is_an_outcome_never_an_answer(fault: Fault, code: str, tmp_path: Path) -> None:
+    async with scripted_model(lambda body, headers: fault) as server:
+        command = Command(tmp_path / "data", server.base_url, {"MOOTHALL_LLM__RETRIES": "1", "MOOTHALL_LLM__RETRY_SECONDS": "0.05"})
+        done = await command("deliberate", "--agents", "2", "--json", "Write a HAIKU")
+    assert done.code == 1, done.err
+    assert done.document["status"] == "FAILED"
+    assert {seat["error_code"] for seat in done.document["seats"]} == {code}
+
+
+async def test_a_model_server_that_is_down_is_named_before_anything_starts(tmp_path: Path) -> None:
+    command = Command(tmp_path / "data", "http://127.0.0.1:9/v1", {"MOOTHALL_LLM__RETRIES": "0"})
+    done = await command("deliberate", "--agents", "1", "--json", "Write a HAIKU")
+    assert done.code in {1, 2}
+    assert "127.0.0.1:9" in done.out + done.err
+    assert "Traceback" not in done.err

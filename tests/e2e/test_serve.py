@@ -1,0 +1,130 @@
+"""The callers' door: a gRPC client made from the protos, and one by reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from house import Command, git
+from moothall.domain.ids import new_task_id
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+@pytest.fixture
+async def stub(command: Command) -> AsyncIterator[orchestrator_pb2_grpc.OrchestratorServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(command.served_at) as channel:
+        yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)  # type: ignore[misc] # the stub takes either kind of channel
+
+
+def credentials(command: Command) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {(command.data_dir / 'token').read_text(encoding='ascii').strip()}"),)
+
+
+async def registered(command: Command, repo: Path) -> common_pb2.Repository:
+    done = await command("repo", "add", str(repo), "--json")
+    assert done.code == 0, done.err
+    return common_pb2.Repository(id=json.loads(done.out)["id"])
+
+
+async def test_submit_then_poll(command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub) -> None:
+    who = credentials(command)
+    request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
+    submitted = await stub.SubmitDeliberation(request, metadata=who)
+    assert submitted.agent_count == 2
+    assert submitted.status == pb.DELIBERATION_STATUS_PENDING
+    async with asyncio.timeout(120):
+        while True:
+            result = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=who)
+            if result.status == pb.DELIBERATION_STATUS_COMPLETED:
+                break
+            assert result.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+            await asyncio.sleep(0.1)
+    assert result.winner_id.startswith("agent-dev-")
+    assert result.results[0].proposal.diff
+    assert git(repo, "branch", "--list", f"moothall/{submitted.task_id}")
+
+
+async def test_a_seed_era_client_gets_an_answer(
+    command: Command, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
+) -> None:
+    request = pb.DeliberateRequest(task_description="Write a HAIKU", role="DEV", rounds=1, num_agents=2)
+    response = await stub.Deliberate(request, metadata=credentials(command), timeout=120)
+    assert response.winner_id
+    assert response.results[0].proposal.content == "An old silent pond"
+
+
+async def test_stream_then_watch_from_a_seq(
+    command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
+) -> None:
+    who = credentials(command)
+    request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
+    seen = [update async for update in stub.StreamDeliberation(request, metadata=who, timeout=120)]
+    seqs = [update.seq for update in seen]
+    assert seqs == sorted(set(seqs))
+    assert seen[-1].status == "COMPLETED"
+    assert seen[-1].progress_percent == 100
+    middle = seqs[len(seqs) // 2]
+    watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=middle)
+    again = [update.seq async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60)]
+    assert again == [seq for seq in seqs if seq > middle]
+
+
+async def test_cancel_stops_the_calls_within_a_second(
+    command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
+) -> None:
+    who = credentials(command)
+    request = pb.DeliberateRequest(task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo))
+    submitted = await stub.SubmitDeliberation(request, metadata=who)
+    watch = pb.WatchDeliberationRequest(task_id=submitted.task_id)
+    async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60):
+        if update.current_agent:
+            break
+    cancelled = await stub.CancelDeliberation(
+        pb.CancelDeliberationRequest(task_id=submitted.task_id, reason="changed my mind"), metadata=who
+    )
+    assert cancelled.status == pb.DELIBERATION_STATUS_CANCELLED
+    last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
+    assert last.status == "CANCELLED"
+    assert git(repo, "branch", "--list", "moothall/*") == ""
+
+
+async def test_without_the_token_nothing_is_answered(stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=new_task_id()))
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_over_the_api_no_local_path_is_readable(
+    command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
+) -> None:
+    request = pb.DeliberateRequest(task_description=TASK, role="DEV", repository=common_pb2.Repository(url=str(repo)))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.SubmitDeliberation(request, metadata=credentials(command))
+    assert caught.value.code() in {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION}
+    assert "allowed" in str(caught.value.details())
+
+
+async def test_a_client_by_reflection(command: Command) -> None:
+    buf = Path(sys.executable).parent / "buf"
+    token = (command.data_dir / "token").read_text(encoding="ascii").strip()
+    url = f"http://{command.served_at}/orchestrator.v1.OrchestratorService/Deliberate"
+    process = await asyncio.create_subprocess_exec(
+        str(buf), "curl", "--http2-prior-knowledge", "--protocol", "grpc", "-H", f"authorization: Bearer {token}",
+        "-d", '{"task_description": "Write a HAIKU", "role": "dev", "num_agents": 1}', url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert json.loads(out)["winnerId"] == "agent-dev-001"
