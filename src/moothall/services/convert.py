@@ -21,7 +21,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 _LINT_ERRORS = 50
 # protobuf's JSON parser takes 100 levels, and counts a Struct's several times.
 _STRUCT_DEPTH = 24
-_STRUCT_NUMBER = 2**1000
+_STRUCT_NUMBER = 2**53
 
 
 # ---- from callers
@@ -172,7 +172,7 @@ def _additional(item: Evidence) -> pb.AdditionalCheck:
 
 
 def event_message(event: Event) -> common_pb2.Event:
-    """Return a fact; its data as a Struct, in which every number is a double."""
+    """Return a fact; its data as a Struct, in which every number is a double (integers beyond 2**53 are text)."""
     return common_pb2.Event(
         id=event.id,
         type=event.type.value,
@@ -189,7 +189,7 @@ def _struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
 
 
 def _bounded(value: Any, depth: int) -> Any:
-    """Return JSON data that a Struct can hold; what a model or a tool nested or counted beyond that, as text."""
+    """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left out."""
     match value:
         case Mapping() if depth:
             return {str(key): _bounded(item, depth - 1) for key, item in value.items()}
@@ -200,7 +200,7 @@ def _bounded(value: Any, depth: int) -> Any:
         case int() if abs(value) < _STRUCT_NUMBER:
             return value
         case int():
-            return hex(value)  # its decimal digits could be more than Python is willing to count
+            return str(value)  # as protobuf's JSON does: a double would be another number
         case _:
             return "[left out]"
 

@@ -166,7 +166,7 @@ def test_revisions_are_the_seats_own_earlier_contents_oldest_first() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=12,
 )
@@ -183,7 +183,7 @@ def test_data_that_no_struct_can_hold_is_told_as_text(nested: str) -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep] if nested == "list" else {"more": deep}
-    message = convert.event_message(new_event(EventType.SEAT_TURN, "task-1", {"deep": deep, "big": 10**5000, "fine": 1}))
+    message = convert.event_message(new_event(EventType.SEAT_TURN, "task-1", {"deep": deep, "big": 10**4000, "fine": 1}))
     assert message.data["fine"] == 1
     assert "[left out]" in str(message.data["deep"])
-    assert str(message.data["big"]).startswith("0x")
+    assert message.data["big"] == str(10**4000)
