@@ -1,0 +1,127 @@
+"""A cgroup of its own for each sandbox, where this process may make one (v1 or v2)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "moothall-"
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """Folders of one sandbox: one for each controller in v1, the same one in v2."""
+
+    memory: Path
+    pids: Path
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """Files into which a process writes its pid to be held."""
+        return tuple(str(folder / "cgroup.procs") for folder in dict.fromkeys((self.memory, self.pids)))
+
+    def killed_for_memory(self) -> int:
+        """Return how many processes the kernel killed here because the memory was used up."""
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                found = re.search(r"^oom_kill (\d+)$", (self.memory / name).read_text(encoding="ascii"), re.MULTILINE)
+                if found:
+                    return int(found[1])
+        return 0
+
+    def remove(self) -> None:
+        """Remove what is empty; a folder that still holds a dying process is left to the next sweep."""
+        for folder in {self.memory, self.pids}:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _own_paths() -> Mapping[str, str]:
+    """Return controller → this process's path; '' is v2."""
+    paths: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, names, path = line.split(":", 2)
+            paths.update((name, path) for name in names.split(","))
+    return paths
+
+
+def _writable(candidates: tuple[Path, ...], wanted: str) -> Path | None:
+    """Return the first folder in which a child with the file `wanted` can be made."""
+    for folder in candidates:
+        trial = folder / f"{_PREFIX}trial-{os.getpid()}"
+        try:
+            trial.mkdir()
+        except OSError:
+            continue
+        try:
+            if (trial / wanted).exists() and os.access(trial / wanted, os.W_OK):
+                return folder
+        finally:
+            with contextlib.suppress(OSError):
+                trial.rmdir()
+    return None
+
+
+def _v1(paths: Mapping[str, str], controller: str, wanted: str) -> Path | None:
+    if controller not in paths:
+        return None
+    mount = _ROOT / controller
+    return _writable((mount / paths[controller].lstrip("/"), mount), wanted)
+
+
+def _v2(paths: Mapping[str, str]) -> Path | None:
+    if "" not in paths or not (_ROOT / "cgroup.controllers").exists():
+        return None
+    own = _ROOT / paths[""].lstrip("/")
+    candidates = tuple(folder for folder in (own, own.parent) if folder.is_relative_to(_ROOT))
+    for folder in candidates:
+        with contextlib.suppress(OSError):  # refused where processes live in it: then the next one up is tried
+            (folder / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
+    return _writable(candidates, "memory.max")
+
+
+@functools.cache
+def parents() -> tuple[Path, Path] | None:
+    """Return where cgroups for memory and pids can be made, or None where this process may not."""
+    paths = _own_paths()
+    memory, pids = _v1(paths, "memory", "memory.limit_in_bytes"), _v1(paths, "pids", "pids.max")
+    if memory and pids:
+        return memory, pids
+    unified = _v2(paths)
+    return (unified, unified) if unified else None
+
+
+def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
+    """Make a cgroup with these walls, or return None where none can be made."""
+    where = parents()
+    if where is None:
+        return None
+    group = Cgroup(*(parent / f"{_PREFIX}{name}" for parent in where))
+    try:
+        for folder in {group.memory, group.pids}:
+            folder.mkdir()
+        v2 = (group.memory / "memory.max").exists()
+        (group.memory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(memory_bytes), encoding="ascii")
+        (group.pids / "pids.max").write_text(str(processes), encoding="ascii")
+        for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+            if (group.memory / swap).exists():
+                (group.memory / swap).write_text("0" if v2 else str(memory_bytes), encoding="ascii")
+    except OSError:
+        group.remove()
+        raise
+    return group
+
+
+def sweep(prefix: str) -> None:
+    """Remove empty cgroups whose name begins with `prefix`: left behind by a process that was killed."""
+    for parent in set(parents() or ()):
+        for folder in parent.glob(f"{_PREFIX}{prefix}*"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

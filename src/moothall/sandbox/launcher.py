@@ -1,0 +1,101 @@
+"""The first process of a sandbox: mounts what bubblewrap cannot, drops root, becomes bubblewrap.
+
+Run as a script with the bare interpreter; its order comes as JSON through the descriptor in argv[1]:
+`parent` pid, `uid` to drop to (or null), `cgroups` files to enter, `stage` [[host path, name], …],
+`overlay` {lower: [...], upper, work} or null, `argv` of bubblewrap.
+
+Everything happens in a private mount namespace, so that no mount is ever seen by the host and all are
+gone with the last process. A tmpfs over /tmp holds the staged paths: the dropped uid reaches them
+there though their parents (a home directory, say) are closed to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import stat
+import sys
+from typing import Any
+
+STAGE = "/tmp"  # noqa: S108 - a mount point in a private namespace, not a shared folder
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_SIGKILL = 9
+FAILED = 70
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _done(result: int, what: str) -> None:
+    if result:
+        sys.exit(f"sandbox launcher: {what}: {os.strerror(ctypes.get_errno())}")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    _done(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()), f"mount {kind or 'bind'} {target}")
+
+
+def _own_namespaces() -> None:
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        _done(_libc.unshare(_CLONE_NEWNS), "unshare mount namespace")
+    else:
+        _done(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare user and mount namespace")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
+                file.write(text)
+    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+
+
+def _stage(order: dict[str, Any]) -> None:
+    overlay = order["overlay"]
+    layers = [*overlay["lower"], overlay["upper"], overlay["work"]] if overlay else []
+    # By descriptor: paths may hold ':' and ',', and the tmpfs is about to hide some of them.
+    held = [os.open(path, os.O_PATH) for path in layers]
+    staged = [(os.open(path, os.O_PATH), name) for path, name in order["stage"]]
+    _mount("tmpfs", STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
+    if overlay:
+        lower = ":".join(f"/proc/self/fd/{fd}" for fd in held[:-2])
+        os.mkdir(f"{STAGE}/overlay")  # noqa: PTH102 - pathlib costs start time
+        options = f"userxattr,lowerdir={lower},upperdir=/proc/self/fd/{held[-2]},workdir=/proc/self/fd/{held[-1]}"
+        _mount("overlay", f"{STAGE}/overlay", "overlay", _MS_NOSUID | _MS_NODEV, options)
+    for descriptor, name in staged:
+        target = f"{STAGE}/{name}"
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.mkdir(target)  # noqa: PTH102 - as above
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        _mount(f"/proc/self/fd/{descriptor}", target, "", _MS_BIND | _MS_REC)
+    for descriptor in (*held, *(descriptor for descriptor, _ in staged)):
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Carry out the order; never returns."""
+    with open(int(sys.argv[1]), encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, no path
+        order = json.load(file)
+    for path in order["cgroups"]:
+        with open(path, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
+            file.write(str(os.getpid()))
+    _own_namespaces()
+    _stage(order)
+    if order["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(order["uid"], order["uid"], order["uid"])
+        os.setresuid(order["uid"], order["uid"], order["uid"])
+    # A change of identity clears the death signal, so it is set after it; bubblewrap then sets its own.
+    _done(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "death signal")
+    _done(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if os.getppid() != order["parent"]:
+        sys.exit("sandbox launcher: the parent is gone")
+    os.execv(order["argv"][0], order["argv"])  # noqa: S606 - no shell is what we want
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.stderr.write(f"sandbox launcher: {error}\n")
+        sys.exit(FAILED)

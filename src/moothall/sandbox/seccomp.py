@@ -1,0 +1,113 @@
+"""The system calls that nothing inside a sandbox needs, as a BPF program for bubblewrap."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import tempfile
+
+from moothall.errors import SandboxUnavailable
+
+MEND = "install libseccomp, e.g. apt-get install libseccomp2"
+
+DENIED = (
+    "acct",
+    "add_key",
+    "adjtimex",
+    "bpf",
+    "chroot",
+    "clock_adjtime",
+    "clock_settime",
+    "create_module",
+    "delete_module",
+    "fanotify_init",
+    "finit_module",
+    "fsconfig",
+    "fsmount",
+    "fsopen",
+    "fspick",
+    "init_module",
+    "io_uring_enter",
+    "io_uring_register",
+    "io_uring_setup",
+    "ioperm",
+    "iopl",
+    "kcmp",
+    "kexec_file_load",
+    "kexec_load",
+    "keyctl",
+    "lookup_dcookie",
+    "mbind",
+    "migrate_pages",
+    "mount",
+    "mount_setattr",
+    "move_mount",
+    "move_pages",
+    "name_to_handle_at",
+    "nfsservctl",
+    "open_by_handle_at",
+    "open_tree",
+    "perf_event_open",
+    "pidfd_getfd",
+    "pivot_root",
+    "process_madvise",
+    "process_vm_readv",
+    "process_vm_writev",
+    "ptrace",
+    "quotactl",
+    "reboot",
+    "request_key",
+    "setdomainname",
+    "sethostname",
+    "setns",
+    "settimeofday",
+    "swapoff",
+    "swapon",
+    "syslog",
+    "umount2",
+    "unshare",
+    "userfaultfd",
+    "vhangup",
+    "vmsplice",
+)
+
+# clone(2) with any of these in its flags makes a namespace.
+_NAMESPACE_FLAGS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_TIOCSTI = 0x5412  # types into the terminal that started us
+_TIOCLINUX = 0x541C
+
+
+@functools.cache
+def program() -> bytes:
+    """Return the filter. Denied calls fail with EPERM; other architectures' calls kill the caller.
+
+    Raises `SandboxUnavailable` without libseccomp.
+    """
+    try:
+        import pyseccomp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise SandboxUnavailable(f"seccomp: libseccomp cannot be loaded ({error}); {MEND}") from error
+    rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    refuse = pyseccomp.ERRNO(errno.EPERM)
+    for name in DENIED:
+        if pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) >= 0:
+            rules.add_rule(refuse, name)
+    for bit in (1 << n for n in range(32) if _NAMESPACE_FLAGS & (1 << n)):
+        rules.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, bit, bit))
+    # Its flags lie in memory, where a filter can't look; libc falls back to clone.
+    rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
+    for request in (_TIOCSTI, _TIOCLINUX):
+        rules.add_rule(refuse, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def program_fd() -> int:
+    """Return a new descriptor from which bubblewrap reads the filter; the caller closes it."""
+    descriptor = os.memfd_create("seccomp")
+    os.write(descriptor, program())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,167 @@
+"""Starting a process inside its sandbox, and making sure that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from moothall.config import Sandbox
+from moothall.errors import SandboxUnavailable
+from moothall.sandbox import cgroups, launcher, seccomp
+from moothall.sandbox.spec import UID, USER, SandboxSpec, command, interpreter
+
+_PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
+_GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
+_SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
+_SPARE_MEMORY = 48_000_000  # the executor's own
+_LOG_TAIL = 2000
+_LAUNCHER = str(Path(launcher.__file__).resolve())
+
+
+def drop_uid(limits: Sandbox) -> int | None:
+    """Return the uid that owns what a sandbox writes: None means this process's own."""
+    return limits.uid if os.getuid() == 0 else None
+
+
+@dataclass(slots=True)
+class Sandboxed:
+    """A process in its sandbox. `pid` is the host's; killing it ends everything inside."""
+
+    process: asyncio.subprocess.Process
+    cgroup: cgroups.Cgroup | None
+    _log: IO[bytes]
+    _handle: int
+
+    @property
+    def pid(self) -> int:
+        """The host's pid of the outermost process."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.returncode is None
+
+    def log_tail(self) -> str:
+        """Return the end of what the process said on stderr."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """End it and all its descendants; they share its pid namespace and die with it."""
+        # By pidfd: `process.kill()` may reap the child under the hands of asyncio's own watcher.
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Kill, reap and remove what is left."""
+        self.kill()
+        await self.process.wait()
+        if self.cgroup:
+            for _ in range(50):  # the last processes of the namespace are still being torn down
+                self.cgroup.remove()
+                if not self.cgroup.memory.exists() and not self.cgroup.pids.exists():
+                    break
+                await asyncio.sleep(0.01)
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        self._log.close()
+
+
+@contextmanager
+def _descriptors() -> Iterator[list[int]]:
+    held: list[int] = []
+    try:
+        yield held
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _memory_fd(name: str, content: bytes) -> int:
+    descriptor = os.memfd_create(name)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _make_cgroup(spec: SandboxSpec) -> cgroups.Cgroup | None:
+    try:
+        return cgroups.make(spec.name, spec.limits.memory_bytes + _SPARE_MEMORY, spec.limits.processes + _SPARE_PROCESSES)
+    except OSError as error:
+        raise SandboxUnavailable(f"cgroup: {error}; free or fix the cgroup hierarchy at {error.filename}") from error
+
+
+async def spawn(spec: SandboxSpec) -> Sandboxed:
+    """Start `spec.argv` inside. The caller closes it.
+
+    Raises `SandboxUnavailable` where bubblewrap, seccomp or the cgroup cannot be had. What fails later,
+    in the launcher or in bubblewrap, ends the process with the reason in its log.
+    """
+    with _descriptors() as held:
+        filter_fd = None
+        if not spec.degraded("seccomp"):
+            filter_fd = seccomp.program_fd()
+            held.append(filter_fd)
+        accounts = {}
+        for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
+            accounts[name] = _memory_fd(name, content.encode())
+            held.append(accounts[name])
+        stage, argv = command(spec, seccomp=filter_fd, accounts=accounts)
+        group = _make_cgroup(spec)
+        overlay = spec.overlay
+        order = {
+            "parent": os.getpid(),
+            "uid": drop_uid(spec.limits),
+            "cgroups": group.entrances if group else (),
+            "stage": stage,
+            "overlay": {"lower": [str(p) for p in overlay.lower], "upper": str(overlay.upper), "work": str(overlay.work)}
+            if overlay
+            else None,
+            "argv": argv,
+        }
+        order_fd = _memory_fd("order", json.dumps(order).encode())
+        held.append(order_fd)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - it belongs to the process that is started here
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(str(interpreter()), "-I", "-S", _LAUNCHER, str(order_fd)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(*held, *spec.fds),
+                env={},
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C in the terminal is for us: we end what we started
+            )
+        except BaseException:
+            log.close()
+            if group:
+                group.remove()
+            raise
+        try:
+            handle = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            handle = -1  # dead and reaped already
+    return Sandboxed(process, group, log, handle)
+
+
+@asynccontextmanager
+async def sandboxed(spec: SandboxSpec) -> AsyncIterator[Sandboxed]:
+    """Run `spec` for as long as the context lasts."""
+    inside = await spawn(spec)
+    try:
+        yield inside
+    finally:
+        await inside.close()

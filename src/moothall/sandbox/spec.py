@@ -1,0 +1,147 @@
+"""What a sandbox is to hold, and the bubblewrap command line that makes it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moothall.config import Sandbox
+from moothall.errors import SandboxUnavailable
+
+WORKSPACE = "/workspace"
+ENVIRONMENT = "/env"
+USER = "agent"
+UID = 1000
+STAGE = "/tmp"  # noqa: S108 - where the launcher mounts its private tmpfs
+
+MEND_BUBBLEWRAP = "install bubblewrap 0.8 or newer, e.g. apt-get install bubblewrap"
+
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = (
+    "alternatives",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "java-11-openjdk",
+    "java-17-openjdk",
+    "java-21-openjdk",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "pki/tls/certs",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+_ETC_NETWORK = ("hosts", "host.conf", "nsswitch.conf", "resolv.conf", "gai.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What appears at /workspace: `lower` (topmost first) is never written, `upper` takes all changes."""
+
+    lower: tuple[Path, ...]
+    upper: Path
+    work: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """One sandbox. `ro` and `rw` are (host path, inside path); `fds` are inherited by `argv`.
+
+    The environment inside is `env` and nothing else. `name` labels the cgroup.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    limits: Sandbox
+    ro: tuple[tuple[Path, str], ...] = ()
+    rw: tuple[tuple[Path, str], ...] = ()
+    overlay: Overlay | None = None
+    network: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    fds: tuple[int, ...] = ()
+
+    def degraded(self, layer: str) -> bool:
+        """Whether the operator accepted to go without `layer`."""
+        return layer in self.limits.allow_degraded
+
+
+def interpreter() -> Path:
+    """Return this Python's own binary, outside any virtual environment."""
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def interpreter_binds() -> tuple[tuple[Path, str], ...]:
+    """Return what makes this Python run inside: its prefix, where that is not under /usr anyway."""
+    prefixes = dict.fromkeys(Path(path).resolve() for path in (sys.base_prefix, sys.base_exec_prefix))
+    return tuple((prefix, str(prefix)) for prefix in prefixes if not prefix.is_relative_to("/usr"))
+
+
+def package_bind() -> tuple[Path, str]:
+    """Return our own package, so that the executor can be run inside."""
+    return Path(__file__).resolve().parent.parent, "/opt/moothall/moothall"
+
+
+def bubblewrap() -> str:
+    """Return the path of bubblewrap; raises `SandboxUnavailable`."""
+    found = shutil.which("bwrap")
+    if not found:
+        raise SandboxUnavailable(f"bubblewrap: not found on PATH; {MEND_BUBBLEWRAP}")
+    return found
+
+
+def _system_arguments(*, network: bool) -> list[str]:
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in _SYSTEM:
+        host = Path("/", name)
+        if host.is_symlink():
+            arguments += ["--symlink", str(host.readlink()), str(host)]
+        elif host.is_dir():
+            arguments += ["--ro-bind", str(host), str(host)]
+    for name in (*_ETC, *(_ETC_NETWORK if network else ())):
+        host = Path("/etc", name)
+        if host.exists():
+            arguments += ["--ro-bind", str(host.resolve()), str(host)]
+    return arguments
+
+
+def _staged(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return what the launcher stages, and the bubblewrap arguments that bind it from there."""
+    stage: list[tuple[str, str]] = []
+    arguments: list[str] = []
+    for option, binds in (("--ro-bind", spec.ro), ("--bind", spec.rw)):
+        for host, inside in binds:
+            stage.append((str(host), str(len(stage))))
+            arguments += [option, f"{STAGE}/{len(stage) - 1}", inside]
+    return stage, arguments
+
+
+def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return (what to stage, bubblewrap's argv). `accounts` are descriptors of passwd and group."""
+    stage, binds = _staged(spec)
+    memory = spec.limits.memory_bytes
+    argv = [
+        bubblewrap(),
+        *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
+        *("--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", "workspace"),
+        *(("--share-net",) if spec.network else ()),
+        *_system_arguments(network=spec.network),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--perms", "1777", "--size", str(max(memory // 8, 1_000_000)), "--tmpfs", "/dev/shm"),  # noqa: S108 - inside
+        *("--perms", "1777", "--size", str(max(memory // 2, 1_000_000)), "--tmpfs", "/tmp"),  # noqa: S108 - inside
+        *(part for name, fd in accounts.items() for part in ("--ro-bind-data", str(fd), f"/etc/{name}")),
+        *binds,
+        *(("--bind", f"{STAGE}/overlay", WORKSPACE) if spec.overlay else ("--tmpfs", WORKSPACE)),
+        *("--remount-ro", "/", "--chdir", WORKSPACE),
+        *(part for name, value in spec.env.items() for part in ("--setenv", name, value)),
+        *(("--seccomp", str(seccomp)) if seccomp is not None else ()),
+        "--",
+        *spec.argv,
+    ]
+    return stage, argv

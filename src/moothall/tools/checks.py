@@ -1,0 +1,131 @@
+"""Commands with a verdict: what is run for a check, and what its result means.
+
+Standard library only: the report is read by the executor. Case ids are pytest's node ids; a test file
+that cannot be collected is an errored case under the file's own path.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree.ElementTree import Element, ParseError, iterparse
+
+REPORT = "/tmp/moothall-report.xml"  # noqa: S108 - inside the sandbox, one command at a time
+MAX_REPORT = 30_000_000
+MAX_CASES = 20_000
+MAX_CASE_ID = 500
+
+PASSED, FAILED, ERRORED, SKIPPED, MISSING = "passed", "failed", "errored", "skipped", "missing"
+_WORST = (SKIPPED, PASSED, FAILED, ERRORED)
+_PYTEST_NO_TESTS = 5
+_PYTEST_FAILED = 1
+
+# What the tools tests.* run where the profile says nothing better.
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "tests.pytest": ("python3", "-m", "pytest"),
+    "tests.npm": ("npm", "test"),
+    "tests.go": ("go", "test", "./..."),
+    "tests.cargo": ("cargo", "test"),
+    "tests.make": ("make",),
+}
+
+
+def is_pytest(argv: Sequence[str]) -> bool:
+    """Whether a command is pytest, so that its cases can be read."""
+    if not argv:
+        return False
+    if os.path.basename(argv[0]) in {"pytest", "py.test"}:  # noqa: PTH119 - pathlib costs the executor start time
+        return True
+    return any(argv[at : at + 2] == ("-m", "pytest") for at in range(1, min(len(argv), 8) - 1))
+
+
+def _operands(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return paths so that none reads as an option, also for programs that know no '--'."""
+    return tuple(f"./{path}" if path.startswith(("-", "@", ":")) else path for path in paths)
+
+
+def pytest_command(argv: Sequence[str], paths: Sequence[str] = (), keyword: str = "") -> tuple[str, ...]:
+    """Return a pytest command that writes a report and, with `paths`, runs these files only."""
+    options = [
+        *("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={REPORT}", "--rootdir=."),
+        "--continue-on-collection-errors",
+        *((f"-k={keyword}",) if keyword else ()),
+    ]
+    split = list(argv).index("--") if "--" in argv else len(argv)
+    return (*argv[:split], *options, "--", *(_operands(paths) if paths else argv[split + 1 :]))
+
+
+def narrowed(argv: Sequence[str], paths: Sequence[str], keyword: str = "") -> tuple[str, ...]:
+    """Return the command of a tests check, narrowed to test files where its program can be."""
+    argv = tuple(argv)
+    if is_pytest(argv):
+        return pytest_command(argv, paths, keyword)
+    if not paths:
+        return argv
+    program = os.path.basename(argv[0])  # noqa: PTH119 - as above
+    if program in {"npm", "pnpm", "yarn"}:
+        return (*argv, "--", *_operands(paths)) if "--" not in argv else (*argv, *_operands(paths))
+    if program == "go":
+        folders = dict.fromkeys("./" + path.rpartition("/")[0].removeprefix("./") for path in paths)
+        return (*(part for part in argv if part != "./..."), *folders)
+    return argv
+
+
+def _case_id(case: Element) -> str:
+    name, dotted, file = case.get("name") or "", case.get("classname") or "", case.get("file") or ""
+    if not file:
+        file = (dotted or name).replace(".", "/") + ".py"
+        return (f"{file}::{name}" if dotted else file)[:MAX_CASE_ID]
+    if not dotted:
+        return file[:MAX_CASE_ID]  # the file itself could not be collected
+    module = file.removesuffix(".py").replace("/", ".")
+    classes = dotted.removeprefix(module).strip(".") if dotted.startswith(module) else ""
+    return "::".join((file, *(part for part in classes.split(".") if part), name))[:MAX_CASE_ID]
+
+
+def _case_result(case: Element) -> str:
+    kinds = {child.tag for child in case}
+    if "error" in kinds:
+        return ERRORED
+    if "failure" in kinds:
+        return FAILED
+    return SKIPPED if "skipped" in kinds else PASSED
+
+
+def read_report(path: str = REPORT) -> dict[str, str]:
+    """Return test id → passed | failed | errored | skipped; empty where there is no readable report.
+
+    A test reported twice (it failed, then its teardown too) counts as the worse of both.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    cases: dict[str, str] = {}
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT:
+            return {}
+        try:
+            for _, element in iterparse(file, ("end",)):  # noqa: S314 - expat refuses entity bombs, and the size is bounded
+                if element.tag == "testcase" and len(cases) < MAX_CASES:
+                    test, result = _case_id(element), _case_result(element)
+                    cases[test] = max(result, cases.get(test, SKIPPED), key=_WORST.index)
+                    element.clear()
+        except ParseError:
+            return {}
+    return cases
+
+
+def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, Any]) -> str:
+    """Return what a command that ran to its end says. No test run is `missing`, whatever the exit code."""
+    if not is_pytest(argv):
+        return PASSED if exit_code == 0 else FAILED
+    results = set(cases.values())
+    if exit_code == 0:
+        return PASSED if PASSED in results and not results & {FAILED, ERRORED} else MISSING
+    if exit_code == _PYTEST_NO_TESTS:
+        return MISSING
+    return FAILED if exit_code == _PYTEST_FAILED and results & {FAILED, ERRORED} else ERRORED

@@ -1,0 +1,258 @@
+"""One sandbox with an executor in it: started, asked, measured, cleared away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Settings
+from moothall.errors import SandboxUnavailable, WorkspaceFailed
+from moothall.sandbox.cgroups import parents
+from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
+from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
+from moothall.workspace.changes import measure
+from moothall.workspace.executor import BOOT, HOME
+from moothall.workspace.link import Link
+
+_START_SECONDS = 20.0
+_GRACE_SECONDS = 10.0
+_DISK_PAUSE = 0.25
+_DISK_ENTRIES = 200_000
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only."""
+
+    key: str
+    tree: tuple[Path, ...]
+    env: Path | None = None
+    env_writable: bool = False
+    network: bool = False
+    ro: tuple[tuple[Path, str], ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+async def remove_tree(path: Path) -> None:
+    """Remove a tree that hostile code may have written: any depth, any modes, no link followed."""
+    for attempt in range(2):
+        if not await asyncio.to_thread(path.exists):
+            return
+        if attempt:
+            await _quietly("chmod", "-R", "u+rwX", "--", str(path))
+        await _quietly("rm", "-rf", "--one-file-system", "--", str(path))
+
+
+async def _quietly(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    await process.wait()
+
+
+def own(path: Path, uid: int | None) -> None:
+    """Give `path` to the uid that sandboxes run as."""
+    if uid is not None:
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
+class Box:
+    """A running executor. One request at a time; the lock is held for a whole request."""
+
+    def __init__(self, place: Place, folder: Path, settings: Settings) -> None:
+        self.place = place
+        self.folder = folder
+        self.upper = folder / "upper"
+        self._settings = settings
+        self._sandbox: Sandboxed | None = None
+        self._link: Link | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which is unique."""
+        return self.folder.name
+
+    @property
+    def pid(self) -> int:
+        """The host's pid of the sandbox."""
+        return self._sandbox.pid if self._sandbox else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the executor runs."""
+        return bool(self._sandbox and self._sandbox.alive)
+
+    async def start(self) -> None:
+        """Make the folders, start the executor and wait until it has shut itself in.
+
+        Raises `SandboxUnavailable` with the reason; then nothing is left.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        uid = drop_uid(self._settings.sandbox)
+        for folder in (self.folder, self.upper, self.folder / "work"):
+            folder.mkdir(mode=0o755)
+            own(folder, uid)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._sandbox = await spawn(self._spec(theirs.fileno()))
+                self._link = await Link.over(ours)
+            except BaseException:
+                ours.close()
+                raise
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._link.ready
+        except (TimeoutError, WorkspaceFailed) as error:
+            self._sandbox.kill()
+            await self._sandbox.process.wait()
+            reason = self._sandbox.log_tail() or f"no answer within {_START_SECONDS:g} s"
+            raise SandboxUnavailable(
+                f"the sandbox does not start: {reason}; `moothall doctor` says which wall is missing"
+            ) from error
+
+    def _spec(self, descriptor: int) -> SandboxSpec:
+        place, limits = self.place, self._settings.sandbox
+        spec = SandboxSpec(
+            name=self.name,
+            argv=(),
+            limits=limits,
+            ro=(*interpreter_binds(), package_bind(), *((path, str(path)) for path in limits.toolchains), *place.ro),
+            overlay=Overlay(place.tree, self.upper, self.folder / "work"),
+            network=place.network,
+            fds=(descriptor,),
+        )
+        binds = ((place.env, ENVIRONMENT),) if place.env else ()
+        options = {
+            "landlock": not spec.degraded("landlock"),
+            "writable": [ENVIRONMENT] if place.env and place.env_writable else [],
+            "open_files": limits.open_files,
+            "processes": limits.processes,
+            "memory_bytes": limits.memory_bytes,
+            "disk_bytes": limits.disk_bytes,
+            "cgroup": parents() is not None,
+        }
+        argv = (str(interpreter()), "-I", "-S", "-c", BOOT, str(descriptor), json.dumps(options))
+        if place.env_writable:
+            return replace(spec, argv=argv, rw=binds)
+        return replace(spec, argv=argv, ro=(*spec.ro, *binds))
+
+    async def request(self, op: str, *, wall_seconds: float, **fields: Any) -> Answer:
+        """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or silent.
+
+        When the caller is cancelled, so is the command.
+        """
+        limits = self._settings.sandbox
+        wall = max(0.05, min(wall_seconds, limits.wall_seconds) if op != "setup" else wall_seconds)
+        message = {
+            "op": "run" if op == "setup" else op,
+            "limits": {
+                "wall_seconds": wall,
+                "cpu_seconds": wall * (os.cpu_count() or 1) if op == "setup" else limits.cpu_seconds,
+                "output_bytes": limits.output_bytes,
+                "file_bytes": self._settings.workspace.max_file_bytes,
+            },
+            **fields,
+        }
+        async with self._lock:
+            if self._link is None or self._sandbox is None:
+                raise WorkspaceFailed("the workspace is not open")
+            oom = self._sandbox.cgroup.killed_for_memory() if self._sandbox.cgroup else 0
+            number, answer = self._link.ask(message)
+            try:
+                result = await self._follow(number, answer, wall, watch=message["op"] == "run" and op != "setup")
+            except WorkspaceFailed as error:
+                raise WorkspaceFailed(f"{error.message}: {self._sandbox.log_tail() or 'it said nothing'}") from error
+            except asyncio.CancelledError:
+                self._link.stop(number, "cancelled")
+                raise
+            killed = self._sandbox.cgroup is not None and self._sandbox.cgroup.killed_for_memory() > oom
+        if killed and result.get("status") == "success" and result.get("exit_code"):
+            result = {**result, "status": "memory", "verdict": "errored"}
+        return result
+
+    async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, *, watch: bool) -> Answer:
+        link = self._link
+        assert link is not None  # noqa: S101 - request made sure
+        loop = asyncio.get_running_loop()
+        end, pause, stopped = loop.time() + wall + _GRACE_SECONDS, _DISK_PAUSE, False
+        while True:
+            await asyncio.wait([answer], timeout=min(pause, max(0.0, end - loop.time())) if watch else wall + _GRACE_SECONDS)
+            if answer.done():
+                return answer.result()
+            if loop.time() >= end:
+                self.kill()
+                raise WorkspaceFailed(f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended")
+            if watch and not stopped:
+                begun = loop.time()
+                if await self._disk_is_full():
+                    link.stop(number, "disk")
+                    stopped = True
+                pause = max(_DISK_PAUSE, 10 * (loop.time() - begun))
+
+    async def _disk_is_full(self) -> bool:
+        limit = self._settings.sandbox.disk_bytes
+        size, entries = await asyncio.to_thread(measure, self.upper, limit, _DISK_ENTRIES)
+        return size > limit or entries > _DISK_ENTRIES
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of a command: nothing of ours, nothing of the operator's."""
+        place = self.place
+        path = [f"{ENVIRONMENT}/bin"] if place.env else []
+        path += [f"{folder}/bin" for folder in self._settings.sandbox.toolchains]
+        path += [str(interpreter().parent), "/usr/local/go/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+        variables = {
+            "PATH": ":".join(dict.fromkeys(path)),
+            "HOME": HOME,
+            "USER": "agent",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CACHE_HOME": f"{HOME}/.cache",
+            "npm_config_cache": f"{HOME}/.npm",
+            "npm_config_update_notifier": "false",
+            "GOCACHE": f"{HOME}/.cache/go",
+            "GOMODCACHE": f"{ENVIRONMENT}/go",
+            "GOTOOLCHAIN": "local",
+            "CARGO_HOME": f"{ENVIRONMENT}/cargo",
+        }
+        if place.env:
+            variables["VIRTUAL_ENV"] = ENVIRONMENT
+        if not place.network:
+            variables |= {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
+        return {**variables, **place.variables}
+
+    def kill(self) -> None:
+        """End everything inside, at once."""
+        if self._sandbox:
+            self._sandbox.kill()
+
+    async def close(self, *, keep: bool = False) -> None:
+        """End everything inside and remove the folder (`keep`: leave it)."""
+        self.kill()
+        if self._link:
+            self._link.close()
+        try:
+            if self._sandbox:
+                await self._sandbox.close()
+        finally:
+            if not keep:
+                with contextlib.suppress(FileNotFoundError):
+                    await remove_tree(self.folder)

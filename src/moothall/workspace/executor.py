@@ -1,0 +1,248 @@
+"""The process inside a workspace that runs tools. Trusted by nobody; standard library only.
+
+Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket and nothing else: no network,
+no credentials, an empty environment. First it shuts itself in (Landlock, rlimits), then it says that it
+is ready, then it answers one request at a time until the socket closes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from moothall.sandbox.landlock import allow_writes_only
+from moothall.tools import checks, files
+from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
+from moothall.workspace.procs import Walls, call, encode_result, kill_all, run
+from moothall.workspace.protocol import Frames, ProtocolError, pack
+
+BOOT = "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.workspace.executor import main; main()"
+ROOT = "/workspace"
+HOME = "/tmp/home"  # noqa: S108 - inside the sandbox
+_WRITABLE = (
+    ROOT,
+    "/tmp",  # noqa: S108 - inside the sandbox
+    "/dev/shm",  # noqa: S108 - inside the sandbox
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")),
+)
+_SEARCH_SECONDS = 15.0
+_PR_SET_DUMPABLE = 4
+_SYMLINK = "120000"
+_EXECUTABLE = "100755"
+
+Message = dict[str, Any]
+
+
+def shut_in(options: Mapping[str, Any]) -> int:
+    """Apply what holds for this process and all that it starts; return Landlock's ABI (0: left out)."""
+    import ctypes
+
+    # No one in here may look into this process's memory: they share its uid.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    version = allow_writes_only((*_WRITABLE, *options["writable"])) if options["landlock"] else 0
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, options["open_files"]),
+        (resource.RLIMIT_NPROC, options["processes"] + 2),  # counted in this user namespace: this process, and init
+    ):
+        resource.setrlimit(limit, (value, value))
+    os.umask(0o022)
+    os.makedirs(HOME, exist_ok=True)  # noqa: PTH103 - pathlib costs start time
+    return version
+
+
+class Executor:
+    """Answers requests from one socket."""
+
+    def __init__(self, link: socket.socket, options: Mapping[str, Any]) -> None:
+        self._link = link
+        self._options = options
+        self._frames = Frames()
+        self._waiting: list[Message] = []
+        self._current = -1
+        self._root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def serve(self) -> None:
+        """Answer until the other side closes."""
+        while True:
+            while not self._waiting:
+                if not self._receive():
+                    return
+            request = self._waiting.pop(0)
+            if request.get("op") != "stop":
+                self._answer(request)
+
+    def _receive(self) -> bool:
+        data = self._link.recv(1 << 20)
+        self._waiting += self._frames.feed(data)
+        return bool(data)
+
+    def _stopped(self) -> str:
+        """Look for a stop of the current request among what has come."""
+        if not self._receive():
+            kill_all()
+            sys.exit(0)
+        for message in self._waiting:
+            if message.get("op") == "stop" and message.get("id") == self._current:
+                self._waiting.remove(message)
+                return str(message.get("reason") or "cancelled")
+        return ""
+
+    def _answer(self, request: Message) -> None:
+        begun = time.monotonic()
+        self._current = int(request["id"])
+        try:
+            answer = {"files": self._files, "run": self._run, "apply": self._apply}[str(request["op"])](request)
+        except ToolFailure as failed:
+            answer = {"status": failed.status, "error": str(failed)}
+        except OSError as error:
+            answer = {"status": "error", "error": f"{error.filename or 'workspace'}: {error.strerror}"}
+        answer.setdefault("duration_ms", round((time.monotonic() - begun) * 1000))
+        answer["id"] = self._current
+        self._current = -1
+        self._link.sendall(pack(answer))
+
+    def _walls(self, request: Message) -> Walls:
+        limits = request["limits"]
+        return Walls(
+            wall_seconds=float(limits["wall_seconds"]),
+            cpu_seconds=float(limits["cpu_seconds"]),
+            output_bytes=int(limits["output_bytes"]),
+            memory_bytes=int(self._options["memory_bytes"]),
+            processes=int(self._options["processes"]),
+            file_bytes=int(self._options["disk_bytes"]),
+            in_cgroup=bool(self._options["cgroup"]),
+        )
+
+    def _files(self, request: Message) -> Message:
+        tool, args = str(request["tool"]), request["args"]
+        limits = files.Limits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
+        if tool not in files.TOOLS:
+            raise ToolFailure(f"no tool {tool!r} in the workspace", "invalid")
+        if tool not in files.SLOW:
+            return {"status": "success", "output": files.TOOLS[tool](self._root, args, limits)}
+        walls = self._walls(request)
+        seconds = min(_SEARCH_SECONDS, walls.wall_seconds)
+        # The result is counted by the tool itself, so the pipe's cut must never fall into it.
+        bounded = Walls(
+            seconds, walls.cpu_seconds, 8 * walls.output_bytes + 4096, walls.memory_bytes, walls.processes, 0, in_cgroup=True
+        )
+
+        def inside() -> bytes:
+            try:
+                answer: Message = {"status": "success", "output": files.TOOLS[tool](self._root, args, limits)}
+            except ToolFailure as failed:
+                answer = {"status": failed.status, "error": str(failed)}
+            return json.dumps(answer).encode()
+
+        ended = call(inside, walls=bounded, wakeup=self._link.fileno(), stopped=self._stopped)
+        if ended.status == "timeout":
+            return {"status": "timeout", "error": f"{tool} took more than {seconds:g} s; use a simpler pattern or a smaller path"}
+        if ended.status != "success":
+            return {"status": ended.status, "error": f"{tool} was stopped: {ended.status}", "usage": ended.usage()}
+        try:
+            answer = json.loads(ended.output)
+        except ValueError:
+            return {"status": "error", "error": f"{tool} failed (exit {ended.exit_code})", "usage": ended.usage()}
+        return {**answer, "usage": ended.usage()}
+
+    def _run(self, request: Message) -> Message:
+        argv = tuple(str(part) for part in request["argv"])
+        if os.path.lexists(checks.REPORT):
+            os.unlink(checks.REPORT)  # noqa: PTH108 - pathlib costs start time
+        ended = run(
+            argv, cwd=ROOT, env=request["env"], walls=self._walls(request), wakeup=self._link.fileno(), stopped=self._stopped
+        )
+        answer = encode_result(ended)
+        answer["cases"] = checks.read_report() if checks.is_pytest(argv) else {}
+        answer["verdict"] = (
+            checks.verdict(argv, ended.exit_code, answer["cases"]) if ended.status == "success" else checks.ERRORED
+        )
+        return answer
+
+    def _apply(self, request: Message) -> Message:
+        """Write the files of a patch: deletions first, so that a folder can take a file's place and back."""
+        changes = sorted(request["changes"], key=lambda change: (change["content"] is not None, change["path"]))
+        for change in changes:
+            path = clean_for_writing(change["path"])
+            if change["content"] is None:
+                self._remove(path)
+            else:
+                self._put(path, change["mode"], base64.b64decode(change["content"]))
+        return {"status": "success", "output": {"changes": len(changes)}}
+
+    def _remove(self, path: str) -> None:
+        while path:
+            try:
+                parent, name = open_parent(self._root, path)
+            except ToolFailure:
+                return
+            try:
+                os.unlink(name, dir_fd=parent) if not _is_folder(name, parent) else os.rmdir(name, dir_fd=parent)
+            except OSError:
+                return  # a folder that still holds something, or gone already
+            finally:
+                os.close(parent)
+            path = path.rpartition("/")[0]
+
+    def _put(self, path: str, mode: str, content: bytes) -> None:
+        parts = path.split("/")
+        holder = os.dup(self._root)
+        try:
+            for part in parts[:-1]:
+                if not _is_folder(part, holder):
+                    _clear(part, holder)
+                    os.mkdir(part, 0o755, dir_fd=holder)
+                inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+                os.close(holder)
+                holder = inner
+            _clear(parts[-1], holder)
+            if mode == _SYMLINK:
+                os.symlink(content, parts[-1], dir_fd=holder)
+                return
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(parts[-1], flags, 0o755 if mode == _EXECUTABLE else 0o644, dir_fd=holder)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+        finally:
+            os.close(holder)
+
+
+def _is_folder(name: str, holder: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _clear(name: str, holder: int) -> None:
+    if _is_folder(name, holder):
+        shutil.rmtree(name, dir_fd=holder)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=holder)
+
+
+def main() -> None:
+    """Serve the socket that argv names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = json.loads(sys.argv[2])
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    version = shut_in(options)
+    link.sendall(pack({"id": 0, "status": "ready", "landlock": version}))
+    try:
+        Executor(link, options).serve()
+    except (ProtocolError, ConnectionError) as error:
+        sys.exit(f"executor: {error}")

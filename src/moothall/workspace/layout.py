@@ -1,0 +1,95 @@
+"""Where preparation leaves things in the data directory, and the locks that guard them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moothall.domain.ids import digest
+from moothall.domain.repository import Base
+from moothall.sandbox.spec import ENVIRONMENT
+from moothall.workspace.box import Place
+
+_KEY_CHARS = 32
+_LOCK_PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths beneath one data directory."""
+
+    data_dir: Path
+
+    @property
+    def run(self) -> Path:
+        """Folders of open workspaces, one folder a process."""
+        return self.data_dir / "run"
+
+    def prepared(self, key: str) -> Path:
+        """What is known of a prepared base, as JSON."""
+        return self.data_dir / "prepared" / f"{key}.json"
+
+    def tree(self, key: str) -> Path:
+        """The shared checkout."""
+        return self.data_dir / "checkouts" / key
+
+    def environment(self, key: str) -> Path:
+        """What set-up made: `env` for /env, `layer` for what it left in the checkout."""
+        return self.data_dir / "environments" / key
+
+    def place(self, base: Base, key: str) -> Place:
+        """What a workspace on `base` shows."""
+        environment = environment_key(base)
+        if not environment:
+            return Place(key, (self.tree(key),))
+        folder = self.environment(environment)
+        layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
+        return Place(key, (*layer, self.tree(key)), env=folder / "env")
+
+    @asynccontextmanager
+    async def lock(self, name: str) -> AsyncIterator[None]:
+        """Hold a lock against all processes that share the data directory."""
+        folder = self.data_dir / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not try_lock(descriptor):  # noqa: ASYNC110 - what is waited for happens in another process
+                await asyncio.sleep(_LOCK_PAUSE)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the lock of an open file, unless another holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def uses_environment(base: Base) -> bool:
+    """Whether the profile runs programs of a Python environment at /env."""
+    commands = (*base.profile.setup, *base.profile.checks.values())
+    return any(argv and argv[0].startswith(f"{ENVIRONMENT}/bin/") for argv in commands)
+
+
+def environment_key(base: Base) -> str:
+    """Name what set-up makes: the same for all commits with the same lock files. '' where nothing is set up."""
+    profile = base.profile
+    if not profile.setup and not uses_environment(base):
+        return ""
+    return digest(base.repository, profile.lock_digest, repr(profile.setup), sys.version)[:_KEY_CHARS]
+
+
+def prepared_key(base: Base) -> str:
+    """Name a prepared base: commit, profile and environment."""
+    checks = repr(sorted(base.profile.checks.items()))
+    return digest(base.repository, base.sha, checks, environment_key(base))[:_KEY_CHARS]

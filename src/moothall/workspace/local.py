@@ -1,0 +1,246 @@
+"""Workspaces on this machine: an overlay over a shared checkout, with an executor inside a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from moothall.config import Settings
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Patch, Prepared
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
+from moothall.errors import WorkspaceFailed
+from moothall.tools import checks
+from moothall.workspace import rules
+from moothall.workspace.box import Box
+from moothall.workspace.changes import Caps, collect
+from moothall.workspace.clone import Change, TrustedClone
+from moothall.workspace.pool import Pool
+
+GitTool = Callable[["LocalWorkspace", ToolCall], Awaitable[ToolResult]]
+_CASES_SHOWN = 50
+_PYTEST_HOOKS = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+
+
+class LocalWorkspace:
+    """One open workspace. `clone` and `base` are the trusted side's; git tools work on them."""
+
+    def __init__(
+        self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings, git_tool: GitTool | None
+    ) -> None:
+        self._name = name
+        self._box = box
+        self._settings = settings
+        self._git_tool = git_tool
+        self.prepared = prepared
+        self.clone = clone
+
+    @property
+    def id(self) -> str:
+        """The workspace's id."""
+        return self._name
+
+    @property
+    def base(self) -> Base:
+        """The commit that it began with."""
+        return self.prepared.base
+
+    @property
+    def pid(self) -> int:
+        """The host's pid of its sandbox."""
+        return self._box.pid
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run a tool. See `ports.Workspace`."""
+        if call.tool.startswith("git.") and self._git_tool:
+            return await self._git_tool(self, call)
+        seconds = _seconds_left(call.deadline)
+        if seconds <= 0:
+            return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
+        if call.tool in checks.DEFAULTS:
+            argv = self._tests_command(call.tool, call.arguments)
+            answer = await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
+            return _translated(call, {**answer, "output": _tests_output(answer)})
+        if call.tool.startswith("files."):
+            return _translated(
+                call, await self._box.request("files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments))
+            )
+        return ToolResult(call.request_id, call.tool, ToolStatus.INVALID, error=f"{call.tool} does not run in a local workspace")
+
+    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+        """Run one of the profile's checks. See `ports.Workspace`."""
+        argv = self.base.profile.checks.get(name)
+        if not argv:
+            known = ", ".join(self.base.profile.checks) or "none"
+            return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
+        seconds = _seconds_left(deadline) if deadline else self._settings.sandbox.wall_seconds
+        if seconds <= 0:
+            return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
+        command = checks.narrowed(argv, paths)
+        answer = await self._box.request("run", wall_seconds=seconds, argv=command, env=self._box.variables())
+        return check_run(name, answer)
+
+    async def changes(self) -> list[Change]:
+        """Return what differs from the base. Raises `PatchRefused`."""
+        workspace = self._settings.workspace
+        caps = Caps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
+        return await asyncio.to_thread(collect, self._box.upper, self._box.place.tree[-1], self.prepared.files, caps)
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """Make these paths as the changes say. Raises `WorkspaceFailed` where that is not possible."""
+        if not changes:
+            return
+        message = [
+            {
+                "path": change.path,
+                "mode": change.mode,
+                "content": None if change.content is None else base64.b64encode(change.content).decode(),
+            }
+            for change in changes
+        ]
+        answer = await self._box.request("apply", wall_seconds=self._settings.sandbox.wall_seconds, changes=message)
+        if answer.get("status") != "success":
+            raise WorkspaceFailed(f"files cannot be written: {answer.get('error') or answer.get('status')}")
+
+    async def patch(self, message: str) -> Patch:
+        """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
+        return await self.clone.commit_changes(self.base.sha, await self.changes(), message)
+
+    def _tests_command(self, tool: str, arguments: Any) -> tuple[str, ...]:
+        if tool == "tests.make":
+            return (*checks.DEFAULTS[tool], "--", str(arguments.get("target") or "test"))
+        own = self.base.profile.checks.get("tests", ())
+        default = checks.DEFAULTS[tool]
+        fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
+        return checks.narrowed(own if fits else default, arguments.get("paths", ()), arguments.get("keyword", ""))
+
+
+def _seconds_left(deadline: datetime) -> float:
+    return (deadline - datetime.now(UTC)).total_seconds()
+
+
+def _usage(answer: Any) -> ToolUsage:
+    used = answer.get("usage") or {}
+    return ToolUsage(int(used.get("cpu_ms", 0)), int(used.get("max_rss_bytes", 0)))
+
+
+def _translated(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
+    """Return an executor's answer as a result; it is hostile, so every part is made what it must be."""
+    try:
+        output = answer.get("output") or {}
+        return ToolResult(
+            call.request_id,
+            call.tool,
+            ToolStatus(answer.get("status", "")),
+            output=dict(output),
+            error=str(answer.get("error") or ""),
+            duration_ms=int(answer.get("duration_ms", 0)),
+            usage=_usage(answer),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
+
+
+def _cases(answer: dict[str, Any]) -> dict[str, str]:
+    cases = answer.get("cases") or {}
+    if not isinstance(cases, dict):
+        raise WorkspaceFailed("the executor broke its protocol: cases are no object")
+    return {str(test): str(result) for test, result in cases.items()}
+
+
+def _tests_output(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model is shown of a test run: counts, the tests that are not green, the end of the output."""
+    cases = _cases(answer)
+    red = [test for test, result in cases.items() if result in {checks.FAILED, checks.ERRORED}]
+    return {
+        "verdict": answer.get("verdict", checks.ERRORED),
+        **{word: sum(result == word for result in cases.values()) for word in ("passed", "failed", "errored", "skipped")},
+        "red": red[:_CASES_SHOWN],
+        "exit_code": answer.get("exit_code", -1),
+        "output": str(answer.get("output", "")),
+    }
+
+
+def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
+    """Return an executor's answer to a command as the run of a check."""
+    try:
+        status = ToolStatus(answer.get("status", ""))
+        verdict = Verdict(answer.get("verdict", "errored")) if status is ToolStatus.SUCCESS else Verdict.ERRORED
+        return CheckRun(
+            check=name,
+            verdict=verdict,
+            cases=_cases(answer),
+            output=str(answer.get("output") or answer.get("error") or ""),
+            duration_ms=int(answer.get("duration_ms", 0)),
+            exit_code=int(answer.get("exit_code", -1)),
+            status=status,
+        )
+    except (TypeError, ValueError) as error:
+        raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
+
+
+class LocalWorkspaces:
+    """Opens workspaces. An async context manager: everything it started is gone when it ends.
+
+    `clones` gives the trusted clone of a registered repository; `git_tool` answers `git.*` calls.
+    """
+
+    def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone], git_tool: GitTool | None = None) -> None:
+        self._settings = settings
+        self._clones = clones
+        self._git_tool = git_tool
+        self.pool = Pool(settings)
+
+    async def __aenter__(self) -> Self:
+        await self.pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self.pool.__aexit__(*details)
+
+    @asynccontextmanager
+    async def open(
+        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+    ) -> AsyncIterator[LocalWorkspace]:
+        """Open a fresh workspace. See `ports.Workspaces`."""
+        clone = self._clones(prepared.base.repository)
+        changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
+        async with self.pool.box(prepared) as box:
+            workspace = LocalWorkspace(name, box, prepared, clone=clone, settings=self._settings, git_tool=self._git_tool)
+            await workspace.write(changes)
+            yield workspace
+
+    async def _wanted(self, base: Base, clone: TrustedClone, patch: str, extra: str, *, judged: bool) -> list[Change]:
+        """Return the changes that a workspace begins with."""
+        wanted: dict[str, Change] = {}
+        if patch.strip():
+            made = await clone.apply(base.sha, patch)
+            wanted |= {change.path: change for change in await clone.changes(base.sha, made.commit_sha)}
+        if extra.strip():
+            made = await clone.apply(base.sha, extra)
+            tests = set(made.tests)
+            wanted |= {change.path: change for change in await clone.changes(base.sha, made.commit_sha) if change.path in tests}
+        if judged:
+            existed = set(await clone.files(base.sha))
+            protected = base.profile.protected
+            kept = frozenset(path for path in existed if rules.matches(protected, path))
+            wanted = {path: change for path, change in wanted.items() if not _touches(path, kept, existed)}
+        return list(wanted.values())
+
+
+def _touches(path: str, kept: frozenset[str], existed: set[str]) -> bool:
+    """Whether a change at `path` would change one of the `kept` files, or what pytest does with them.
+
+    A file in the place of a folder would take the tests in it away, and a new conftest.py or pytest.ini
+    could make every test pass.
+    """
+    folders = [path[:at] for at, char in enumerate(path) if char == "/"]
+    if path in kept or any(folder in kept for folder in folders):
+        return True
+    if any(other.startswith(f"{path}/") for other in kept):
+        return True
+    return path not in existed and path.rpartition("/")[2] in _PYTEST_HOOKS

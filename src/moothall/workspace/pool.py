@@ -1,0 +1,157 @@
+"""Boxes kept ready: an executor is started before somebody needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from moothall import telemetry
+from moothall.config import Settings
+from moothall.domain.repository import Prepared
+from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.sandbox import cgroups
+from moothall.workspace.box import Box, Place, remove_tree
+from moothall.workspace.layout import Layout, try_lock
+
+_KEYS_KEPT = 4
+_log = telemetry.get_logger(__name__)
+
+
+class Pool:
+    """Starts boxes, keeps `settings.workspace.warm` spare ones a prepared key, and clears all away.
+
+    An async context manager with a task group inside: enter and leave it in the same task.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.layout = Layout(settings.data_dir)
+        self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._folder = self.layout.run / self._instance
+        self._spares: OrderedDict[str, list[Box]] = OrderedDict()
+        self._filling: set[str] = set()
+        self._open: set[Box] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._lock_fd = -1
+        self._number = 0
+
+    async def __aenter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        self._lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try_lock(self._lock_fd)
+        await sweep(self.layout)
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        group, self._group = self._group, None
+        try:
+            for box in (*self._open, *(box for boxes in self._spares.values() for box in boxes)):
+                box.kill()
+            if group:
+                await group.__aexit__(None, None, None)
+        finally:
+            await self._clear()
+
+    async def _clear(self) -> None:
+        for box in (*self._open, *(box for boxes in self._spares.values() for box in boxes)):
+            await box.close()
+        self._spares.clear()
+        self._open.clear()
+        await remove_tree(self._folder)
+        os.close(self._lock_fd)
+
+    @asynccontextmanager
+    async def box(self, prepared: Prepared) -> AsyncIterator[Box]:
+        """A fresh box on `prepared`, a spare one where there is one. Raises `SandboxUnavailable`."""
+        async with self.started(self.layout.place(prepared.base, prepared.key)) as box:
+            self._refill(box.place)
+            yield box
+
+    @asynccontextmanager
+    async def started(self, place: Place, *, keep: bool = False) -> AsyncIterator[Box]:
+        """A box on `place`; `keep` leaves its folder to the caller."""
+        if self._group is None:
+            raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
+        box = self._spare(place)
+        if box is None:
+            box = await self._fresh(place)
+        self._open.add(box)
+        try:
+            yield box
+        finally:
+            await box.close(keep=keep)
+            self._open.discard(box)
+
+    def _spare(self, place: Place) -> Box | None:
+        boxes = self._spares.get(place.key, [])
+        while boxes:
+            box = boxes.pop()
+            if box.alive and box.place == place:
+                return box
+            self._discard(box)
+        return None
+
+    async def _fresh(self, place: Place) -> Box:
+        self._number += 1
+        box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings)
+        await box.start()
+        return box
+
+    def _discard(self, box: Box) -> None:
+        box.kill()
+        if self._group:
+            self._group.create_task(box.close(), name=f"close {box.name}")
+
+    def _refill(self, place: Place) -> None:
+        wanted = self._settings.workspace.warm
+        boxes = self._spares.setdefault(place.key, [])
+        self._spares.move_to_end(place.key)
+        while len(self._spares) > _KEYS_KEPT:
+            for box in self._spares.popitem(last=False)[1]:
+                self._discard(box)
+        if self._group and len(boxes) < wanted and place.key not in self._filling:
+            self._filling.add(place.key)
+            self._group.create_task(self._fill(place, wanted), name=f"warm {place.key}")
+
+    async def _fill(self, place: Place, wanted: int) -> None:
+        try:
+            while self._group and len(self._spares.get(place.key, ())) < wanted:
+                box = await self._fresh(place)
+                if self._group is None or place.key not in self._spares:
+                    await box.close()
+                    return
+                self._spares[place.key].append(box)
+        except MoothallError as error:  # the next open meets the same fault, and tells its caller
+            _log.warning("no executor could be kept ready", error=str(error))
+        finally:
+            self._filling.discard(place.key)
+
+
+async def sweep(layout: Layout) -> int:
+    """Remove what killed processes left in the run folder; return how many there were.
+
+    Their sandboxes died with them; here go the folders and the cgroups.
+    """
+    swept = 0
+    for folder in layout.run.iterdir():
+        try:
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # just being made, or just gone
+        try:
+            if try_lock(descriptor):
+                cgroups.sweep(f"{folder.name}-")
+                await remove_tree(folder)
+                swept += 1
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    return swept

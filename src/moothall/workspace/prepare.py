@@ -1,0 +1,203 @@
+"""Making a base ready to work on: checkout, set-up, and one run of its checks as it is.
+
+Each part is made once and kept: the checkout for a commit, the environment for a lock file, the runs
+for both. Set-up runs what the repository says, so it runs in a sandbox too, but may have the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from moothall.config import Settings, package_environment, package_files
+from moothall.domain import codec
+from moothall.domain.evidence import CheckRun
+from moothall.domain.repository import Base, Prepared
+from moothall.errors import RepositoryError
+from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spec import ENVIRONMENT, interpreter
+from moothall.workspace.box import Place, own, remove_tree
+from moothall.workspace.clone import TrustedClone
+from moothall.workspace.layout import environment_key, prepared_key, uses_environment
+from moothall.workspace.local import LocalWorkspaces
+
+Progress = Callable[[str], None]
+_TAIL = 3000
+_OPAQUE = "user.overlay.opaque"
+
+
+class Preparer:
+    """Prepares bases with workspaces of this machine."""
+
+    def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone], workspaces: LocalWorkspaces) -> None:
+        self._settings = settings
+        self._clones = clones
+        self._workspaces = workspaces
+        self._layout = workspaces.pool.layout
+
+    async def prepare(self, base: Base, on_progress: Progress | None = None) -> Prepared:
+        """Return `base` prepared; what was done before is read. Raises `RepositoryError`, `SandboxUnavailable`."""
+        tell = on_progress or (lambda _: None)
+        key = prepared_key(base)
+        async with self._layout.lock(key):
+            known = await asyncio.to_thread(self._known, base, key)
+            if known:
+                return known
+            clone = self._clones(base.repository)
+            files = await clone.files(base.sha)
+            if not self._layout.tree(key).is_dir():
+                tell(f"checking out {base.sha[:12]}")
+                await self._check_out(clone, base, key)
+            await self._set_up(base, key, files, tell)
+            prepared = Prepared(base, key, files)
+            prepared = replace(prepared, runs=await self._run_checks(prepared, tell))
+            await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
+            return prepared
+
+    def _known(self, base: Base, key: str) -> Prepared | None:
+        try:
+            stored = codec.load(Prepared, json.loads(self._layout.prepared(key).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        place = self._layout.place(base, key)
+        complete = all(path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ())))
+        return replace(stored, base=base) if complete else None
+
+    async def _check_out(self, clone: TrustedClone, base: Base, key: str) -> None:
+        final = self._layout.tree(key)
+        making = final.with_name(f".{key}-{secrets.token_hex(4)}")
+        making.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            await clone.checkout(base.sha, making)
+            await asyncio.to_thread(_give, making, drop_uid(self._settings.sandbox))
+            making.rename(final)
+        finally:
+            await remove_tree(making)
+
+    async def _set_up(self, base: Base, key: str, files: Sequence[str], tell: Progress) -> None:
+        """Make the environment of `base`, unless it is there."""
+        name = environment_key(base)
+        if not name:
+            return
+        async with self._layout.lock(f"env-{name}"):
+            final = self._layout.environment(name)
+            if final.is_dir():
+                return
+            network = self._settings.workspace.setup_network
+            if network == "allowlist":
+                raise RepositoryError(
+                    "setup_network 'allowlist' is enforced by a cluster's network policy; for local workspaces "
+                    "say workspace.setup_network = 'on' or 'off'"
+                )
+            making = final.with_name(f".{name}-{secrets.token_hex(4)}")
+            (making / "env").mkdir(parents=True)
+            own(making / "env", drop_uid(self._settings.sandbox))
+            try:
+                await self._run_setup(base, key, making, files, tell, network=network == "on")
+                making.rename(final)
+            finally:
+                await remove_tree(making)
+
+    async def _run_setup(
+        self, base: Base, key: str, making: Path, files: Sequence[str], tell: Progress, *, network: bool
+    ) -> None:
+        ro: tuple[tuple[Path, str], ...] = ()
+        variables: dict[str, str] = {}
+        if network:
+            variables = package_environment()
+            ro = await asyncio.to_thread(_package_sources, making, variables, drop_uid(self._settings.sandbox))
+        place = Place(
+            key=f"setup-{making.name}",
+            tree=(self._layout.tree(key),),
+            env=making / "env",
+            env_writable=True,
+            network=network,
+            ro=ro,
+            variables=variables,
+        )
+        commands = list(base.profile.setup)
+        if uses_environment(base):
+            commands.insert(0, (str(interpreter()), "-m", "venv", ENVIRONMENT))
+        end = time.monotonic() + self._settings.workspace.setup_seconds
+        async with self._workspaces.pool.started(place, keep=True) as box:
+            for argv in commands:
+                tell(f"setting up: {' '.join(argv)}"[:200])
+                answer = await box.request("setup", wall_seconds=end - time.monotonic(), argv=argv, env=box.variables())
+                if answer.get("status") != "success" or answer.get("exit_code") != 0:
+                    raise RepositoryError(_why_setup(argv, answer, network=network))
+            upper = box.upper
+        try:
+            if await asyncio.to_thread(_keep_untracked, upper, frozenset(files)):
+                upper.rename(making / "layer")
+        finally:
+            await remove_tree(upper.parent)
+
+    async def _run_checks(self, prepared: Prepared, tell: Progress) -> dict[str, CheckRun]:
+        runs = {}
+        for name in prepared.base.profile.checks:
+            tell(f"running {name} on the untouched base")
+            async with self._workspaces.open(prepared, "base") as workspace:
+                runs[name] = await workspace.check(name)
+        return runs
+
+
+def _package_sources(folder: Path, variables: dict[str, str], uid: int | None) -> tuple[tuple[Path, str], ...]:
+    """Return what package managers need to read; adds to `variables` where their configuration lies inside."""
+    binds = [(Path(value), value) for value in variables.values() if value.startswith("/") and Path(value).exists()]
+    for number, (variable, path) in enumerate(package_files().items()):
+        copy = folder / f"{number}.conf"  # a copy: the dropped uid may not read the operator's own
+        copy.write_bytes(path.read_bytes())
+        own(copy, uid)
+        variables[variable] = f"/opt/config/{number}"
+        binds.append((copy, variables[variable]))
+    return tuple(binds)
+
+
+def _why_setup(argv: Sequence[str], answer: dict[str, object], *, network: bool) -> str:
+    status, code = answer.get("status"), answer.get("exit_code")
+    ended = f"exit code {code}" if status == "success" else f"stopped: {status}"
+    hint = "" if network else " (without network: workspace.setup_network is 'off')"
+    tail = str(answer.get("output") or answer.get("error") or "").strip()[-_TAIL:]
+    return f"set-up command {' '.join(argv)!r} failed, {ended}{hint}:\n{tail}"
+
+
+def _give(path: Path, uid: int | None) -> None:
+    """Give a checkout that we have just written to the sandbox's uid, no link followed."""
+    if uid is None:
+        return
+    own(path, uid)
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            own(Path(folder, name), uid)
+
+
+def _keep_untracked(upper: Path, tracked: frozenset[str]) -> bool:
+    """Leave in what set-up wrote into the checkout only what the repository doesn't hold itself; is there any?
+
+    So that it can lie over other commits with the same lock file.
+    """
+    kept = False
+    for folder, _, names in os.walk(upper):
+        if _OPAQUE in os.listxattr(folder):
+            os.removexattr(folder, _OPAQUE)
+        for name in names:
+            path = Path(folder, name)
+            if str(path.relative_to(upper)) in tracked or stat.S_ISCHR(path.lstat().st_mode):
+                path.unlink()
+            else:
+                kept = True
+    return kept
+
+
+def _write_json(path: Path, document: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    making = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    making.write_text(json.dumps(document), encoding="utf-8")
+    making.rename(path)

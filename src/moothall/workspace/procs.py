@@ -1,0 +1,299 @@
+"""Running one command inside the sandbox, watched. Standard library only: part of the executor.
+
+Only one command runs at a time, and nothing else lives in this pid namespace: so `kill(-1)` ends
+exactly the command and all that it started, daemons included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SAMPLE_SECONDS = 0.05
+_OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is stopped
+_HINT_BYTES = 4000
+_NICE = 5
+
+_HINTS = (
+    ("memory", re.compile(r"^(?:\w+\.)?MemoryError|Cannot allocate memory|out of memory", re.MULTILINE | re.IGNORECASE)),
+    ("disk", re.compile(r"No space left on device|File too large|Disk quota exceeded")),
+    ("processes", re.compile(r"Resource temporarily unavailable|can't start new thread|fork: retry")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """Limits of one command; `data_bytes` 0: memory is the cgroup's business."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    output_bytes: int
+    memory_bytes: int
+    processes: int
+    file_bytes: int
+    in_cgroup: bool
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the sampler saw at most."""
+
+    processes: int = 0
+    memory: int = 0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: `status` is a tool status; `output` its head and tail; `total` all it printed."""
+
+    status: str
+    exit_code: int
+    output: bytes
+    total: int
+    seconds: float
+    cpu_ms: int
+    max_rss_bytes: int
+
+    def usage(self) -> dict[str, int]:
+        """Return what the kernel measured, children included."""
+        return {"cpu_ms": self.cpu_ms, "max_rss_bytes": self.max_rss_bytes}
+
+
+class _Kept:
+    """The head and the tail of what is printed."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
+        self._head, self._tail = bytearray(), bytearray()
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: -self._half]
+
+    def bytes(self) -> bytes:
+        cut = self.total - len(self._head) - self._half
+        if cut <= 0:
+            return bytes(self._head + self._tail)
+        return bytes(self._head) + f"\n[… {cut} bytes cut …]\n".encode() + bytes(self._tail[-self._half :])
+
+
+def kill_all() -> None:
+    """End every process here but the executor and the namespace's init, and wait until they are gone."""
+    for _ in range(200):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not others():
+            return
+        time.sleep(0.005)
+
+
+def others() -> list[str]:
+    """Return the pids of this namespace besides init and this process."""
+    own = {"1", str(os.getpid())}
+    return [name for name in os.listdir("/proc") if name.isdigit() and name not in own]  # noqa: PTH208 - often; names are enough
+
+
+def _sample(seen: Seen) -> None:
+    tasks, pages, ticks = 0, 0, 0
+    for pid in others():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times a second
+                fields = file.read().rpartition(b")")[2].split()
+            with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - as above
+                sizes = file.read().split()
+        except OSError:
+            continue
+        tasks += int(fields[17])
+        ticks += int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
+        pages += int(sizes[1]) - int(sizes[2])
+    seen.processes = max(seen.processes, tasks)
+    seen.memory = max(seen.memory, pages * _PAGE)
+    seen.cpu_seconds = max(seen.cpu_seconds, ticks / _TICKS)
+
+
+def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls) -> NoReturn:
+    """In the child: set limits, run."""
+    try:
+        os.chdir(cwd)
+        cpu = max(1, round(walls.cpu_seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (walls.file_bytes, walls.file_bytes))
+        if not walls.in_cgroup:
+            resource.setrlimit(resource.RLIMIT_DATA, (walls.memory_bytes, walls.memory_bytes))
+        os.nice(_NICE)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; other programs expect the default
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606 - no shell is what we want
+    except OSError as error:
+        os.write(2, f"cannot run {argv[0]!r}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def run(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
+    """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
+    when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
+    """
+    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped)
+
+
+def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
+    """Run a function of ours in a child, so that it can be stopped. Its bytes come back as the output."""
+
+    def child() -> NoReturn:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (max(1, round(walls.cpu_seconds)),) * 2)
+            data = memoryview(function())
+            while data:
+                data = data[os.write(1, data) :]
+            code = 0
+        finally:
+            os._exit(code)
+
+    return _watch(child, walls, wakeup, stopped)
+
+
+def _watch(child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
+    begun = time.monotonic()
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        silence = os.open("/dev/null", os.O_RDONLY)
+        for source, target in ((silence, 0), (writing, 1), (writing, 2)):
+            os.dup2(source, target)
+        child()
+    os.close(writing)
+    watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls, begun + walls.wall_seconds)
+    try:
+        status = watch.until_end(stopped)
+        seconds = time.monotonic() - begun
+        if status:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _, waited, used = os.wait4(pid, 0)
+        kill_all()
+        watch.drain()
+    finally:
+        watch.close()
+    output = watch.kept.bytes()
+    code = os.waitstatus_to_exitcode(waited)
+    cpu = max(used.ru_utime + used.ru_stime, watch.seen.cpu_seconds)
+    return Ended(
+        status or _why(code, output, watch.seen, walls, cpu),
+        code,
+        output,
+        watch.kept.total,
+        seconds,
+        round(cpu * 1000),
+        max(used.ru_maxrss * 1024, watch.seen.memory),
+    )
+
+
+class _Watch:
+    """Follows a child: its output, its end, its walls."""
+
+    def __init__(self, reading: int, leader: int, wakeup: int, walls: Walls, deadline: float) -> None:
+        self.kept, self.seen = _Kept(walls.output_bytes), Seen()
+        self._reading, self._leader, self._wakeup = reading, leader, wakeup
+        self._walls, self._deadline = walls, deadline
+        self._next_sample = time.monotonic() + _SAMPLE_SECONDS
+        self._poll = select.poll()
+        for descriptor in (reading, leader, wakeup):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def until_end(self, stopped: Callable[[], str]) -> str:
+        """Return '' when the child ended by itself, or the status for which it has to be stopped."""
+        while (now := time.monotonic()) < self._deadline:
+            ready = {at for at, _ in self._poll.poll(max(0.0, min(self._deadline, self._next_sample) - now) * 1000)}
+            if self._reading in ready:
+                self._read()
+            if self._wakeup in ready and (reason := stopped()):
+                return reason
+            if self._leader in ready:
+                return ""
+            if broken := self._broken():
+                return broken
+        return "timeout"
+
+    def drain(self) -> None:
+        """Take what is still in the pipe, now that nobody writes to it any more."""
+        os.set_blocking(self._reading, False)
+        with contextlib.suppress(OSError):
+            while data := os.read(self._reading, 1 << 16):
+                self.kept.add(data)
+
+    def close(self) -> None:
+        """Close what the watch opened."""
+        os.close(self._reading)
+        os.close(self._leader)
+
+    def _read(self) -> None:
+        if data := os.read(self._reading, 1 << 16):
+            self.kept.add(data)
+        else:
+            self._poll.unregister(self._reading)
+
+    def _broken(self) -> str:
+        if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR:
+            return "output"
+        begun = time.monotonic()
+        if begun < self._next_sample:
+            return ""
+        _sample(self.seen)
+        now = time.monotonic()
+        self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
+        return _broken(self.seen, self._walls)
+
+
+def _broken(seen: Seen, walls: Walls) -> str:
+    if seen.processes >= walls.processes:
+        return "processes"
+    if seen.memory > walls.memory_bytes:
+        return "memory"
+    return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""
+
+
+def _why(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
+    """Tell why a command that ended by itself did so: 'success' also for one that ended with an exit code."""
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= walls.cpu_seconds):
+        return "cpu"
+    if code == -signal.SIGXFSZ:
+        return "disk"
+    if code != 0:
+        tail = output[-_HINT_BYTES:].decode("utf-8", "replace")
+        for status, words in _HINTS:
+            if words.search(tail) and (status != "processes" or seen.processes * 2 >= walls.processes):
+                return status
+    return "success"
+
+
+def encode_result(ended: Ended) -> dict[str, Any]:
+    """Return how a command ended as a message."""
+    return {
+        "status": ended.status,
+        "exit_code": ended.exit_code,
+        "output": ended.output.decode("utf-8", "replace"),
+        "output_bytes": ended.total,
+        "duration_ms": round(ended.seconds * 1000),
+        "usage": ended.usage(),
+    }

@@ -1,0 +1,54 @@
+"""The words between a workspace's trusted side and its executor: length-prefixed JSON over one socket.
+
+Request `{"id", "op", …}`, response `{"id", "status", …}`; the executor's first message has id 0. Both
+sides read with a bound: a frame that is too long, or no JSON object, is a `ProtocolError`. Standard
+library only: the executor imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+HEADER_BYTES = 4
+MAX_FRAME = 64_000_000
+
+
+class ProtocolError(Exception):
+    """The other side did not keep to the protocol."""
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """Return a message as bytes; raises `ProtocolError` where it is too long to be read."""
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_FRAME} are read")
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+class Frames:
+    """Turns bytes as they come into messages."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the messages that `data` completes."""
+        self._held += data
+        messages: list[dict[str, Any]] = []
+        while len(self._held) >= HEADER_BYTES:
+            length = int.from_bytes(self._held[:HEADER_BYTES], "big")
+            if length > MAX_FRAME:
+                raise ProtocolError(f"a message of {length} bytes; at most {MAX_FRAME} are read")
+            if len(self._held) < HEADER_BYTES + length:
+                break
+            body = bytes(self._held[HEADER_BYTES : HEADER_BYTES + length])
+            del self._held[: HEADER_BYTES + length]
+            try:
+                message = json.loads(body.decode("utf-8", "replace"))
+            except (ValueError, RecursionError) as error:
+                raise ProtocolError(f"not JSON: {error}") from error
+            if not isinstance(message, dict):
+                raise ProtocolError(f"a {type(message).__name__} where an object belongs")
+            messages.append(message)
+        return messages
