@@ -7,6 +7,7 @@ it: `MOOTHALL_LLM__API_KEY_FILE`. No other module reads the environment.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -223,3 +224,36 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     except (OSError, SettingsError) as error:
         raise ConfigurationError(f"settings cannot be read: {error}") from error
     return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})
+
+
+_PACKAGE_VARIABLES = (
+    "PIP_",
+    "UV_",
+    "SSL_CERT_",
+    "REQUESTS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "NPM_CONFIG_REGISTRY",
+    "GOPROXY",
+    "GOSUMDB",
+)
+
+
+def package_environment() -> dict[str, str]:
+    """Return the variables that tell package managers where to download from, for set-up commands."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_PACKAGE_VARIABLES)}
+
+
+def package_files() -> dict[str, Path]:
+    """Return the configuration files of package managers that exist, by the variable that names one."""
+    candidates = {
+        "PIP_CONFIG_FILE": ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf"),
+        "UV_CONFIG_FILE": ("~/.config/uv/uv.toml", "/etc/uv/uv.toml"),
+    }
+    found = {}
+    for variable, paths in candidates.items():
+        existing = [
+            path for path in (Path(os.environ.get(variable) or ""), *(Path(p).expanduser() for p in paths)) if path.is_file()
+        ]
+        if existing:
+            found[variable] = existing[0]
+    return found
