@@ -1,0 +1,1 @@
+"""Councils: deliberation protocols, the agent loop, prompts and reviews. An answer is selected by evidence."""

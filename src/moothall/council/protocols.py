@@ -1,0 +1,305 @@
+"""The protocols: the same steps in different orders.
+
+single             propose
+vote               propose · cross-tests
+debate             propose · (every seat reviews another's, authors revise), in rounds · cross-tests
+tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
+                   · cross-tests · reviews on ties
+
+Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
+A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
+
+Early stop: once a strict majority of all seats has proposed the very same patch, that patch is through the gates and
+proven, and nobody has written tests, the seats without a proposal are cancelled. A later patch could win only by being
+smaller, or by tests of its own author that the majority's patch fails: the agreement of a majority is taken over waiting
+for that. Where reviews were asked for there is no early stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from moothall.council import prompts
+from moothall.council.recheck import facts_text
+from moothall.council.recording import Recording
+from moothall.council.reply import MalformedReplyError, read_review, review_schema
+from moothall.council.reviews import Answer, answers, assign, review_of
+from moothall.council.seats import Council, Parts, Sitting, convene, find_approaches, outcome_of, propose, revise
+from moothall.council.text import CHARS_PER_TOKEN, clip
+from moothall.domain.chat import ChatRequest, Message
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Review, SeatStatus
+from moothall.domain.repository import Prepared
+from moothall.domain.task import Deliberation
+from moothall.errors import BusUnavailable, MoothallError
+from moothall.ranking import ties
+
+__all__ = ["HOST_STOPS", "Parts", "deliberate"]
+
+HOST_STOPS = "host stops"
+"""Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
+
+_FIRST_SEATS = 2
+_REVIEW_TRIES = 2
+_REVIEW_TOKENS = 400
+_CLOSE_SECONDS = 5.0
+
+
+async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> None:
+    """Run a deliberation; everything that it comes to is in the events it publishes.
+
+    `prepared` is None about text. Raises `BusUnavailable` where facts could not be published (take it up
+    again with a recording), `ModelUnavailable` where the model server could not even be asked what it can.
+    """
+    council = await convene(d, prepared, parts, recording)
+    await council.facts.say(EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.mode)
+    seconds = (council.until - datetime.now(UTC)).total_seconds()
+    try:
+        async with asyncio.timeout(max(seconds, 0)) as limit:
+            await _PROTOCOLS[d.protocol](council)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        for sitting in council.sittings:
+            if sitting.status is SeatStatus.CANCELLED:
+                sitting.end(SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
+    except asyncio.CancelledError as error:
+        if HOST_STOPS not in error.args:
+            # Bounded: whoever cancels waits for this. What is not said now, the deliberation's own deadline says.
+            with suppress(TimeoutError, BusUnavailable):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await _finish(council)
+        raise
+    except ExceptionGroup as group:
+        if unavailable := group.subgroup(BusUnavailable):
+            raise _first(unavailable) from group
+        raise
+    await _finish(council)
+
+
+def _first(group: BaseExceptionGroup[BusUnavailable]) -> BusUnavailable:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+async def _finish(council: Council) -> None:
+    for sitting in council.sittings:
+        if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
+            sitting.end(SeatStatus.CANCELLED, "CANCELLED", "nothing that it could have proposed would have won")
+        await council.facts.say(
+            EventType.SEAT_FINISHED, sitting.seat, seat=sitting.seat, outcome=dump(outcome_of(council, sitting))
+        )
+
+
+async def _single(council: Council) -> None:
+    await _propose_all(council, council.sittings[:1])
+    await _judge_by_peers(council)
+
+
+async def _vote(council: Council) -> None:
+    await _take_seats(council)
+    await _cross_tests(council)
+    await _judge_by_peers(council)
+
+
+async def _debate(council: Council) -> None:
+    await _take_seats(council)
+    for round_ in range(1, council.d.rounds + 1):
+        if len(council.proposers) < _FIRST_SEATS or not _time_left(council):
+            break
+        given = answers(sitting.latest.proposal for sitting in council.proposers)
+        found = await _review(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
+        await _revise_all(council, council.proposers, round_, found)
+    await _cross_tests(council)
+    await _judge_by_peers(council)
+
+
+async def _tests_then_verify(council: Council) -> None:
+    await _take_seats(council)
+    for round_ in range(1, council.d.rounds + 1):
+        if council.about_text or _good(council) or not _time_left(council):
+            break
+        failed = [sitting for sitting in council.proposers if not sitting.latest.passes]
+        if not failed:
+            break
+        await _revise_all(council, failed, round_)
+    await _cross_tests(council)
+    tied = ties([item.candidate for item in council.judged])
+    if tied and not (council.about_text or council.d.peer_review):
+        given = answers(candidate.proposal for candidate in tied)
+        await _review(council, assign(_with_twins(council, given), _reviewers(council)), "verify", council.d.rounds + 1)
+    await _judge_by_peers(council)
+
+
+_PROTOCOLS: Mapping[str, Callable[[Council], Awaitable[None]]] = {
+    "single": _single,
+    "vote": _vote,
+    "debate": _debate,
+    "tests_then_verify": _tests_then_verify,
+}
+
+
+async def _take_seats(council: Council) -> None:
+    """Fill the seats: all at once, or under `adaptive` two and then one more while the evidence disagrees."""
+    if not council.d.adaptive:
+        await _propose_all(council, council.sittings)
+        return
+    await _propose_all(council, council.sittings[:_FIRST_SEATS])
+    for sitting in council.sittings[_FIRST_SEATS:]:
+        if _agreed(council) or not _time_left(council):
+            return
+        await _propose_all(council, [sitting])
+
+
+async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
+    if not council.approaches:
+        await find_approaches(council, len(council.sittings) if council.d.protocol != "single" else 1)
+    tasks: list[tuple[Sitting, asyncio.Task[None]]] = []
+
+    async def sit(sitting: Sitting) -> None:
+        await propose(council, sitting)
+        if _decided(council):
+            council.stopped_early = True
+            for other, task in tasks:
+                if not other.drafts and not task.done():
+                    task.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        tasks += [(sitting, group.create_task(sit(sitting), name=sitting.seat)) for sitting in sittings]
+
+
+async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()) -> None:
+    async with asyncio.TaskGroup() as group:
+        for sitting in sittings:
+            own = [review for review in found if review.candidate == sitting.latest.proposal.candidate]
+            group.create_task(revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}")
+
+
+def _decided(council: Council) -> bool:
+    """The rule of early stop, as in the module's text."""
+    if council.about_text or council.d.peer_review or council.d.protocol not in {"vote", "tests_then_verify"}:
+        return False
+    if any(item.proposal.own_tests for item in council.judged):
+        return False
+    good = Counter(item.proposal.diff for item in council.judged if item.passes and item.candidate.proven)
+    return any(2 * count > len(council.sittings) for count in good.values())
+
+
+def _good(council: Council) -> bool:
+    """Whether a candidate is through the gates: execution evidence then has nothing to mend."""
+    return any(item.passes for item in council.judged)
+
+
+def _agreed(council: Council) -> bool:
+    """Whether the evidence agrees: every seat so far proposed, and all are through the gates and behave alike."""
+    latest = [sitting.latest for sitting in council.proposers]
+    started = [sitting for sitting in council.sittings if sitting.status is not SeatStatus.UNSTARTED]
+    if council.about_text:
+        return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
+    alike = {item.assessment.behaviour for item in latest}
+    return len(latest) == len(started) and len(alike) == 1 and all(item.passes for item in latest)
+
+
+def _time_left(council: Council) -> bool:
+    return datetime.now(UTC) < council.work_until
+
+
+async def _cross_tests(council: Council) -> None:
+    if council.bench is None:
+        return
+    crossed = {item.proposal.candidate: item for item in await council.bench.cross(council.judged)}
+    for sitting in council.proposers:
+        sitting.judged = [crossed[item.proposal.candidate] for item in sitting.judged]
+
+
+async def _judge_by_peers(council: Council) -> None:
+    """Reviews from all: where they were asked for, and always about text, which has no other evidence."""
+    if council.about_text or council.d.peer_review:
+        given = answers(item.proposal for item in council.judged)
+        if len(given) > 1 or council.d.peer_review:
+            await _review(council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1)
+
+
+def _seats(sittings: Sequence[Sitting]) -> list[str]:
+    return [sitting.seat for sitting in sittings]
+
+
+def _reviewers(council: Council) -> list[str]:
+    """Seats that began; one that was stopped early has nothing more to say."""
+    quiet = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED, SeatStatus.LATE}
+    return [sitting.seat for sitting in council.sittings if sitting.status not in quiet]
+
+
+def _with_twins(council: Council, given: Sequence[Answer]) -> tuple[Answer, ...]:
+    """The same answers with every seat that gave them: none of those may review it."""
+    texts = {answer.text for answer in given}
+    return tuple(answer for answer in answers(item.proposal for item in council.judged) if answer.text in texts)
+
+
+async def _review(council: Council, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
+    """Ask for these reviews side by side; one that fails is left out."""
+    found: list[Review] = []
+    numbers: Counter[str] = Counter()
+
+    async def ask(reviewer: str, answer: Answer, step: str) -> None:
+        found.extend(await _one_review(council, reviewer, answer, f"{reviewer}/{phase}/{step}"))
+
+    async with asyncio.TaskGroup() as group:
+        for reviewer, answer in pairs:
+            numbers[reviewer] += 1
+            group.create_task(ask(reviewer, answer, f"{round_}.{numbers[reviewer]}"))
+    return sorted(found, key=lambda item: (item.candidate, item.reviewer))
+
+
+async def _one_review(council: Council, reviewer: str, answer: Answer, step: str) -> list[Review]:
+    wanted = prompts.criteria(council.d.constraints)
+    llm = council.parts.llm
+    facts = next(
+        (
+            facts_text(item, council.prepared.runs)
+            for item in council.judged
+            if council.prepared and item.proposal == answer.proposals[0]
+        ),
+        "",
+    )
+    room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
+    messages = prompts.review_prompt(
+        council.system, council.shared, clip(answer.text, room), evidence=clip(facts, room // 3), wanted=wanted, mode=council.mode
+    )
+    for attempt in range(1, _REVIEW_TRIES + 1):
+        request = ChatRequest(
+            call_id=f"{council.d.task_id}/{step}.{attempt}",
+            messages=messages,
+            max_tokens=min(_REVIEW_TOKENS, llm.max_tokens),
+            deadline=council.until,
+            schema=review_schema(len(wanted)) if council.mode == "json" else None,
+            temperature=0.0,
+            seed=int(digest(str(council.d.seed), step, str(attempt))[:7], 16),
+        )
+        try:
+            reply = await council.model.ask(request)
+            read = read_review(reply, len(wanted))
+        except BusUnavailable:
+            raise
+        except MoothallError:
+            return []
+        except MalformedReplyError as error:
+            messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no review: {error}"))
+            continue
+        reviews = [review_of(read, reviewer, proposal, wanted) for proposal in answer.proposals]
+        for review in reviews:
+            await council.facts.say(
+                EventType.SEAT_REVIEWED,
+                f"{step}/{review.candidate}",
+                seat=reviewer,
+                candidate=review.candidate,
+                review=dump(review),
+            )
+        return reviews
+    return []

@@ -1,0 +1,224 @@
+"""The clean re-check by the trusted side: what a candidate is worth is never what its author says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moothall.council.facts import Facts
+from moothall.council.text import clip
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.evidence import CheckRun, Evidence, Verdict
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Candidate, CrossRun, Proposal
+from moothall.domain.repository import Prepared
+from moothall.errors import PatchRefused, WorkspaceFailed
+from moothall.ports import Workspaces
+from moothall.ranking import Assessment, assess, passes_gates
+
+_OUTPUT = 8000
+_TRIES = 2
+_RED = {"failed", "errored"}
+
+
+def workspace_name(task_id: str, *parts: str) -> str:
+    """Return an id for a workspace: readable where it is short, and the same on a second run."""
+    name = "-".join((task_id, *parts))
+    limit = 63
+    return name if len(name) <= limit else f"{name[: limit - 13]}-{digest(name)[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A proposal and what the trusted side found."""
+
+    proposal: Proposal
+    assessment: Assessment
+    cross: tuple[CrossRun, ...] = ()
+
+    @property
+    def candidate(self) -> Candidate:
+        """As ranking looks at it, without reviews. Passing another seat's accepted tests proves too."""
+        found = self.assessment
+        return Candidate(
+            self.proposal,
+            applies=found.applies,
+            evidence=found.evidence,
+            required=found.required,
+            regressions=found.regressions,
+            proven=found.proven or any(run.passed for run in self.cross),
+            cross=self.cross,
+            behaviour=found.behaviour,
+        )
+
+    @property
+    def passes(self) -> bool:
+        """Whether every gate is passed."""
+        return passes_gates(self.candidate)
+
+
+class Bench:
+    """Judges the candidates of one deliberation; the same diff is run once."""
+
+    def __init__(self, prepared: Prepared, workspaces: Workspaces, facts: Facts, at_once: int) -> None:
+        self._prepared = prepared
+        self._workspaces = workspaces
+        self._facts = facts
+        self._places = asyncio.Semaphore(at_once)
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._found: dict[str, Assessment] = {}
+        self._crossed: dict[tuple[str, str], CheckRun] = {}
+
+    async def judge(self, proposal: Proposal) -> Judged:
+        """Re-check a proposal on a fresh checkout and publish what it showed."""
+        key = digest(proposal.diff)
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            if key not in self._found:
+                self._found[key] = await self._assess(proposal, key)
+        judged = Judged(proposal, self._found[key])
+        await self._publish(judged)
+        return judged
+
+    async def _assess(self, proposal: Proposal, key: str) -> Assessment:
+        base = self._prepared
+        runs: dict[str, CheckRun] = {}
+        applies = bool(proposal.diff.strip())
+        name = workspace_name(self._facts.d.task_id, "check", key[:12])
+        for _ in range(_TRIES if applies else 0):
+            try:
+                async with self._places, self._workspaces.open(base, name, patch=proposal.diff, judged=True) as workspace:
+                    for check in base.base.profile.checks:
+                        runs[check] = await workspace.check(check, deadline=self._facts.d.deadline)
+                break
+            except PatchRefused:
+                applies = False
+                break
+            except WorkspaceFailed:
+                continue  # what did not run is missing, and missing never passes
+        return assess(base.runs, runs, base.base.profile, own_tests=proposal.own_tests, applies=applies)
+
+    async def _publish(self, judged: Judged) -> None:
+        found, proposal = judged.assessment, judged.proposal
+        about = {"seat": proposal.seat, "candidate": proposal.candidate}
+        await self._facts.say(
+            EventType.CHECK_FINISHED,
+            f"{proposal.candidate}/applies",
+            **about,
+            evidence=dump(Evidence("applies", Verdict.PASSED if found.applies else Verdict.FAILED, proven=found.proven)),
+            assessment={
+                "applies": found.applies,
+                "required": list(found.required),
+                "regressions": list(found.regressions),
+                "proven": found.proven,
+                "behaviour": found.behaviour,
+            },
+        )
+        for item in found.evidence:
+            shown = replace(item, output=clip(item.output, _OUTPUT))
+            await self._facts.say(
+                EventType.CHECK_FINISHED, f"{proposal.candidate}/check/{item.check}", **about, evidence=dump(shown)
+            )
+
+    async def cross(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
+        """Run every author's own tests on the candidates of others that pass the gates.
+
+        An author's tests are accepted only if they fail on the base; they never score the author's own
+        candidates, nor one that is the same patch. Each author has one vote, with its latest tests.
+        """
+        authors = {item.proposal.seat: item.proposal for item in judged if item.proposal.own_tests and item.assessment.applies}
+        pairs = [
+            (item, author)
+            for item in judged
+            for author in authors.values()
+            if item.passes and item.proposal.seat != author.seat and item.proposal.diff != author.diff
+        ]
+        if not pairs or not _worth_it(judged):
+            return tuple(judged)
+        asked = {author.seat: author for _, author in pairs}
+        accepted = {author.seat for author, run in await self._on_base(asked.values()) if _fails(run)}
+        pairs = [(item, author) for item, author in pairs if author.seat in accepted]
+        async with asyncio.TaskGroup() as group:
+            for patch, author in {(item.proposal.diff, author) for item, author in pairs}:
+                group.create_task(self._run_tests(patch, author))
+        crossed = [(item, author, self._crossed[digest(item.proposal.diff), digest(author.diff)]) for item, author in pairs]
+        for item, author, run in crossed:
+            await self._publish_cross(item.proposal, author.seat, run)
+        votes: dict[str, list[CrossRun]] = {}
+        for item, author, run in crossed:
+            votes.setdefault(item.proposal.candidate, []).append(CrossRun(author.seat, run.verdict is Verdict.PASSED))
+        return tuple(replace(item, cross=tuple(votes.get(item.proposal.candidate, ()))) for item in judged)
+
+    async def _on_base(self, authors: Iterable[Proposal]) -> list[tuple[Proposal, CheckRun]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [(author, group.create_task(self._run_tests("", author))) for author in authors]
+        return [(author, task.result()) for author, task in tasks]
+
+    async def _run_tests(self, patch: str, author: Proposal) -> CheckRun:
+        """Run the author's tests on the base with `patch`; the base's own tests are as they were there."""
+        key = (digest(patch), digest(author.diff))
+        if key in self._crossed:
+            return self._crossed[key]
+        name = workspace_name(self._facts.d.task_id, "cross", key[0][:8], key[1][:8])
+        run = CheckRun("cross", Verdict.MISSING)
+        try:
+            async with (
+                self._places,
+                self._workspaces.open(self._prepared, name, patch=patch, extra=author.diff, judged=True) as workspace,
+            ):
+                run = await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline)
+        except (PatchRefused, WorkspaceFailed) as error:
+            run = replace(run, output=error.message)
+        self._crossed[key] = run
+        return run
+
+    async def _publish_cross(self, proposal: Proposal, author: str, run: CheckRun) -> None:
+        outcomes = list(run.cases.values())
+        evidence = Evidence(
+            check="cross",
+            verdict=run.verdict,
+            passed=outcomes.count("passed"),
+            failed=sum(outcome in _RED for outcome in outcomes),
+            skipped=outcomes.count("skipped"),
+            duration_ms=run.duration_ms,
+            output=clip(run.output, _OUTPUT),
+            proven=run.verdict is Verdict.PASSED,
+        )
+        await self._facts.say(
+            EventType.CHECK_FINISHED,
+            f"{proposal.candidate}/cross/{author}",
+            seat=proposal.seat,
+            candidate=proposal.candidate,
+            evidence=dump(evidence),
+            cross_author=author,
+        )
+
+
+def _worth_it(judged: Sequence[Judged]) -> bool:
+    """Tests of others change something where candidates compete, or where one is not proven yet."""
+    passing = [item for item in judged if item.passes]
+    return len({item.proposal.diff for item in passing}) > 1 or any(not item.assessment.proven for item in passing)
+
+
+def _fails(run: CheckRun) -> bool:
+    """Tests that ran and were red; a run that came to nothing accepts nothing."""
+    return run.status == "success" and any(outcome in _RED for outcome in run.cases.values())
+
+
+def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
+    """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
+    found = judged.assessment
+    lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]
+    for item in found.evidence:
+        counted = f" ({item.passed} of {item.passed + item.failed} passed)" if item.passed + item.failed else ""
+        lines.append(f"{item.check}: {item.verdict}{counted}")
+        if item.verdict is not Verdict.PASSED and item.output:
+            lines.append(clip(item.output, 1500))
+    if found.regressions:
+        lines.append(f"Passed before and not any more: {', '.join(found.regressions[:10])}")
+    if any(outcome in _RED for run in base.values() for outcome in run.cases.values()):
+        lines.append("A test that failed before passes now." if found.proven else "No test that failed before passes now.")
+    if judged.cross:
+        lines.append(f"Passes the tests of {sum(run.passed for run in judged.cross)} of {len(judged.cross)} colleagues.")
+    return "\n".join(lines)

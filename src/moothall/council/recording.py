@@ -1,0 +1,112 @@
+"""Model calls: paid from the budget, recorded after they came, never repeated once they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from moothall.config import Llm
+from moothall.council.facts import Facts
+from moothall.council.text import tokens
+from moothall.domain.budget import Ledger, Usage
+from moothall.domain.chat import ChatReply, ChatRequest, Message
+from moothall.domain.codec import dump, load
+from moothall.domain.event import Event, EventType
+from moothall.domain.ids import digest
+from moothall.domain.secrets import scrub
+from moothall.ports import ChatModel
+
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Answers that an earlier run of the same deliberation got, by call id."""
+
+    answers: Mapping[str, ChatReply] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Recording:
+        """Read the answers out of a replay; other events are passed over."""
+        answers: dict[str, ChatReply] = {}
+        for event in events:
+            if event.type == EventType.MODEL_CALLED:
+                data = event.data
+                answers.setdefault(
+                    str(data["call_id"]),
+                    ChatReply(
+                        text=str(data["answer"]),
+                        finish_reason=str(data["finish_reason"]),
+                        usage=load(Usage, data["usage"]),
+                        model=str(data["model"]),
+                        duration_ms=int(data["duration_ms"]),
+                    ),
+                )
+        return cls(answers)
+
+
+class RecordedModel:
+    """The one way in which a council calls its model. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        ledger: Ledger,
+        facts: Facts,
+        recording: Recording,
+        settings: Llm,
+        clean: Callable[[str], str] = scrub,
+    ) -> None:
+        self._model = model
+        self._ledger = ledger
+        self._facts = facts
+        self._recording = recording
+        self._settings = settings
+        self._clean = clean
+        self._used: dict[str, Usage] = {}
+
+    def used(self, seat: str) -> Usage:
+        """Return what a seat's calls used, those of earlier runs included."""
+        return self._used.get(seat, Usage())
+
+    async def ask(self, request: ChatRequest) -> ChatReply:
+        """Return the answer. No secret is in what is sent. Raises what the model raises, and `BudgetExceeded`."""
+        _, seat, phase, _ = request.call_id.split("/")
+        known = self._recording.answers.get(request.call_id)
+        if known is not None:
+            self._ledger.settle(request.call_id, known.usage)
+            self._count(seat, known.usage)
+            return known
+        messages = tuple(replace(message, content=self._clean(message.content)) for message in request.messages)
+        self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
+        try:
+            reply = await self._model.chat(replace(request, messages=messages))
+        except BaseException:
+            self._ledger.release(request.call_id)
+            raise
+        self._ledger.settle(request.call_id, reply.usage)
+        self._count(seat, reply.usage)
+        await self._facts.say(
+            EventType.MODEL_CALLED,
+            request.call_id,
+            seat=seat,
+            call_id=request.call_id,
+            phase=phase,
+            prompt_sha256=digest(*(part for m in messages for part in (m.role, m.content))),
+            model=reply.model,
+            sampling={"temperature": request.temperature, "seed": request.seed, "max_tokens": request.max_tokens},
+            usage=dump(reply.usage),
+            answer=self._clean(reply.text),
+            finish_reason=reply.finish_reason,
+            duration_ms=reply.duration_ms,
+        )
+        return reply
+
+    def _count(self, seat: str, usage: Usage) -> None:
+        self._used[seat] = self.used(seat) + usage
+
+    def _estimate(self, messages: tuple[Message, ...], max_tokens: int) -> Usage:
+        prompt = sum(tokens(message.content) for message in messages)
+        price = (prompt * self._settings.price_in + max_tokens * self._settings.price_out) / _MILLION
+        return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

@@ -1,0 +1,358 @@
+"""The seats of one deliberation: taking one, proposing, revising; how each ended is a value."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from moothall.config import Limits, Llm
+from moothall.council import prompts
+from moothall.council.agent import Agent, Draft, Voice
+from moothall.council.context import show
+from moothall.council.facts import Facts
+from moothall.council.recheck import Bench, Judged, facts_text, workspace_name
+from moothall.council.recording import RecordedModel, Recording
+from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
+from moothall.council.reviews import review_text
+from moothall.council.text import tokens
+from moothall.domain.budget import Ledger
+from moothall.domain.chat import ChatRequest, ReplyMode
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.identity import Principal
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.secrets import scrub
+from moothall.domain.task import Deliberation
+from moothall.errors import BusUnavailable, DeadlineExceeded, MoothallError
+from moothall.guard.gate import Gate
+from moothall.guard.grants import grant_for
+from moothall.guard.seat import SeatContext
+from moothall.ports import ChatModel, Publisher, Workspace, Workspaces
+from moothall.ranking import Assessment
+from moothall.tools.catalogue import ToolSpec, offered
+
+_SMALL_WINDOW = 16_000  # below, only the core tools are offered
+_CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is history
+_GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
+_GRACE_SECONDS = 120.0
+_CLOSING_SECONDS = 2.0
+_APPROACH_TOKENS = 40
+
+BUILT_IN_APPROACHES = (
+    "the most direct change, in the place where similar code is",
+    "begin with the failing test: read what it expects, then write exactly that",
+    "look for code that is already there and can be used again",
+    "think of edge cases first, then write the change so that it covers them",
+    "the most readable change, as its next reader would like it",
+)
+
+
+class Reader(Protocol):
+    """Files of a base commit; `ports.Repositories` is one."""
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return a text file. Raises `NotFound`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
+    `clean` takes the operator's secrets out of prompts.
+    """
+
+    model: ChatModel
+    gate: Gate
+    workspaces: Workspaces
+    repositories: Reader
+    publisher: Publisher
+    limits: Limits = field(default_factory=Limits)
+    llm: Llm = field(default_factory=Llm)
+    checks_at_once: int = 2
+    source: str = "host"
+    clean: Callable[[str], str] = scrub
+
+
+@dataclass(slots=True)
+class Sitting:
+    """A seat while the council sits: its proposals (the original first) and, once it ended otherwise, how."""
+
+    seat: str
+    number: int
+    agent: Agent | None = None
+    judged: list[Judged] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
+    status: SeatStatus = SeatStatus.UNSTARTED
+    code: str = ""
+    message: str = ""
+
+    @property
+    def latest(self) -> Judged:
+        """What it stands for now; only of a seat that proposed."""
+        return self.judged[-1]
+
+    def end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
+        """Note how the seat ended. A proposal that was made stays one."""
+        if not self.drafts:
+            self.status, self.code, self.message = status, code, message
+
+
+@dataclass(slots=True)
+class Council:
+    """One running deliberation. `work_until` is when seats must be done, `until` when all must be."""
+
+    d: Deliberation
+    prepared: Prepared | None
+    parts: Parts
+    facts: Facts
+    model: RecordedModel
+    ledger: Ledger
+    mode: ReplyMode
+    specs: tuple[ToolSpec, ...]
+    system: str
+    shared: str
+    work_until: datetime
+    until: datetime
+    sittings: tuple[Sitting, ...]
+    bench: Bench | None = None
+    approaches: tuple[str, ...] = ()
+    approach_source: str = "none"
+    reviews: list[Review] = field(default_factory=list)
+    stopped_early: bool = False
+
+    @property
+    def about_text(self) -> bool:
+        """Whether there is no repository."""
+        return self.prepared is None
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        """All candidates, seat by seat, originals before revisions."""
+        return tuple(item for sitting in self.sittings for item in sitting.judged)
+
+    @property
+    def proposers(self) -> tuple[Sitting, ...]:
+        """The seats with a proposal that was judged."""
+        return tuple(sitting for sitting in self.sittings if sitting.judged)
+
+
+async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
+    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise."""
+    facts = Facts(parts.publisher, d, parts.source)
+    ledger = Ledger(d.budget)
+    mode = await parts.model.reply_mode()
+    grant = grant_for(d.role, prepared.base.profile.protected if prepared else ())
+    specs = offered(grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
+    system = prompts.system_text(specs, mode)
+    shown = None
+    if prepared is not None:
+        room = parts.llm.context_tokens - parts.llm.max_tokens - tokens(system) - tokens(d.description)
+        base = prepared.base
+        shown = await show(prepared, d.description, lambda path: parts.repositories.read(base, path), int(room * _CONTEXT_SHARE))
+    now = datetime.now(UTC)
+    left = max((d.deadline - now).total_seconds(), 0.0)
+    until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
+    return Council(
+        d=d,
+        prepared=prepared,
+        parts=parts,
+        facts=facts,
+        model=RecordedModel(parts.model, ledger=ledger, facts=facts, recording=recording, settings=parts.llm, clean=parts.clean),
+        ledger=ledger,
+        mode=mode,
+        specs=specs,
+        system=system,
+        shared=prompts.shared_text(d, shown),
+        work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
+        until=until,
+        sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
+        bench=Bench(prepared, parts.workspaces, facts, parts.checks_at_once) if prepared else None,
+    )
+
+
+def temperature(base: float, number: int, seats: int) -> float:
+    """Return a seat's own: the first is the surest (a quarter of the setting), the last the boldest."""
+    share = number / (seats - 1) if seats > 1 else 0.0
+    return round(min(base * (0.25 + share), 2.0), 3)
+
+
+async def find_approaches(council: Council, count: int) -> None:
+    """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which."""
+    if count < 2:  # noqa: PLR2004  # one seat needs no distinction
+        return
+    council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
+    council.approach_source = "built-in"
+    request = ChatRequest(
+        call_id=f"{council.d.task_id}/-/plan/0.1",
+        messages=prompts.approaches_prompt(council.system, council.shared, count),
+        max_tokens=_APPROACH_TOKENS * count + 20,
+        deadline=council.work_until,
+        schema=approaches_schema(count) if council.mode == "json" else None,
+        temperature=council.parts.llm.temperature,
+        seed=int(digest(str(council.d.seed), "-/plan/0.1")[:7], 16),
+    )
+    try:
+        council.approaches = read_approaches(await council.model.ask(request), count)
+    except BusUnavailable:
+        raise
+    except (MalformedReplyError, MoothallError):
+        return
+    council.approach_source = "model"
+
+
+async def propose(council: Council, sitting: Sitting) -> None:
+    """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
+    d = council.d
+    approach = council.approaches[sitting.number] if council.approaches else ""
+    warmth = temperature(council.parts.llm.temperature, sitting.number, len(d.seats))
+    sitting.agent = Agent(
+        seat=sitting.seat,
+        role=d.role,
+        head=prompts.seat_prompt(council.system, council.shared, d.role, approach, about_text=council.about_text),
+        voice=Voice(council.mode, warmth, d.seed),
+        model=council.model,
+        facts=council.facts,
+        llm=council.parts.llm,
+        limits=council.parts.limits,
+        specs=council.specs,
+    )
+    sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
+    await council.facts.say(
+        EventType.SEAT_STARTED,
+        sitting.seat,
+        seat=sitting.seat,
+        role=d.role,
+        agent_id=sitting.seat,
+        approach=approach,
+        approach_source=council.approach_source,
+        temperature=warmth,
+    )
+    await _bounded(council, sitting, _propose(council, sitting), council.work_until)
+
+
+async def revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
+    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is."""
+    await _bounded(council, sitting, _revise(council, sitting, round_, reviews), council.until)
+
+
+async def _bounded(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
+    seconds = (until - datetime.now(UTC)).total_seconds()
+    try:
+        async with asyncio.timeout(max(seconds, 0)) as limit:
+            await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        await _failed(council, sitting, DeadlineExceeded("the seat was not done in time"))
+    except BusUnavailable:
+        raise  # nobody could be told: the whole deliberation is taken up again later
+    except MoothallError as error:
+        await _failed(council, sitting, error)
+
+
+async def _failed(council: Council, sitting: Sitting, error: MoothallError) -> None:
+    late = isinstance(error, DeadlineExceeded)
+    sitting.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
+    # A revision that failed leaves the proposal standing, and is told under an id of its own.
+    ordinal = f"{sitting.seat}/{len(sitting.drafts)}"
+    await council.facts.say(
+        EventType.SEAT_FAILED, ordinal, seat=sitting.seat, error={"code": error.code, "message": error.message}
+    )
+
+
+async def _propose(council: Council, sitting: Sitting) -> None:
+    agent = _agent(sitting)
+    if council.prepared is None:
+        draft = await agent.answer("propose", 0, council.work_until)
+    else:
+        name = workspace_name(council.d.task_id, sitting.seat)
+        async with council.parts.workspaces.open(council.prepared, name) as workspace:
+            draft = await agent.work(
+                _context(council, sitting, workspace, council.work_until),
+                council.parts.gate,
+                council.prepared,
+                phase="propose",
+                round_=0,
+                max_turns=council.d.max_turns,
+            )
+    await _submit(council, sitting, draft, 0)
+
+
+async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
+    agent, judged = _agent(sitting), sitting.latest
+    evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
+    agent.tell(prompts.revise_text(evidence, [review_text(review) for review in reviews]))
+    if council.prepared is None:
+        draft = await agent.answer("revise", round_, council.until)
+    else:
+        # Its own workspace, opened again on its own patch: the same files, a fresh executor.
+        name = workspace_name(council.d.task_id, sitting.seat, f"r{round_}")
+        async with council.parts.workspaces.open(council.prepared, name, patch=judged.proposal.diff) as workspace:
+            draft = await agent.work(
+                _context(council, sitting, workspace, council.until),
+                council.parts.gate,
+                council.prepared,
+                phase="revise",
+                round_=round_,
+                max_turns=council.d.max_turns,
+                start=sitting.drafts[-1],
+            )
+    same = draft.patch.diff == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
+    if not same:
+        await _submit(council, sitting, draft, round_)
+
+
+async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: int) -> None:
+    patch = draft.patch
+    proposal = Proposal(
+        seat=sitting.seat,
+        role=council.d.role,
+        content=draft.content,
+        diff=patch.diff if patch else "",
+        commit_sha=patch.commit_sha if patch else "",
+        revision=revision,
+        operations=tuple(_agent(sitting).operations),
+        own_tests=patch.tests if patch else (),
+        created_at_ms=int(datetime.now(UTC).timestamp() * 1000),
+    )
+    sitting.drafts.append(draft)
+    sitting.status, sitting.code, sitting.message = SeatStatus.PROPOSED, "", ""
+    kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
+    await council.facts.say(kind, proposal.candidate, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal))
+    if council.bench is None:
+        sitting.judged.append(Judged(proposal, Assessment(applies=True)))
+    else:
+        sitting.judged.append(await council.bench.judge(proposal))
+
+
+def _agent(sitting: Sitting) -> Agent:
+    if sitting.agent is None:
+        raise AssertionError(f"{sitting.seat} was not taken")
+    return sitting.agent
+
+
+def _context(council: Council, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
+    d = council.d
+    protected = council.prepared.base.profile.protected if council.prepared else ()
+    return SeatContext(
+        principal=Principal(d.principal, d.tenant),
+        tenant=d.tenant,
+        task_id=d.task_id,
+        seat=sitting.seat,
+        role=d.role,
+        grant=grant_for(d.role, protected),
+        workspace=workspace,
+        workspace_id=workspace.id,
+        deadline=until,
+        ledger=council.ledger,
+    )
+
+
+def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
+    """Return how the seat ended, with what it used."""
+    return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, council.model.used(sitting.seat))

@@ -1,0 +1,32 @@
+"""Text that others wrote: measured, cut and fenced before a model sees it."""
+
+from __future__ import annotations
+
+from moothall.domain.ids import digest
+
+CHARS_PER_TOKEN = 3.2  # code in a byte-pair vocabulary; low on purpose, so that windows are never overrun
+
+
+def tokens(text: str) -> int:
+    """Return about how many tokens `text` takes, rather too many than too few."""
+    return int(len(text) / CHARS_PER_TOKEN) + 1
+
+
+def clip(text: str, limit: int) -> str:
+    """Return at most about `limit` characters: the head and, as errors stand last, twice as much of the tail."""
+    if len(text) <= limit:
+        return text
+    head = limit // 3
+    return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[len(text) - (limit - head) :]}"
+
+
+def fence(label: str, text: str) -> str:
+    """Return `text` between two marked lines that `text` cannot hold, so that it cannot close its own fence.
+
+    The mark depends on label and text only: the same input gives the same bytes.
+    """
+    plain_label = " ".join(label.split())[:200]
+    mark = digest(plain_label, text)[:8]
+    while mark in text or mark in plain_label:
+        mark = digest(mark, text)[:8]
+    return f"--- {plain_label} [{mark}] ---\n{text.rstrip()}\n--- end [{mark}] ---"

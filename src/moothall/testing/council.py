@@ -1,0 +1,163 @@
+"""A council with real parts round a scripted model: real HTTP, gate, audit, git and pytest; a bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Guard, Limits, Llm
+from moothall.council.protocols import Parts, deliberate
+from moothall.council.recording import Recording
+from moothall.domain.event import Event, EventType
+from moothall.domain.evidence import CheckRun
+from moothall.domain.ids import seat_id
+from moothall.domain.repository import Prepared
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.model.client import open_model
+from moothall.testing.bus import MemoryBus
+from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model
+from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo
+from moothall.testing.workspace import TempWorkspaces
+
+TASK = "Add hello_world() function to src/utils.py"
+ONE, TWO, THREE = (seat_id("dev", number) for number in (1, 2, 3))
+
+
+def act(*calls: tuple[str, Mapping[str, Any]], thought: str = "work") -> str:
+    """Return a turn of tool calls as JSON."""
+    return json.dumps({"thought": thought, "actions": [{"tool": tool, "args": args} for tool, args in calls]})
+
+
+def append(content: str = SOLUTION, path: str = "src/utils.py") -> str:
+    """Return a turn that appends to a file."""
+    return act(("files.append", {"path": path, "content": content}))
+
+
+def finish(text: str = "done") -> str:
+    """Return a turn that ends the work."""
+    return json.dumps({"thought": "enough", "finish": text})
+
+
+def approaches(count: int) -> str:
+    """Return a list of distinct approaches."""
+    return json.dumps({"approaches": [f"way number {number}" for number in range(1, count + 1)]})
+
+
+def review(score: int, quote: str = "hello_world", comment: str = "fine") -> str:
+    """Return a review that finds the first criterion met."""
+    return json.dumps({"comment": comment, "met": [{"criterion": 1, "quote": quote}], "unmet": [], "score": score})
+
+
+@dataclass(slots=True)
+class CouncilHouse:
+    """A council's surroundings; `run` lets it deliberate."""
+
+    server: ScriptedModel
+    bus: MemoryBus
+    workspaces: TempWorkspaces
+    prepared: Prepared
+    parts: Parts
+    runs: int = field(default=0)
+
+    def deliberation(self, protocol: str = "vote", seats: int = 3, **fields: Any) -> Deliberation:
+        """Return a deliberation of dev seats on the sample; `repository=None` makes it one about text."""
+        defaults: dict[str, Any] = {
+            "task_id": "task-1",
+            "description": TASK,
+            "role": "dev",
+            "protocol": protocol,
+            "seats": tuple(seat_id("dev", number) for number in range(1, seats + 1)),
+            "rounds": 1,
+            "deadline": datetime.now(UTC) + timedelta(seconds=fields.pop("seconds", 60)),
+            "max_turns": 4,
+            "repository": RepositoryRef(id="sample"),
+            "base_sha": self.prepared.base.sha,
+        }
+        return Deliberation(**(defaults | fields))
+
+    async def run(self, d: Deliberation, recording: Recording | None = None) -> list[Event]:
+        """Deliberate and return every event so far."""
+        about = self.prepared if d.repository else None
+        await deliberate(d, about, self.parts, recording or Recording())
+        return await self.events()
+
+    async def events(self) -> list[Event]:
+        """Return the log."""
+        return [recorded.event async for recorded in self.bus.replay(("agent.results.>", "tool.results.>"))]
+
+
+def of(events: list[Event], kind: EventType) -> list[Mapping[str, Any]]:
+    """Return the data of the events of one kind, in order."""
+    return [event.data for event in events if event.type == kind]
+
+
+def outcomes(events: list[Event]) -> dict[str, str]:
+    """Return seat → status, with the code where there is one. Fails where a seat finished twice."""
+    found: dict[str, str] = {}
+    for data in of(events, EventType.SEAT_FINISHED):
+        outcome = data["outcome"]
+        if data["seat"] in found:
+            raise AssertionError(f"{data['seat']} finished twice")
+        found[data["seat"]] = " ".join(filter(None, (outcome["status"], outcome["error_code"])))
+    return found
+
+
+async def forever() -> str:
+    """Never answer."""
+    await asyncio.Event().wait()
+    return ""
+
+
+def scripted(work: Answer, *, plan: str = "") -> Answer:
+    """Answer the call for approaches by itself, and leave the others to `work`."""
+
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+        if phase_of(headers) == "plan":
+            wanted = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"]["minItems"]
+            return plan or approaches(wanted)
+        return work(body, headers)
+
+    return answer
+
+
+@asynccontextmanager
+async def open_council(
+    folder: Path,
+    answer: Answer,
+    runs: dict[tuple[str, str, tuple[str, ...]], CheckRun] | None = None,
+    *,
+    files: Mapping[str, str | bytes] | None = None,
+    limits: Limits | None = None,
+    schemas: bool = True,
+    **llm: Any,
+) -> AsyncIterator[CouncilHouse]:
+    """Build it in `folder`. `runs` remembers checks from one council to the next; `llm` are settings of the model."""
+    repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
+    workspaces = TempWorkspaces(repo, folder / "workspaces", runs=runs if runs is not None else {})
+    workspaces.root.mkdir()
+    bus = MemoryBus()
+    async with (
+        scripted_model(answer, schemas=schemas) as server,
+        open_model(settings := Llm(**{"retries": 0, "retry_seconds": 0.01, **llm}), server.base_url) as model,
+        AuditLog(folder / "data", "host-1") as audit,
+    ):
+        gate = Gate(Guard(), audit, bus)
+        prepared = await workspaces.prepare()
+        parts = Parts(
+            model=model,
+            gate=gate,
+            workspaces=workspaces,
+            repositories=workspaces,
+            publisher=bus,
+            limits=limits or Limits(),
+            llm=settings,
+        )
+        yield CouncilHouse(server, bus, workspaces, prepared, parts)

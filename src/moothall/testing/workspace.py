@@ -1,0 +1,193 @@
+"""Workspaces without walls, for tests: a real folder, real git, real files.* tools and real pytest.
+
+Nothing here keeps hostile code in. A check of the same tree is run once and remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Patch, Prepared, Profile
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
+from moothall.guard.paths import covers
+from moothall.testing.repos import Repo
+from moothall.tools import checks, files
+from moothall.tools.paths import ToolFailure
+
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
+PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))
+_ENV = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+_LIMITS = files.Limits(file_bytes=1_000_000, output_bytes=100_000)
+
+
+@dataclass(slots=True)
+class TempWorkspaces:
+    """Implements `ports.Workspaces` and the `read` of `ports.Repositories` on copies of one repository below `root`.
+
+    `alive` and `opened` say which workspaces are and were open. `broken` names are workspaces whose executor is gone.
+    """
+
+    repo: Repo
+    root: Path
+    profile: Profile = PROFILE
+    alive: set[str] = field(default_factory=set)
+    opened: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    runs: dict[tuple[str, str, tuple[str, ...]], CheckRun] = field(default_factory=dict)
+    checked: int = 0
+
+    async def prepare(self) -> Prepared:
+        """Return the head of the repository with its checks run once."""
+        base = Base("sample", self.repo.head, self.profile)
+        bare = Prepared(base, base.sha, tuple(self.repo.git("ls-files").splitlines()))
+        async with self.open(bare, "base") as workspace:
+            runs = {name: await workspace.check(name) for name in self.profile.checks}
+        return Prepared(base, base.sha, bare.files, runs)
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return a file of the base."""
+        try:
+            return (await asyncio.to_thread(self.repo.git, "show", f"{base.sha}:{path}"))[:limit] + "\n"
+        except AssertionError as error:
+            raise NotFound(f"no file {path!r}") from error
+
+    @asynccontextmanager
+    async def open(
+        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+    ) -> AsyncIterator[TempWorkspace]:
+        """Copy the base, apply `patch`, restore protected files if `judged`, and then add the tests of `extra`."""
+        self.opened.append(name)
+        folder = self.root / f"{len(self.opened)}-{name}"
+        await asyncio.to_thread(self._make, folder, prepared, patch, extra, judged)
+        self.alive.add(name)
+        try:
+            yield TempWorkspace(name, Repo(folder), prepared, self)
+        finally:
+            self.alive.discard(name)
+
+    def _make(self, folder: Path, prepared: Prepared, patch: str, extra: str, judged: bool) -> None:  # noqa: FBT001 - in a thread
+        repo = self._clone(folder, prepared, patch)
+        if judged:
+            held = [path for path in prepared.files if any(covers(item, path) for item in prepared.base.profile.protected)]
+            if held:
+                repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
+        if extra:
+            other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
+            for path in changed_tests(other, prepared):
+                repo.write({path: (other.path / path).read_bytes()})
+
+    def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
+        self.repo.git("clone", "--quiet", "--shared", str(self.repo.path), str(folder))
+        repo = Repo(folder)
+        repo.git("checkout", "--quiet", "--detach", prepared.base.sha)
+        if patch:
+            try:
+                repo.git("apply", "--whitespace=nowarn", "-", stdin=patch.encode())
+            except AssertionError as error:
+                raise PatchRefused(f"the patch does not apply: {error}") from error
+        return repo
+
+
+def changed_tests(repo: Repo, prepared: Prepared) -> list[str]:
+    """Return the test files that differ from the base and are there."""
+    repo.git("add", "--all")
+    changed = repo.git("diff", "--cached", "--name-only", "--diff-filter=d", prepared.base.sha).splitlines()
+    return [path for path in changed if any(covers(item, path) for item in prepared.base.profile.protected)]
+
+
+@dataclass(slots=True)
+class TempWorkspace:
+    """One open folder."""
+
+    id: str
+    repo: Repo
+    prepared: Prepared
+    owner: TempWorkspaces
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run files.*, git.status, git.diff and tests.pytest; there are no others here."""
+        if self.id in self.owner.broken:
+            raise WorkspaceFailed(f"the executor of {self.id} is gone")
+        if call.tool == "tests.pytest":
+            run = await self.check("tests", call.arguments["paths"])
+            return self._done(call, {"verdict": str(run.verdict), "output": run.output})
+        return await asyncio.to_thread(self._call, call)
+
+    def _call(self, call: ToolCall) -> ToolResult:
+        if call.tool in {"git.status", "git.diff"}:
+            self.repo.git("add", "--all", "--intent-to-add")
+            return self._done(call, {"text": self.repo.git(call.tool.removeprefix("git."))})
+        if call.tool not in files.TOOLS:
+            return ToolResult(call.request_id, call.tool, ToolStatus.ERROR, error=f"{call.tool} is not here")
+        root = os.open(self.repo.path, os.O_PATH | os.O_DIRECTORY)
+        try:
+            return self._done(call, files.TOOLS[call.tool](root, call.arguments, _LIMITS))
+        except ToolFailure as failed:
+            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), error=str(failed))
+        finally:
+            os.close(root)
+
+    @staticmethod
+    def _done(call: ToolCall, output: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
+
+    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+        """Run a check of the profile with a real command, or remember what it said of the same tree."""
+        argv = self.prepared.base.profile.checks.get(name)
+        if argv is None:
+            return CheckRun(name, Verdict.MISSING)
+        await asyncio.to_thread(self.repo.git, "add", "--all")
+        key = (await asyncio.to_thread(self.repo.git, "write-tree"), name, tuple(paths))
+        if key not in self.owner.runs:
+            self.owner.runs[key] = await self._run(name, argv, paths, deadline)
+        return self.owner.runs[key]
+
+    async def _run(self, name: str, argv: Sequence[str], paths: Sequence[str], deadline: datetime | None) -> CheckRun:
+        self.owner.checked += 1
+        report = self.repo.path.with_name(f"{self.repo.path.name}.xml")
+        command = checks.narrowed(argv, paths) if name == "tests" else tuple(argv)
+        command = tuple(part.replace(checks.REPORT, str(report)) for part in command)
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=self.repo.path, env=_ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        seconds = (deadline - datetime.now(UTC)).total_seconds() if deadline else 60.0
+        try:
+            async with asyncio.timeout(seconds):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            return CheckRun(name, Verdict.ERRORED, status="timeout")
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        code = process.returncode or 0
+        cases = checks.read_report(str(report)) if checks.is_pytest(command) else {}
+        verdict = Verdict(checks.verdict(command, code, cases))
+        return CheckRun(name, verdict, cases, output.decode(errors="replace")[-20_000:], exit_code=code)
+
+    async def patch(self, message: str) -> Patch:
+        """Return what differs from the base."""
+        return await asyncio.to_thread(self._patch, message)
+
+    def _patch(self, message: str) -> Patch:
+        sha = self.prepared.base.sha
+        tests = tuple(changed_tests(self.repo, self.prepared))
+        if any((self.repo.path / path).is_symlink() for path in self.repo.git("ls-files").splitlines()):
+            raise PatchRefused("a symlink may not leave")
+        command = ["git", "diff", "--cached", "--binary", sha]
+        diff = subprocess.run(command, cwd=self.repo.path, capture_output=True, check=True).stdout.decode()  # noqa: S603
+        tree = self.repo.git("write-tree")
+        commit = self.repo.git("commit-tree", tree, "-p", sha, "-m", message)
+        paths = tuple(self.repo.git("diff", "--cached", "--name-only", sha).splitlines())
+        return Patch(sha, commit, diff, paths, tests)

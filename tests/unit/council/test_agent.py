@@ -1,0 +1,212 @@
+"""One seat: turns, checks, repair, limits. Real HTTP, gate, git and pytest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from moothall.config import Limits
+from moothall.council.recording import Recording
+from moothall.domain.budget import Budget
+from moothall.domain.event import EventType
+from moothall.testing.council import ONE, act, append, finish, of, outcomes
+from moothall.testing.model import Fault, step_of
+from moothall.testing.repos import SOLUTION
+
+WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
+
+
+def script(*turns: Any) -> Any:
+    """Answer the n-th turn with the n-th text, and the last one for ever."""
+
+    def answer(_body: Any, headers: Any) -> Any:
+        turn = int(step_of(headers).split(".")[1])
+        return turns[min(turn, len(turns)) - 1]
+
+    return answer
+
+
+async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) -> None:
+    async with council(script(append())) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert len(house.server.requests) == 1
+    assert outcomes(events) == {ONE: "proposed"}
+    (proposed,) = of(events, EventType.SEAT_PROPOSED)
+    proposal = proposed["proposal"]
+    assert "+def hello_world() -> str:" in proposal["diff"]
+    assert [item["tool"] for item in proposal["operations"]] == ["files.append"]
+    assert len(proposal["commit_sha"]) == 40
+    (turn,) = of(events, EventType.SEAT_TURN)
+    assert (turn["turn"], turn["checks"], turn["operations"][0]["status"]) == (1, {"tests": "passed"}, "success")
+    (tool,) = of(events, EventType.TOOL_FINISHED)
+    assert tool["request_id"] == f"task-1/{ONE}/propose/0.1.1"
+    checks = {data["evidence"]["check"]: data for data in of(events, EventType.CHECK_FINISHED)}
+    assert checks["applies"]["assessment"]["proven"] is True
+    assert checks["tests"]["evidence"]["verdict"] == "passed"
+    assert house.workspaces.alive == set()
+
+
+async def test_failing_tests_come_back_as_a_repair_turn(council: Any) -> None:
+    fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
+    async with council(script(append(WRONG), fix)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    second = house.server.requests[1].prompt
+    assert "Check tests: failed (1 of 2 passed)" in second
+    assert "test_hello_world" in second
+    assert "Repair this." in second
+    assert [turn["checks"] for turn in of(events, EventType.SEAT_TURN)] == [{"tests": "failed"}, {"tests": "passed"}]
+    assert "Hello, World!" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+
+
+async def test_finishing_before_the_tests_are_green_is_refused(council: Any) -> None:
+    fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
+    async with council(script(append(WRONG), finish(), fix)) as house:
+        await house.run(house.deliberation("single", 1))
+    assert "This is not done: not green is tests." in house.server.requests[2].prompt
+
+
+async def test_finish_is_offered_only_after_a_change(council: Any) -> None:
+    async with council(script(append(WRONG), append("\n"))) as house:
+        await house.run(house.deliberation("single", 1, max_turns=2))
+    first, second = (json.dumps(call.body["response_format"]["json_schema"]["schema"]) for call in house.server.requests)
+    assert '"finish"' not in first
+    assert '"finish"' in second
+
+
+async def test_actions_stop_at_the_first_failure(council: Any) -> None:
+    turn = act(("files.read", {"path": "src/nothing.py"}), ("files.append", {"path": "src/utils.py", "content": SOLUTION}))
+    async with council(script(turn, append())) as house:
+        events = await house.run(house.deliberation("single", 1))
+    first = of(events, EventType.SEAT_TURN)[0]
+    assert [(item["tool"], item["status"]) for item in first["operations"]] == [("files.read", "error")]
+    assert "The 1 actions after it were not run." in house.server.requests[1].prompt
+
+
+async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> None:
+    async with council(script(act(("git.push", {"branch": "main"})), append())) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert of(events, EventType.SEAT_TURN)[0]["operations"][0]["status"] == "blocked"
+    assert "not granted" in house.server.requests[1].prompt
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("I would append the function.", "there is no JSON object"),
+        ('{"thought": "x", "actions": [', "JSON is broken"),
+        ('{"thought": "x"}', "holds none of actions, finish"),
+        ('{"actions": [{"tool": "files.list"}], "finish": "done"}', "holds actions and finish"),
+        ('{"thought": "x", "python": "print(1)"}', "Python is not available"),
+        (Fault("length", text='{"thought": "x", "act'), "cut off because it was too long"),
+    ],
+)
+async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, said: str) -> None:
+    async with council(script(reply, append())) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert said in house.server.requests[1].prompt
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+async def test_malformed_replies_are_bounded(council: Any) -> None:
+    async with council(script("no"), limits=Limits(malformed_replies=1)) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=9))
+    assert len(house.server.requests) == 2
+    assert outcomes(events) == {ONE: "failed MALFORMED_REPLIES"}
+    assert of(events, EventType.SEAT_PROPOSED) == []
+
+
+async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
+    async with council(script(finish("all good")), limits=Limits(malformed_replies=1)) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=9))
+    assert outcomes(events) == {ONE: "failed NO_CHANGES"}
+    assert of(events, EventType.SEAT_FAILED)[0]["error"]["code"] == "NO_CHANGES"
+    assert of(events, EventType.SEAT_PROPOSED) == []
+
+
+async def test_looking_until_the_turns_are_out_is_no_proposal(council: Any) -> None:
+    async with council(script(act(("files.read", {"path": "src/utils.py"})))) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=3))
+    assert len(house.server.requests) == 3
+    assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
+
+
+async def test_red_work_is_proposed_when_the_turns_are_out(council: Any) -> None:
+    async with council(script(append(WRONG), act(("files.list", {})))) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=2))
+    assert outcomes(events) == {ONE: "proposed"}
+    verdicts = {item["evidence"]["check"]: item["evidence"]["verdict"] for item in of(events, EventType.CHECK_FINISHED)}
+    assert verdicts == {"applies": "passed", "tests": "failed"}
+
+
+async def test_a_server_that_is_down_fails_the_seat(council: Any) -> None:
+    async with council(script(Fault("status", status=503))) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert outcomes(events) == {ONE: "failed MODEL_UNAVAILABLE"}
+    assert of(events, EventType.SEAT_PROPOSED) == []
+
+
+async def test_a_budget_is_not_overspent(council: Any) -> None:
+    async with council(script(append())) as house:
+        events = await house.run(house.deliberation("single", 1, budget=Budget(tokens=100)))
+    assert house.server.requests == []
+    assert outcomes(events) == {ONE: "failed BUDGET_EXCEEDED"}
+
+
+async def test_a_dead_executor_fails_the_seat(council: Any) -> None:
+    async with council(script(append())) as house:
+        house.workspaces.broken.add(f"task-1-{ONE}")
+        events = await house.run(house.deliberation("single", 1))
+    assert outcomes(events) == {ONE: "failed WORKSPACE_FAILED"}
+
+
+async def test_changes_that_may_not_leave_are_told_and_then_refused(council: Any) -> None:
+    link = "\n\nimport os\n\nif not os.path.lexists('link'):\n    os.symlink('/etc/passwd', 'link')\n"
+    async with council(script(append(link), append("\n"), act(("files.list", {})))) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=3))
+    assert "a symlink may not leave" in house.server.requests[2].prompt
+    assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
+
+
+async def test_recorded_calls_are_not_repeated(council: Any) -> None:
+    async with council(script(append(WRONG), append(SOLUTION))) as house:
+        d = house.deliberation("single", 1)
+        first = await house.run(d)
+        calls = len(house.server.requests)
+        again = await house.run(d, Recording.of(first))
+        assert len(house.server.requests) == calls == 2
+    assert [event.id for event in again] == [event.id for event in first]
+    assert of(again, EventType.SEAT_FINISHED)[0]["outcome"]["usage"]["calls"] == 2
+
+
+async def test_the_same_inputs_give_the_same_bytes(council: Any) -> None:
+    async with council(script(append(WRONG), append(SOLUTION))) as house:
+        await house.run(house.deliberation("single", 1))
+        await house.run(house.deliberation("single", 1, task_id="task-2"))
+    bodies = [json.dumps(call.body) for call in house.server.requests]
+    assert bodies[:2] == bodies[2:]
+    assert [call.call_id for call in house.server.requests[:2]] == [f"task-1/{ONE}/propose/0.{turn}" for turn in (1, 2)]
+
+
+async def test_blocks_where_the_server_knows_no_schema(council: Any) -> None:
+    call = json.dumps({"name": "files.append", "args": {"path": "src/utils.py", "content": SOLUTION}})
+    async with council(script(f"I append it.\n<tool>{call}</tool>"), schemas=False) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert outcomes(events) == {ONE: "proposed"}
+    assert "response_format" not in house.server.requests[0].body
+    assert "<tool>" in house.server.requests[0].body["messages"][0]["content"]
+
+
+async def test_a_secret_in_a_file_reaches_no_prompt_and_no_event(council: Any) -> None:
+    secret = "ghp_" + "a1B2" * 9
+    files = {
+        "src/utils.py": f'TOKEN = "{secret}"\n',
+        "tests/test_utils.py": "def test_x():\n    import utils\n    assert utils.x\n",
+    }
+    async with council(script(act(("files.read", {"path": "src/utils.py"}))), files=files) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=2))
+    assert all(secret not in call.prompt for call in house.server.requests)
+    assert "[redacted]" in house.server.requests[1].prompt
+    assert secret not in json.dumps([dict(event.data) for event in events])
