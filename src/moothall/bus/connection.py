@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -25,6 +25,7 @@ PROBE_SECONDS = 5.0
 BEAT = 1.0
 """Seconds between the signs of life that an open pull request asks the server for."""
 EXPIRES = 30.0
+_LOOK = 0.25
 _DATA_REPLY = "$JS.ACK."
 
 
@@ -66,8 +67,8 @@ async def _probe(servers: list[str]) -> None:
 
 
 @asynccontextmanager
-async def connection(settings: Bus, url: str) -> AsyncIterator[Client]:
-    """Connect; lost connections come back by themselves for as long as it takes.
+async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[Client]:
+    """Connect; lost connections come back by themselves for as long as it takes, after `on_lost` was called.
 
     Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.
     """
@@ -80,22 +81,28 @@ async def connection(settings: Bus, url: str) -> AsyncIterator[Client]:
     async def on_error(error: Exception) -> None:
         log.debug("bus client", error=str(error) or type(error).__name__)
 
-    async def on_lost() -> None:
-        log.warning("bus connection lost; trying again")
+    closing = False
+
+    async def lost() -> None:
+        on_lost()
+        if not closing:
+            log.warning("bus connection lost; trying again")
 
     async def on_back() -> None:
         log.info("bus connection is back")
 
+    client = Client()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
-            client = await nats.connect(
+            await client.connect(
                 servers,
+                allow_reconnect=False,
                 name="moothall",
                 error_cb=on_error,
-                disconnected_cb=on_lost,
+                disconnected_cb=lost,
                 reconnected_cb=on_back,
                 connect_timeout=int(PROBE_SECONDS),
-                reconnect_time_wait=0.2,
+                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
                 max_reconnect_attempts=-1,
                 ping_interval=10,
                 max_outstanding_pings=2,
@@ -104,16 +111,18 @@ async def connection(settings: Bus, url: str) -> AsyncIterator[Client]:
                 user_credentials=str(settings.credentials_file) if settings.credentials_file else None,
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
+        await client.close()
         where = ", ".join(map(shown, servers))
         reason = str(error) or type(error).__name__
-        if isinstance(error, TimeoutError) or "authorization" in reason.lower():
+        if "authorization" in reason.lower():
             raise ConfigurationError(f"the bus at {where} turned us away ({reason}): check bus.token and bus.url") from error
         raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason}") from error
-    client._disconnected_cb = on_lost  # noqa: SLF001 see the end: a wanted goodbye is no loss
+    # Only now: while connecting it would try again for ever, also where we are turned away.
+    client.options["allow_reconnect"] = True
     try:
         yield client
     finally:
-        client._disconnected_cb = None  # noqa: SLF001
+        closing = True
         if client.is_connected:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
@@ -137,6 +146,8 @@ class Pull:
     arrived: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     _asked: int = 0
     _number: int = 0
+    _reconnects: int = 0
+    _heard: float = 0.0
 
     @classmethod
     @asynccontextmanager
@@ -164,11 +175,13 @@ class Pull:
                 return None
             await self._ask(batch)
         try:
-            async with asyncio.timeout(2.5 * BEAT):
+            async with asyncio.timeout(_LOOK):
                 message = await self.arrived.get()
         except TimeoutError:
-            self._asked = 0
+            if self.client.stats["reconnects"] != self._reconnects or time.monotonic() - self._heard > 2.5 * BEAT:
+                self._asked = 0
             return None
+        self._heard = time.monotonic()
         if message.reply.startswith(_DATA_REPLY):
             self._asked -= 1
             return message
@@ -178,6 +191,8 @@ class Pull:
     async def _ask(self, batch: int) -> None:
         self._number += 1
         self._asked = batch
+        self._heard = time.monotonic()
+        self._reconnects = self.client.stats["reconnects"]
         request = {"batch": batch, "expires": int(EXPIRES * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
         await self.client.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}",

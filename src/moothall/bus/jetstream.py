@@ -6,11 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from nats.aio.client import Client
-from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from moothall.bus import codec, registry, setup
+from moothall.bus.acks import Acks
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
 from moothall.bus.packing import Packer
@@ -23,17 +22,16 @@ from moothall.domain.secrets import scrub_all
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Handler
 
-_NO_LIMIT = 1_000_000
+_KEYS = f"$KV.{registry.DOCUMENTS_BUCKET}."
 
 
 class JetStreamBus:
     """Publisher, Log, Consumer, Work, Signals and Documents. Made by `open_bus`."""
 
-    def __init__(self, client: Client, js: JetStreamContext, settings: Bus, secrets: Sequence[str]) -> None:
-        self._client = client
-        self._settings = settings
+    def __init__(self, stored: Stored, settings: Bus, secrets: Sequence[str]) -> None:
+        self._client = stored.client
         self._secrets = tuple(secrets)
-        self._stored = Stored(client, js, settings)
+        self._stored = stored
         self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
 
     async def publish(self, event: Event) -> int:
@@ -122,11 +120,10 @@ class JetStreamBus:
 
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
-        prefix = _key_subject("")
         info = await self._stored.patiently(
-            "list documents", lambda: self._stored.js.stream_info(setup.DOCUMENTS_STREAM, subjects_filter=f"{prefix}>")
+            "list documents", lambda: self._stored.js.stream_info(setup.DOCUMENTS_STREAM, subjects_filter=f"{_KEYS}>")
         )
-        return sorted(subject.removeprefix(prefix) for subject in info.state.subjects or ())
+        return sorted(subject.removeprefix(_KEYS) for subject in info.state.subjects or ())
 
     def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
         """Yield what a stream stores now, in order."""
@@ -150,8 +147,7 @@ class JetStreamBus:
 
 
 def _key_subject(key: str) -> str:
-    prefix = f"$KV.{registry.DOCUMENTS_BUCKET}."
-    return prefix + (registry.check_token(key, "key") if key else "")
+    return _KEYS + registry.check_token(key, "key")
 
 
 @asynccontextmanager
@@ -161,8 +157,8 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> A
     `secrets` are the operator's own values that no message may carry. Raises `BusUnavailable` where
     nobody answers, `ConfigurationError` where we are turned away or JetStream is off.
     """
-    async with connection(settings, url) as client:
-        # Our callers bound themselves; the client's own bound would swallow a cancellation.
-        js = client.jetstream(publish_async_max_pending=_NO_LIMIT)
+    acks = Acks()
+    async with connection(settings, url, on_lost=acks.lost) as client, acks.listening(client):
+        js = client.jetstream()
         await setup.ensure(js, settings)
-        yield JetStreamBus(client, js, settings, secrets)
+        yield JetStreamBus(Stored(client, js, settings, acks), settings, secrets)

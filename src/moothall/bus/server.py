@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
-LOCK_SECONDS = 5.0
+LOCK_SECONDS = 2.0
 MAX_PAYLOAD = 8 * 1024 * 1024
 _MAX_LOG = 10 * 1024 * 1024
 _TAIL = 800
@@ -108,7 +108,10 @@ def _take(directory: Path) -> tuple[Path, str, int]:
 
 
 def _configure(settings: Bus, directory: Path, token: str, port: int) -> Path:
-    quoted = json.dumps
+
+    def quoted(text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)  # the server's own escapes are fewer
+
     path = directory / "nats-server.conf"
     _write_private(
         path,

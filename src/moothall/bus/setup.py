@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nats.errors
 from nats.js import JetStreamContext, api
-from nats.js.errors import APIError, BadRequestError
+from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
 
 from moothall.bus.registry import BLOBS_BUCKET, DOCUMENTS_BUCKET, DUPLICATE_WINDOW, DURABLES, STREAMS, DurableSpec, StreamSpec
 from moothall.config import Bus
@@ -98,9 +98,11 @@ async def ensure(js: JetStreamContext, settings: Bus) -> None:
                 allow_direct=True,
             ),
         )
-    except BadRequestError as error:
-        raise ConfigurationError(f"the bus holds something else under one of our names: {error.description}") from error
+    except ServiceUnavailableError as error:
+        raise BusUnavailable(
+            f"the bus cannot make our streams now: {error.description}; is JetStream on, is its store full?"
+        ) from error
     except APIError as error:
-        raise ConfigurationError(f"the bus refuses our streams: {error.description or error}; is JetStream on?") from error
+        raise ConfigurationError(f"the bus holds something in the place of our streams: {error.description}") from error
     except (nats.errors.Error, TimeoutError) as error:
         raise BusUnavailable(f"the bus did not set up its streams: {error or 'no answer'}; is JetStream on?") from error

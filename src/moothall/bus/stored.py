@@ -16,6 +16,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 
+from moothall.bus.acks import Acks
 from moothall.bus.connection import ConsumerGone, Pull, translated
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.registry import BLOBS_BUCKET, covers
@@ -59,6 +60,7 @@ class Stored:
     client: Client
     js: JetStreamContext
     settings: Bus
+    acks: Acks
     window: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
 
     async def patiently(self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS) -> T:
@@ -71,7 +73,7 @@ class Stored:
         delay = 0.02
         while True:
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(min(seconds, max(until - time.monotonic(), 0.1))):
                     return await act()
             except NotFoundError:
                 raise  # means something to each caller
@@ -90,14 +92,10 @@ class Stored:
 
     async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Store durably and return the seq; a repeated `Nats-Msg-Id` returns the seq of the first."""
-
-        async def attempt() -> int:
-            # Not js.publish: that one waits for each; this one keeps many in flight and lets the client write them together.
-            acked = await self.js.publish_async(subject, data, headers=dict(headers) or None)
-            return (await acked).seq
-
         async with self.window:
-            return await self.patiently(f"take a message on {subject}", attempt)
+            return await self.patiently(
+                f"take a message on {subject}", lambda: self.acks.write(self.client, subject, data, headers)
+            )
 
     async def read(self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None) -> AsyncGenerator[Raw, None]:
         """Yield records in order, each once; up to the seq `until`, or without end for None.

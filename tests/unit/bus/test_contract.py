@@ -1,0 +1,446 @@
+"""What every bus does: the same cases on the one in memory and on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from moothall import ports
+from moothall.bus import dead, log_admin
+from moothall.bus.jetstream import JetStreamBus
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
+from moothall.testing.bus import MemoryBus
+
+
+def seat(number: int, task: str = "task-1", **data: Any) -> Event:
+    return new_event(EventType.SEAT_TURN, task, {"task_id": task, "seat": "agent-dev-001", **data}, ordinal=number)
+
+
+def requested(task: str) -> Event:
+    return new_event(EventType.DELIBERATION_REQUESTED, task, {"task_id": task})
+
+
+@asynccontextmanager
+async def consuming(bus: Any, durable: str, handler: ports.Handler, **how: Any) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(bus.consume(durable, handler, **how))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def seen(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
+    async with asyncio.timeout(20):
+        return [await queue.get() for _ in range(count)]
+
+
+async def test_satisfies_the_ports(opened: Any) -> None:
+    async with opened() as bus:
+        for port in (bus.publish, bus.replay, bus.follow, bus.consume, bus.enqueue, bus.signal, bus.signals, bus.put, bus.get):
+            assert callable(port)
+
+    def typed(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
+        for each in (real, memory):
+            _p: ports.Publisher = each
+            _l: ports.Log = each
+            _c: ports.Consumer = each
+            _w: ports.Work = each
+            _s: ports.Signals = each
+            _d: ports.Documents = each
+
+
+async def test_a_repeat_changes_nothing(opened: Any) -> None:
+    async with opened() as bus:
+        first = await bus.publish(seat(1))
+        assert await bus.publish(seat(2)) == first + 1
+        assert await bus.publish(seat(1)) == first
+        assert [r.seq async for r in bus.replay(["agent.results.task-1"])] == [first, first + 1]
+
+
+async def test_replay_is_ordered_filtered_and_ends(opened: Any) -> None:
+    async with opened() as bus:
+        for number in range(700):
+            await bus.publish(seat(number, f"task-{number % 2}", turn=number))
+        everything = [r async for r in bus.replay(["agent.results.*", "agent.responses.*"])]
+        assert [r.event.data["turn"] for r in everything] == list(range(700))
+        assert [r.seq for r in everything] == sorted(r.seq for r in everything)
+        odd = [r.event.data["turn"] async for r in bus.replay(["agent.results.task-1"], after_seq=everything[599].seq)]
+        assert odd == list(range(601, 700, 2))
+        assert [r async for r in bus.replay(["agent.results.task-9"])] == []
+        assert [r async for r in bus.replay(["agent.results.*"], after_seq=700)] == []
+
+
+async def test_an_event_comes_back_as_it_was(opened: Any) -> None:
+    event = new_event(
+        EventType.DECISION_MADE,
+        "story-1",
+        {"story_id": "story-1", "comment": "schön ✓", "n": [1, 2.5, None, True, {"deep": {}}]},
+        cause="abc",
+        correlationid="story-1",
+        tenant="acme",
+        traceparent="00-1-2-01",
+        source="web",
+        time="2026-01-02T03:04:05Z",
+    )
+    async with opened() as bus:
+        await bus.publish(event)
+        [back] = [r async for r in bus.replay(["agile.events.story-1"])]
+        assert back.event == event
+        assert back.extra["subject"] == "agile.events.story-1"
+
+
+async def test_many_publishers_at_once(opened: Any) -> None:
+    async with opened() as bus:
+        seqs = await asyncio.gather(*(bus.publish(seat(n)) for n in range(1000)))
+        assert sorted(seqs) == list(range(1, 1001))
+
+
+async def test_follow_sees_what_was_and_what_comes(opened: Any) -> None:
+    async with opened() as bus:
+        await bus.publish(seat(0, turn=0))
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+        async def watch() -> None:
+            async with aclosing(bus.follow(["agent.results.task-1"])) as events:
+                async for recorded in events:
+                    got.put_nowait(recorded)
+
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(watch())
+            assert [r.event.data["turn"] for r in await seen(got, 1)] == [0]
+            await bus.publish(seat(1, "task-2", turn=1))
+            await bus.publish(seat(2, turn=2))
+            assert [r.event.data["turn"] for r in await seen(got, 1)] == [2]
+            watcher.cancel()
+
+
+async def test_work_goes_to_exactly_one_taker(opened: Any) -> None:
+    taken: list[tuple[str, str]] = []
+    done = asyncio.Event()
+
+    def taker(name: str) -> ports.Handler:
+        async def take(recorded: Recorded) -> None:
+            taken.append((name, recorded.event.subject))
+            await asyncio.sleep(0.01)
+            if len(taken) == 20:
+                done.set()
+
+        return take
+
+    async with opened() as bus, consuming(bus, "host-dev", taker("a")), consuming(bus, "host-dev", taker("b")):
+        for number in range(20):
+            await bus.enqueue("agent.requests.dev", requested(f"task-{number}"))
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert sorted(task for _, task in taken) == sorted(f"task-{n}" for n in range(20))
+        assert {name for name, _ in taken} == {"a", "b"}
+
+
+async def test_work_of_another_role_is_left_alone(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async with opened() as bus, consuming(bus, "host-qa", got.put):
+        await bus.enqueue("agent.requests.dev", requested("task-dev"))
+        await bus.enqueue("agent.requests.qa", requested("task-qa"))
+        assert [r.event.subject for r in await seen(got, 1)] == ["task-qa"]
+        assert got.empty()
+
+
+async def test_a_temporary_failure_comes_again(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def handle(recorded: Recorded) -> None:
+        got.put_nowait(recorded)
+        if got.qsize() < 3:
+            raise Temporary("not now")
+
+    async with opened() as bus, consuming(bus, "host-dev", handle):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        async with asyncio.timeout(20):
+            while got.qsize() < 3:
+                await asyncio.sleep(0.01)
+        assert [r.extra["deliveries"] for r in await seen(got, 3)] == ["1", "2", "3"]
+        assert [letter async for letter in dead.letters(bus)] == []
+
+
+async def letters(bus: Any, count: int) -> list[dead.DeadLetter]:
+    async with asyncio.timeout(20):
+        while True:
+            found = [letter async for letter in dead.letters(bus)]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.02)
+
+
+async def test_poison_is_buried_and_the_consumer_lives_on(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def handle(recorded: Recorded) -> None:
+        if recorded.event.subject == "bad":
+            raise Permanent("cannot be done\nat all, schade ✗")
+        got.put_nowait(recorded)
+
+    async with opened() as bus, consuming(bus, "collector", handle):
+        await bus.put_raw("agent.results.task-1", b"\xff no event", {})
+        await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}', {})
+        await bus.publish(seat(1, "bad"))
+        await bus.publish(seat(2, "good"))
+        assert [r.event.subject for r in await seen(got, 1)] == ["good"]
+        first, second, third = await letters(bus, 3)
+        assert first.data == b"\xff no event"
+        assert first.subject == "agent.results.task-1"
+        assert first.code == "INVALID_REQUEST"
+        assert "JSON" in first.reason
+        assert "id: Field required" in second.reason
+        assert third.reason == "cannot be done\nat all, schade ✗"
+        assert (third.consumer, third.stream, third.deliveries) == ("collector", "EVENTS", 1)
+        # Whoever reads the log passes over what is no event.
+        assert [r.event.subject async for r in bus.replay(["agent.results.*"])] == ["bad", "good"]
+
+
+async def test_what_keeps_failing_is_buried(opened: Any) -> None:
+    tries = 0
+
+    async def handle(recorded: Recorded) -> None:
+        nonlocal tries
+        del recorded
+        tries += 1
+        raise Temporary("never now", retry_after=0.01)
+
+    async with opened(max_deliver=3) as bus, consuming(bus, "host-dev", handle):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        [letter] = await letters(bus, 1)
+        assert letter.deliveries == tries == 3
+        assert "never now" in letter.reason
+
+
+async def test_what_kills_its_handlers_is_buried(opened: Any) -> None:
+    """A handler with a bug takes its consumer down; the message comes again, but not for ever."""
+    calls = 0
+
+    async def crash(recorded: Recorded) -> None:
+        nonlocal calls
+        del recorded
+        calls += 1
+        raise ZeroDivisionError
+
+    async with opened(max_deliver=2, ack_wait_seconds=0.3) as bus:
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        for _ in range(2):
+            with pytest.raises(ExceptionGroup) as caught:
+                async with asyncio.timeout(20):
+                    await bus.consume("host-dev", crash)
+            assert caught.group_contains(ZeroDivisionError)
+        async with consuming(bus, "host-dev", crash):
+            [letter] = await letters(bus, 1)
+        assert calls == 2
+        assert letter.code == "UNANSWERED"
+
+
+async def test_a_dead_letter_can_be_sent_again(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    broken = True
+
+    async def handle(recorded: Recorded) -> None:
+        if broken:
+            raise Permanent("broken")
+        got.put_nowait(recorded)
+
+    async with opened() as bus, consuming(bus, "host-dev", handle):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        [letter] = await letters(bus, 1)
+        broken = False
+        await dead.replay(bus, letter.seq)
+        [again] = await seen(got, 1)
+        assert again.event.id == requested("task-1").id
+        assert [each async for each in dead.letters(bus)] == []
+        with pytest.raises(NotFound):
+            await dead.replay(bus, letter.seq)
+
+
+async def test_a_cancelled_consumer_gives_back_what_it_held(opened: Any) -> None:
+    started = asyncio.Event()
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def stuck(recorded: Recorded) -> None:
+        del recorded
+        started.set()
+        await asyncio.Event().wait()
+
+    async with opened(ack_wait_seconds=3600) as bus:
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        async with consuming(bus, "host-dev", stuck), asyncio.timeout(20):
+            await started.wait()
+        async with consuming(bus, "host-dev", got.put):
+            [again] = await seen(got, 1)
+        assert again.extra["deliveries"] == "2"
+
+
+async def test_long_work_is_not_handed_out_twice(opened: Any) -> None:
+    calls = 0
+    done = asyncio.Event()
+
+    async def slow(recorded: Recorded) -> None:
+        nonlocal calls
+        del recorded
+        calls += 1
+        await asyncio.sleep(1.5)
+        done.set()
+
+    async with opened(ack_wait_seconds=0.5) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert calls == 1
+
+
+async def test_concurrency_is_bounded(opened: Any) -> None:
+    running = most = finished = 0
+    done = asyncio.Event()
+
+    async def handle(recorded: Recorded) -> None:
+        nonlocal running, most, finished
+        del recorded
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        finished += 1
+        if finished == 30:
+            done.set()
+
+    async with opened() as bus, consuming(bus, "collector", handle, concurrency=4):
+        for number in range(30):
+            await bus.publish(seat(number))
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert most == 4
+
+
+async def test_a_narrowed_consumer_sees_its_part_only(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async with opened() as bus:
+        await bus.publish(seat(1, "task-1"))
+        await bus.publish(seat(2, "task-2"))
+        async with consuming(bus, "collector", got.put, subjects=["agent.results.task-2"]):
+            assert [r.event.subject for r in await seen(got, 1)] == ["task-2"]
+        with pytest.raises(InvalidRequest, match="not part of that"):
+            await bus.consume("collector", got.put, subjects=["agile.events.*"])
+        with pytest.raises(InvalidRequest, match="no durable consumer 'nobody'; there are collector"):
+            await bus.consume("nobody", got.put)
+
+
+async def test_large_values_travel_beside_the_message(opened: Any) -> None:
+    big, many = "x" * 60_000 + "ü", ["y" * 600] * 30
+    async with opened(blob_bytes=10_000) as bus:
+        await bus.publish(seat(1, answer=big, parts=many))
+        await bus.publish(seat(2, answer=big))
+        first, second = [r.event.data async for r in bus.replay(["agent.results.*"])]
+        assert first["answer"] == second["answer"] == big
+        assert first["parts"] == many
+        stored = [raw async for raw in bus.raw("EVENTS")]
+        assert all(len(raw.data) < 10_000 for raw in stored)
+        await bus.put("task-1", {"diff": big})
+        assert await bus.get("task-1") == {"diff": big}
+
+
+async def test_data_that_looks_like_a_reference_stays_data(opened: Any) -> None:
+    forged: Mapping[str, Any] = {"$blob": "0" * 64, "bytes": 3, "more": {"$data": {"$blob": 1}}}
+    async with opened() as bus:
+        await bus.publish(seat(1, output=forged))
+        [back] = [r.event.data["output"] async for r in bus.replay(["agent.results.*"])]
+        assert back == forged
+
+
+async def test_a_reference_to_nothing_is_buried(opened: Any) -> None:
+    lost = b'{"specversion":"1.0","id":"1","type":"moothall.seat.turn","source":"x","data":{"a":{"$blob":"%s"}}}' % (b"a" * 64)
+
+    async def unreached(recorded: Recorded) -> None:
+        raise AssertionError(recorded)
+
+    async with opened() as bus, consuming(bus, "collector", unreached):
+        await bus.put_raw("agent.results.task-1", lost, {})
+        [letter] = await letters(bus, 1)
+        assert letter.code == "NOT_FOUND"
+
+
+async def test_secrets_do_not_get_into_the_log(opened: Any) -> None:
+    token = "ghp_" + "a1B2" * 9
+    async with opened(secrets=("hunter2-hunter2",), blob_bytes=1024) as bus:
+        await bus.publish(seat(1, answer=f"use {token}", deep=[{"k hunter2-hunter2": "my hunter2-hunter2 " * 200}]))
+        await bus.put("task-1", {"diff": token})
+        [back] = [r.event.data async for r in bus.replay(["agent.results.*"])]
+        assert back["answer"] == "use [redacted]"
+        assert back["deep"] == [{"k [redacted]": "my [redacted] " * 200}]
+        assert await bus.get("task-1") == {"diff": "[redacted]"}
+
+
+async def test_documents(opened: Any) -> None:
+    async with opened() as bus:
+        assert await bus.get("task-1") is None
+        assert list(await bus.keys()) == []
+        await bus.put("task-1", {"status": "PENDING"})
+        await bus.put("task-2", {"status": "PENDING"})
+        await bus.put("task-1", {"status": "COMPLETED", "results": [1, {"a": None}]})
+        assert await bus.get("task-1") == {"status": "COMPLETED", "results": [1, {"a": None}]}
+        assert list(await bus.keys()) == ["task-1", "task-2"]
+        for wrong in ("a.b", "", "*", "a b", ">"):
+            with pytest.raises(InvalidRequest):
+                await bus.put(wrong, {})
+
+
+async def test_signals_reach_who_listens(opened: Any) -> None:
+    async with opened() as bus:
+        got: asyncio.Queue[tuple[str, Mapping[str, Any]]] = asyncio.Queue()
+
+        async def listen() -> None:
+            async with aclosing(bus.signals("agent.cancel.*")) as signals:
+                async for signal in signals:
+                    got.put_nowait(signal)
+
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(listen())
+            async with asyncio.timeout(20):
+                while got.empty():
+                    await bus.signal("agent.cancel.task-1", {"task_id": "task-1", "reason": "enough"})
+                    await asyncio.sleep(0.02)
+                assert await got.get() == ("agent.cancel.task-1", {"task_id": "task-1", "reason": "enough"})
+            listener.cancel()
+
+
+@pytest.mark.parametrize("task", ["a.b", "*", ">", "a b", "", "x" * 200, "a\r\nPUB x"])
+async def test_a_subject_is_made_of_clean_tokens(opened: Any, task: str) -> None:
+    async with opened() as bus:
+        with pytest.raises(InvalidRequest, match="task_id"):
+            await bus.publish(seat(1, task))
+        with pytest.raises(InvalidRequest):
+            await bus.enqueue(f"agent.requests.{task}", requested("task-1"))
+        with pytest.raises(InvalidRequest, match="no stream stores"):
+            [_ async for _ in bus.replay(["nothing.here"])]
+        with pytest.raises(InvalidRequest, match="not work"):
+            await bus.enqueue("agent.results.task-1", requested("task-1"))
+
+
+async def test_the_log_is_looked_after(opened: Any) -> None:
+    async with opened() as bus:
+        for number in range(10):
+            await bus.publish(seat(number, turn=number))
+        assert [r.event.data["turn"] for r in await log_admin.tail(bus, 3)] == [7, 8, 9]
+        assert (await log_admin.sizes(bus))["EVENTS"].messages == 10
+        assert await log_admin.prune(bus, before_seq=4) == 3
+        assert await log_admin.prune(bus, before_seq=1) == 0
+        assert await log_admin.prune(bus, keep=5) == 2
+        assert [r.event.data["turn"] async for r in bus.replay(["agent.results.*"])] == [5, 6, 7, 8, 9]
+        assert await bus.publish(seat(10)) == 11
+        assert await log_admin.prune(bus, keep=0) == 6
+        assert [r async for r in bus.replay(["agent.results.*"])] == []
+        assert await bus.publish(seat(11)) == 12
+        wrongs: list[Any] = [{}, {"keep": 1, "before_seq": 1}, {"keep": -1}, {"before_seq": 0}, {"before_seq": 99}]
+        for wrong in wrongs:
+            with pytest.raises(InvalidRequest):
+                await log_admin.prune(bus, **wrong)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from moothall.bus import registry
+from moothall.bus.asyncapi import asyncapi
+from moothall.domain.event import EventType, new_event
+from moothall.domain.ids import ROLES
+from moothall.errors import InvalidRequest
+
+IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_id": "agent-dev-001"}
+
+
+@pytest.mark.parametrize("kind", EventType)
+def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
+    subject = registry.subject_of(new_event(kind, "x", IDS, tenant="acme"))
+    stream = registry.stream_of(subject)
+    assert stream in {registry.EVENTS, registry.AUDIT}
+    assert any(registry.matches(pattern, subject) for pattern in stream.subjects)
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject"),
+    [
+        (EventType.DELIBERATION_REQUESTED, "agent.results.task-1"),
+        (EventType.DELIBERATION_DECIDED, "agent.responses.task-1"),
+        (EventType.DELIBERATION_CANCELLED, "agent.responses.task-1"),
+        (EventType.SEAT_TURN, "agent.results.task-1"),
+        (EventType.MODEL_CALLED, "agent.results.task-1"),
+        (EventType.CHECK_FINISHED, "agent.results.task-1"),
+        (EventType.TOOL_FINISHED, "tool.results.ws-1"),
+        (EventType.STORY_CREATED, "agile.events.story-1"),
+        (EventType.PLAN_DERIVED, "agile.events.story-1"),
+        (EventType.DECISION_MADE, "agile.events.story-1"),
+        (EventType.AGENT_PROGRESS, "agent.progress.agent-dev-001"),
+        (EventType.AUDIT_RECORDED, "audit.acme"),
+    ],
+)
+def test_subjects_are_those_of_the_wire(kind: EventType, subject: str) -> None:
+    assert registry.subject_of(new_event(kind, "x", IDS, tenant="acme")) == subject
+
+
+def test_an_event_without_its_id_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"moothall.seat.turn needs task_id in its data: its subject is agent.results"):
+        registry.subject_of(new_event(EventType.SEAT_TURN, "x", {}))
+
+
+def test_streams_do_not_overlap() -> None:
+    for one, other in itertools.combinations(registry.STREAMS, 2):
+        for a, b in itertools.product(one.subjects, other.subjects):
+            assert not registry.covers(a, b)
+            assert not registry.covers(b, a)
+
+
+def test_takers_of_work_do_not_overlap() -> None:
+    filters = [f for spec in registry.DURABLES.values() if spec.stream == "WORK" for f in spec.filters]
+    assert sorted(filters) == sorted({f"agent.requests.{role}" for role in ROLES})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        ("a.b", "a.b", True),
+        ("*.b", "a.b", True),
+        ("a.b", "a.c", False),
+    ],
+)
+def test_patterns(pattern: str, subject: str, *, expected: bool) -> None:
+    assert registry.matches(pattern, subject) is expected
+    assert registry.covers(pattern, subject) is expected
+
+
+def test_a_pattern_covers_a_narrower_one() -> None:
+    assert registry.covers("a.>", "a.*")
+    assert registry.covers("a.>", "a.b.>")
+    assert registry.covers("a.*", "a.*")
+    assert not registry.covers("a.*", "a.>")
+    assert not registry.covers("a.b", "a.*")
+
+
+def test_asyncapi_holds_everything() -> None:
+    document = asyncapi()
+    assert document["asyncapi"].startswith("3.")
+    messages = document["components"]["messages"]
+    assert {m["name"] for m in messages.values()} >= {kind.value for kind in EventType}
+    assert set(document["x-streams"]) == {spec.name for spec in registry.STREAMS}
+    assert set(document["x-consumers"]) == set(registry.DURABLES)
+    used = set()
+    for channel in document["channels"].values():
+        assert set(channel["parameters"]) == {part[1:-1] for part in channel["address"].split(".") if part.startswith("{")}
+        for message in channel["messages"].values():
+            used.add(message["$ref"].removeprefix("#/components/messages/"))
+    assert used == set(messages)
+    for operation in document["operations"].values():
+        assert operation["channel"]["$ref"].removeprefix("#/channels/") in document["channels"]

@@ -1,0 +1,257 @@
+"""The embedded server: ours alone, kept from run to run, gone when we are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from nats.js.api import StorageType
+
+from moothall.bus.connection import connection, shown
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.server import embedded_server
+from moothall.config import Bus
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.errors import BusUnavailable, ConfigurationError
+
+SETTINGS = Bus(retry_seconds=0.01)
+
+
+def seat(number: int) -> Event:
+    return new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": number}, ordinal=number)
+
+
+def server_of(directory: Path) -> psutil.Process:
+    [ports] = directory.glob("*.ports")
+    return psutil.Process(int(ports.stem.rpartition("_")[2]))
+
+
+async def test_records_are_kept_from_run_to_run(tmp_path: Path) -> None:
+    directory = tmp_path / 'a "folder" with späces'
+    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+        await bus.publish(seat(1))
+        await bus.put("task-1", {"a": 1})
+    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+        assert await bus.publish(seat(1)) == 1
+        assert [r.event.data["turn"] async for r in bus.replay(["agent.results.*"])] == [1]
+        assert await bus.get("task-1") == {"a": 1}
+
+
+async def test_it_listens_on_loopback_for_those_who_know_the_token(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path) as url:
+        server = server_of(tmp_path)
+        assert {c.laddr.ip for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+        for name in ("token", "nats-server.conf"):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+        token = (tmp_path / "token").read_text()
+        assert all(token not in part for part in server.cmdline())
+        with pytest.raises(ConfigurationError, match="turned us away"):
+            async with open_bus(SETTINGS, shown(url)):
+                raise AssertionError
+        assert token not in shown(url)
+
+
+async def test_it_is_gone_afterwards(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path):
+        server = server_of(tmp_path)
+        assert os.getsid(server.pid) == server.pid, "a session of its own, so that Ctrl-C doesn't reach it"
+    assert not server.is_running()
+
+
+async def test_what_the_body_raises_comes_out_unchanged(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with embedded_server(SETTINGS, tmp_path):
+            raise ZeroDivisionError
+
+
+async def test_a_directory_in_use_is_refused_by_name(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path):
+        with pytest.raises(ConfigurationError, match=rf"in use by another Moothall \(process {os.getpid()}\)"):
+            async with embedded_server(SETTINGS, tmp_path):
+                raise AssertionError
+
+
+async def test_a_directory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        async with embedded_server(SETTINGS, tmp_path / "file"):
+            raise AssertionError
+
+
+async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BusUnavailable, match=r"did not start: .*sync_interval"):
+        async with embedded_server(Bus(sync_interval="now and then"), tmp_path):
+            raise AssertionError
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path) as url:
+        pass
+    with pytest.raises(BusUnavailable, match=r"cannot be reached \(nats://127.0.0.1:.*start it, correct bus.url"):
+        async with open_bus(SETTINGS, url):
+            raise AssertionError
+
+
+async def test_somebody_else_there() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises((BusUnavailable, ConfigurationError), match=f"127.0.0.1:{port}"):
+            async with open_bus(SETTINGS, f"nats://127.0.0.1:{port}"):
+                raise AssertionError
+
+
+async def test_a_full_store_is_named(tmp_path: Path) -> None:
+    settings = Bus(max_store_bytes=10_000_000, publish_seconds=2)
+    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
+
+        async def fill() -> None:
+            for _ in range(200):
+                await bus.put_raw("agent.results.task-1", b"x" * 100_000, {})
+
+        with pytest.raises(BusUnavailable, match=r"store is full .*prune the log"):
+            await fill()
+
+
+COUNT = 3000
+
+
+@dataclass
+class Watched:
+    """Publishers, a consumer and a follower of one bus, and what each of them saw."""
+
+    bus: JetStreamBus
+    acked: list[int] = field(default_factory=list)
+    consumed: set[int] = field(default_factory=set)
+    followed: list[int] = field(default_factory=list)
+    everything: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, recorded: Recorded) -> None:
+        self.consumed.add(recorded.event.data["turn"])
+        if len(self.consumed) == COUNT:
+            self.everything.set()
+
+    async def publish(self, first: int) -> None:
+        for number in range(first, COUNT, 10):
+            seq = await self.bus.publish(seat(number))
+            self.acked.append(seq)
+
+    async def follow(self) -> None:
+        async with aclosing(self.bus.follow(["agent.results.task-1"])) as events:
+            async for recorded in events:
+                self.followed.append(recorded.seq)
+                if len(self.followed) == COUNT:
+                    return
+
+    async def kill_twice(self, directory: Path) -> None:
+        for share in (0.2, 0.6):
+            while len(self.acked) < COUNT * share:
+                await asyncio.sleep(0.005)
+            server_of(directory).kill()
+
+
+async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+    """kill -9 twice while publishers and a consumer are at work: what was acked is there, and all of it is consumed."""
+    async with embedded_server(SETTINGS, tmp_path) as url, open_bus(SETTINGS, url) as bus, asyncio.TaskGroup() as group:
+        seen = Watched(bus)
+        consumer = group.create_task(bus.consume("collector", seen.handle, concurrency=8))
+        async with asyncio.timeout(60), asyncio.TaskGroup() as work:
+            work.create_task(seen.kill_twice(tmp_path))
+            work.create_task(seen.follow())
+            work.create_task(seen.everything.wait())
+            for first in range(10):
+                work.create_task(seen.publish(first))
+        consumer.cancel()
+        stored = [recorded.seq async for recorded in bus.replay(["agent.results.task-1"])]
+    assert stored == sorted(seen.acked) == seen.followed
+    assert len(set(stored)) == COUNT
+
+
+async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path) as url:
+        for seconds in (30.0, 7.0):
+            async with open_bus(Bus(ack_wait_seconds=seconds), url), connection(SETTINGS, url, on_lost=lambda: None) as client:
+                assert (await client.jetstream().consumer_info("WORK", "host-dev")).config.ack_wait == seconds
+
+
+async def test_a_foreign_stream_in_our_place_is_named(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path) as url:
+        async with connection(SETTINGS, url, on_lost=lambda: None) as client:
+            await client.jetstream().add_stream(name="EVENTS", subjects=["mine"], storage=StorageType.MEMORY)
+        with pytest.raises(ConfigurationError, match=r"in the place of our streams: .*storage type"):
+            async with open_bus(SETTINGS, url):
+                raise AssertionError
+
+
+async def test_foreign_subjects_in_the_log_are_named(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path) as url:
+        async with connection(SETTINGS, url, on_lost=lambda: None) as client:
+            await client.jetstream().add_stream(name="THEIRS", subjects=["agent.>"])
+        with pytest.raises(ConfigurationError, match="overlap"):
+            async with open_bus(SETTINGS, url):
+                raise AssertionError
+
+
+async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
+    settings = Bus(publish_seconds=0.5)
+    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
+        await bus.publish(seat(1))
+        # Stopped, not killed: a dead one would come back by itself.
+        server = server_of(tmp_path)
+        server.suspend()
+        while server.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
+        try:
+            with pytest.raises(BusUnavailable, match="did not take a message"):
+                await bus.publish(seat(2))
+        finally:
+            server.resume()
+        assert await bus.publish(seat(2)) == 2
+
+
+PARENT = """
+import asyncio, sys
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from moothall.bus.server import embedded_server
+from moothall.config import Bus
+
+async def main():
+    async with embedded_server(Bus(), Path(sys.argv[1])):
+        print("up", flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        async with asyncio.timeout(30):
+            assert await parent.stdout.readline() == b"up\n"
+        server = server_of(tmp_path)
+        assert server.is_running()
+    finally:
+        parent.kill()
+        await parent.wait()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [server], timeout=10)
+    assert (len(gone), alive) == (1, [])
+    # Nothing holds the directory any more.
+    async with embedded_server(SETTINGS, tmp_path) as url:
+        assert url

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.secrets import scrub, scrub_all
+
+LETTERS = "aB3dE5gH7jK9" * 30
+SECRETS = [
+    "AKIA" + "ABCDEFGHIJKLMNOP",
+    "ghp_" + LETTERS[:36],
+    "github_pat_" + LETTERS[:60],
+    "glpat-" + LETTERS[:20],
+    "xoxb-" + "123456789012-" + LETTERS[:24],
+    "sk-" + LETTERS[:48],
+    "sk-proj-" + LETTERS[:48],
+    "sk-ant-api03-" + LETTERS[:80],
+    "sk_live_" + LETTERS[:24],
+    "AIza" + LETTERS[:35],
+    "ya29." + LETTERS[:60],
+    "hf_" + LETTERS[:34],
+    "npm_" + LETTERS[:36],
+    "pypi-" + LETTERS[:100],
+    "SG." + LETTERS[:22] + "." + LETTERS[:43],
+    "eyJ" + LETTERS[:30] + ".eyJ" + LETTERS[:60] + "." + LETTERS[:43],
+    "-----BEGIN RSA PRIVATE KEY-----\n" + LETTERS + "\n-----END RSA PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----\n" + LETTERS + "\n-----END PRIVATE KEY-----",
+]
+around = st.text(st.sampled_from(list(" \n\"'=:,(){}+-")), max_size=6)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_known_shapes_are_found(secret: str) -> None:
+    assert scrub(f'key = "{secret}"\nnext') == 'key = "[redacted]"\nnext'
+
+
+@given(around, st.sampled_from(SECRETS), around, st.sampled_from(SECRETS))
+def test_nothing_of_a_secret_is_left(before: str, secret: str, between: str, other: str) -> None:
+    clean = scrub(f"{before} {secret} {between} {other}")
+    assert secret not in clean
+    assert other not in clean
+    assert scrub(clean) == clean
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:s3cret@host/x", "https://me:redacted@host/x"),
+        ("git clone https://oauth2:abc@git.example.org/a.git", "git clone https://oauth2:redacted@git.example.org/a.git"),
+        ("Authorization: Bearer abcdefghijkl.mnop", "Authorization: Bearer [redacted]"),
+        ("my own-value-1 here", "my [redacted] here"),
+    ],
+)
+def test_credentials_in_context(text: str, expected: str) -> None:
+    assert scrub(text, ["own-value-1"]) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        hashlib.sha256(b"x").hexdigest(),
+        "def risk_live_test(): return task-manager",
+        "https://host:8080/path?x=a@b",
+        "http://127.0.0.1:8000/v1",
+        "a disk-usage-of-everything-that-is-on-this-machine",
+        "eyJhbGciOi is how it begins",
+        "",
+    ],
+)
+def test_ordinary_text_stays(text: str) -> None:
+    assert scrub(text) == text
+
+
+def test_short_values_of_ones_own_are_left_alone() -> None:
+    assert scrub("the theme", ["the", ""]) == "the theme"
+
+
+def test_the_longer_value_goes_first() -> None:
+    assert scrub("secret-value-and-more", ["secret-value", "secret-value-and-more"]) == "[redacted]"
+
+
+@given(st.text(max_size=300), st.lists(st.text(st.characters(categories=["L", "N"]), min_size=6, max_size=12), max_size=3))
+def test_scrubbing_twice_changes_nothing_more(text: str, known: list[str]) -> None:
+    known = [value for value in known if value not in "redacted"]
+    once = scrub(text, known)
+    assert scrub(once, known) == once
+
+
+def test_data_is_scrubbed_throughout() -> None:
+    secret = SECRETS[1]
+    assert scrub_all({secret: [1, None, {"x": (f"a {secret}",)}]}) == {"[redacted]": [1, None, {"x": ["a [redacted]"]}]}
