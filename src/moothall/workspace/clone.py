@@ -54,6 +54,16 @@ class Change:
     content: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A line of a log; `date` is ISO 8601."""
+
+    sha: str
+    author: str
+    date: str
+    subject: str
+
+
 class TrustedClone:
     """A bare repository at `path`, made on first use. Its commits stay reachable under refs/moothall/."""
 
@@ -66,13 +76,19 @@ class TrustedClone:
             files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
         )
 
+    async def make(self) -> None:
+        """Make the empty bare repository where there is none yet."""
+        if not (self.path / "HEAD").exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            await self._git.run("init", "--quiet", "--bare", "--template=", "--", str(self.path), cwd=self.path.parent)
+
     async def fetch(self, source: str, ref: str, *, protocols: str = "file", env: Mapping[str, str] | None = None) -> str:
         """Bring the commit that `ref` (a full ref name or sha) names at `source` here and return its sha.
 
         `protocols` are the transports that git may use, joined by ':'; `env` may carry credentials.
         Raises `RepositoryError`.
         """
-        await self._make()
+        await self.make()
         landing = f"refs/moothall/fetch/{secrets.token_hex(8)}"
         answer = await self._git.call(
             "fetch",
@@ -193,6 +209,15 @@ class TrustedClone:
             )
         return await self._diff(base_sha, commit_sha)
 
+    async def history(self, sha: str, limit: int) -> list[Commit]:
+        """Return at most `limit` commits from `sha` back along first parents, newest first."""
+        fields = "%H%x00%an%x00%cI%x00%s"
+        out = await self._run(
+            "log", "-z", "--first-parent", f"--max-count={limit}", f"--format={fields}", "--no-show-signature", _checked(sha)
+        )
+        words = out.decode(errors="replace").rstrip("\0").split("\0")
+        return [Commit(*words[at : at + 4]) for at in range(0, len(words) - 3, 4)]
+
     async def _diff(self, base_sha: str, commit_sha: str, *options: str) -> str:
         try:
             return (await self._raw_diff(base_sha, commit_sha, *options)).decode()
@@ -288,11 +313,6 @@ class TrustedClone:
             env = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             await self._run("read-tree", _checked(sha), env=env)
             yield env
-
-    async def _make(self) -> None:
-        if not (self.path / "HEAD").exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            await self._git.run("init", "--quiet", "--bare", "--template=", "--", str(self.path), cwd=self.path.parent)
 
     async def _run(self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
         return await self._git.run(*args, cwd=self.path, stdin=stdin, env=env)

@@ -152,7 +152,7 @@ class GitRunner:
                 cwd,
                 command,
                 istream=source,
-                env=self._environment(env),
+                env=self._environment(env, owner),
                 with_extended_output=True,
                 with_exceptions=False,
                 stdout_as_string=False,
@@ -177,7 +177,7 @@ class GitRunner:
                 cwd,
                 _command(args, Caps(), {}),
                 istream=source,
-                env=self._environment({}),
+                env=self._environment({}, None),
                 as_process=True,
                 **_process_options(None),
             )
@@ -202,7 +202,9 @@ class GitRunner:
         except GitCommandNotFound as error:
             raise RepositoryError("git cannot be run; install git 2.31 or newer") from error
 
-    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, more: Mapping[str, str], owner: tuple[int, int] | None) -> dict[str, str]:
+        if owner:  # who may not read our folder, and needs no exception for what is their own
+            return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": "/dev/null", **more}
         if not self._config.exists():
             self._config.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._config.parent, delete=False) as file:

@@ -1,0 +1,201 @@
+"""The `git.*` tools of a workspace, answered on the trusted side: the workspace itself holds no repository.
+
+Its history is a line of commits in the trusted clone that begins at the base.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moothall.domain.repository import Patch
+from moothall.errors import AlreadyExists, InvalidRequest, Refused
+from moothall.workspace.clone import Change, TrustedClone
+
+Changes = Callable[[], Awaitable[Sequence[Change]]]
+Restore = Callable[[Sequence[Change]], Awaitable[None]]
+_BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199}(?<![./])(?<!\.lock)")
+_BACK = re.compile(r"(?:HEAD|@)(?:~([0-9]{0,3})|(\^))?")
+_SHA = re.compile(r"[0-9a-f]{7,40}")
+_DIFF_CHARS = 100_000
+_SEARCHED = 200
+
+
+@dataclass(slots=True)
+class GitState:
+    """Where a workspace's history stands: its base, its newest commit, its branches, what was added for the next commit."""
+
+    base_sha: str
+    head: str = ""
+    branch: str = "work"
+    branches: dict[str, str] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.head = self.head or self.base_sha
+        self.branches.setdefault(self.branch, self.head)
+
+
+async def git_tool(
+    clone: TrustedClone,
+    state: GitState,
+    tool: str,
+    arguments: Mapping[str, Any],
+    changes: Changes,
+    *,
+    restore: Restore | None = None,
+) -> dict[str, Any]:
+    """Answer one `git.*` call. `changes` gives the workspace's files that differ from the base; `restore` makes
+    the workspace differ from the base by just the changes given. Raises `InvalidRequest`, `AlreadyExists`,
+    `Refused`, `PatchRefused`.
+    """
+    repository = _Repository(clone, state, changes, restore)
+    match tool:
+        case "git.status":
+            answer = await repository.status()
+        case "git.diff":
+            answer = await repository.diff(_text(arguments, "ref"))
+        case "git.log":
+            answer = await repository.log(arguments.get("limit", 10))
+        case "git.add":
+            answer = await repository.add(arguments.get("paths", []))
+        case "git.commit":
+            answer = await repository.commit(_text(arguments, "message"))
+        case "git.branch":
+            answer = repository.make_branch(_text(arguments, "name"))
+        case "git.checkout":
+            answer = await repository.checkout(_text(arguments, "ref"))
+        case "git.clone" | "git.pull" | "git.push":
+            raise Refused(f"{tool} reaches outside and is not for seats; your commits are taken from the workspace by themselves")
+        case _:
+            raise InvalidRequest(f"there is no tool {tool[:40]!r}")
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    clone: TrustedClone
+    state: GitState
+    changes: Changes
+    restore: Restore | None
+
+    async def status(self) -> dict[str, Any]:
+        pending = await self._pending(await self._snapshot(await self.changes()))
+        changed = [{"path": change.path, "change": change.kind, "added": change.path in self.state.added} for change in pending]
+        return {"branch": self.state.branch, "head": self.state.head, "clean": not pending, "changed": changed}
+
+    async def diff(self, ref: str) -> dict[str, Any]:
+        against = await self._resolve(ref) if ref else self.state.head
+        snapshot = await self._snapshot(await self.changes())
+        text = await self.clone.diff(against, snapshot.commit_sha)
+        return {"against": against, "diff": text[:_DIFF_CHARS], "truncated": len(text) > _DIFF_CHARS}
+
+    async def log(self, limit: object) -> dict[str, Any]:
+        if not isinstance(limit, int) or not 1 <= limit <= _SEARCHED:
+            raise InvalidRequest(f"limit is a number from 1 to {_SEARCHED}")
+        commits = await self.clone.history(self.state.head, limit)
+        shown = [{"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject} for c in commits]
+        return {"branch": self.state.branch, "commits": shown}
+
+    async def add(self, paths: object) -> dict[str, Any]:
+        if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
+            raise InvalidRequest('paths is a list such as ["src/utils.py"], or ["."] for all changes')
+        pending = [change.path for change in await self._pending(await self._snapshot(await self.changes()))]
+        for wanted in paths:
+            name = str(wanted).removeprefix("./").rstrip("/")
+            found = [path for path in pending if name in {"", "."} or path == name or path.startswith(f"{name}/")]
+            if not found:
+                raise InvalidRequest(
+                    f"nothing to add: {str(wanted)[:200]!r} has no change; changed are {', '.join(pending[:10])}"
+                )
+            self.state.added.update(found)
+        return {"added": sorted(self.state.added)}
+
+    async def commit(self, message: str) -> dict[str, Any]:
+        if not message.strip():
+            raise InvalidRequest("a commit needs a message")
+        now = await self.changes()
+        pending = {change.path for change in await self._pending(await self._snapshot(now))}
+        chosen = pending & self.state.added or pending  # without git.add: everything
+        if not chosen:
+            raise InvalidRequest("nothing to commit: no file differs from the last commit")
+        before = {change.path: change for change in await self.clone.changes(self.state.base_sha, self.state.head)}
+        kept = {path: change for path, change in before.items() if path not in chosen}
+        kept |= {change.path: change for change in now if change.path in chosen}
+        patch = await self.clone.commit_changes(self.state.base_sha, list(kept.values()), message, parent=self.state.head)
+        self.state.head = self.state.branches[self.state.branch] = patch.commit_sha
+        self.state.added.clear()
+        return {"commit": patch.commit_sha, "branch": self.state.branch, "files": sorted(chosen)}
+
+    def make_branch(self, name: str) -> dict[str, Any]:
+        if not _BRANCH.fullmatch(name) or name in {"HEAD", "@"}:
+            raise InvalidRequest(f"{name[:80]!r} is not a branch name; write one such as fix-login")
+        if name in self.state.branches:
+            raise AlreadyExists(f"the branch {name!r} is there already")
+        if len(self.state.branches) >= _SEARCHED:
+            raise InvalidRequest(f"a workspace has at most {_SEARCHED} branches")
+        self.state.branches[name] = self.state.head
+        return {"branch": name, "commit": self.state.head}
+
+    async def checkout(self, ref: str) -> dict[str, Any]:
+        sha = await self._resolve(ref)
+        if sha != self.state.head:
+            await self._go(sha)
+        self.state.branch = ref if ref in self.state.branches else f"at-{sha[:12]}"
+        self.state.head = sha
+        self.state.branches[self.state.branch] = sha
+        return {"branch": self.state.branch, "commit": sha}
+
+    async def _go(self, sha: str) -> None:
+        if self.restore is None:
+            raise InvalidRequest("this workspace cannot go to another commit; edit the files, or look at git.diff(ref)")
+        if await self._pending(await self._snapshot(await self.changes())):
+            raise InvalidRequest("files differ from the last commit; commit them before going elsewhere")
+        if not any(commit.sha == self.state.base_sha for commit in await self.clone.history(sha, _SEARCHED)):
+            raise InvalidRequest("only commits of this workspace, from its base on, can be checked out")
+        await self.restore(await self.clone.changes(self.state.base_sha, sha))
+
+    async def _snapshot(self, changes: Sequence[Change]) -> Patch:
+        """Commit the files as they are, on no branch."""
+        return await self.clone.commit_changes(self.state.base_sha, changes, "files as they are", parent=self.state.head)
+
+    async def _pending(self, snapshot: Patch) -> list[_Pending]:
+        """Return what differs from the last commit."""
+        before = set(await self.clone.files(self.state.head))
+        changes = await self.clone.changes(self.state.head, snapshot.commit_sha)
+        kinds = ("added", "modified")
+        return [_Pending(c.path, "deleted" if c.content is None else kinds[c.path in before]) for c in changes]
+
+    async def _resolve(self, ref: str) -> str:
+        """Return the commit that a model means: HEAD, HEAD~n, a branch of this workspace or a commit of its history."""
+        if ref in self.state.branches:
+            return self.state.branches[ref]
+        back = _BACK.fullmatch(ref)
+        commits = await self.clone.history(self.state.head, _SEARCHED)
+        if back:
+            steps = int(back[1] or 1) if "~" in ref else int(back[2] is not None)
+            if steps < len(commits):
+                return commits[steps].sha
+        elif _SHA.fullmatch(ref):
+            found = {commit.sha for commit in commits if commit.sha.startswith(ref)}
+            found |= {sha for sha in self.state.branches.values() if sha.startswith(ref)}
+            if len(found) == 1:
+                return found.pop()
+        raise InvalidRequest(
+            f"no commit {ref[:80]!r} here; there are HEAD, HEAD~1 and so on, and {', '.join(self.state.branches)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    path: str
+    kind: str
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    value = arguments.get(name, "")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} is a text")
+    return value

@@ -1,0 +1,168 @@
+"""The trusted side of repositories: from a ref to a pinned base, and from a diff to a branch."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from moothall.config import Workspace as Settings
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest, PatchRefused
+from moothall.workspace import delivery, sources
+from moothall.workspace.clone import TrustedClone
+from moothall.workspace.gitcmd import GitRunner
+from moothall.workspace.profile import Commands, read_profile
+from moothall.workspace.registry import PushPolicy, Registered, Registry, make_registered
+
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+class Preparer(Protocol):
+    """Makes a base ready to work on."""
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """Set up, check out, run the checks once."""
+        ...
+
+
+class TrustedRepositories:
+    """Clones in `data_dir`/repos, records in `data_dir`/repositories.
+
+    `roots` are the folders whose repositories may be named by path without being registered. `secrets` are
+    the environment variables that a record's credential may name.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Settings,
+        preparer: Preparer,
+        *,
+        roots: Sequence[Path] = (),
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        self.registry = Registry(data_dir / "repositories")
+        self._clones = data_dir / "repos"
+        self._settings = settings
+        self._preparer = preparer
+        self._roots = tuple(root.resolve() for root in (*settings.allowed_roots, *roots))
+        self._secrets = secrets or {}
+        self._git = GitRunner(self._clones, settings.git_seconds)
+
+    def clone(self, repository: str) -> TrustedClone:
+        """Return the trusted clone of a repository id."""
+        return TrustedClone(self._clones / f"{self.registry.find(repository).id}.git", self._settings, self._git)
+
+    async def register(
+        self,
+        origin: str,
+        *,
+        tenant: str = "local",
+        id: str = "",  # noqa: A002 - the record's own word
+        credential: str = "",
+        push: PushPolicy | None = None,
+        commands: Commands | None = None,
+    ) -> Registered:
+        """Record a path or URL for the operator, who may name any. Raises `RepositoryError`, `InvalidRequest`."""
+        if sources.is_url(origin):
+            place = sources.check_url(origin, self._settings.allowed_schemes)
+        else:
+            path = await asyncio.to_thread(sources.check_path, origin, self._settings.allowed_schemes, None)
+            place = str((await sources.find_local(self._git, path)).top)
+        known = None if id else await asyncio.to_thread(self.registry.of_origin, place, tenant)
+        entry = make_registered(
+            place, tenant=tenant, id=id or (known.id if known else ""), credential=credential, push=push, commands=commands
+        )
+        if entry.push == "local-branch" and not entry.local:
+            raise InvalidRequest("a URL's push policy is 'push' or 'none'; only a local repository gets a branch")
+        await asyncio.to_thread(self.registry.add, entry)
+        return entry
+
+    async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
+        """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`, `InvalidRequest`.
+
+        A full commit id that this tenant pinned before is answered from the clone, wherever the source is now.
+        """
+        entry = await self._entry(ref, tenant)
+        clone = TrustedClone(self._clones / f"{entry.id}.git", self._settings, self._git)
+        pinned = _SHA.fullmatch(ref.ref) is not None and await clone.has(ref.ref)
+        sha = ref.ref if pinned else await self._fetch(clone, entry, ref.ref)
+        profile = await read_profile(clone, sha, entry.commands)
+        return Base(repository=entry.id, sha=sha, profile=profile, origin=entry.origin)
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """As the preparer does."""
+        return await self._preparer.prepare(base, on_progress)
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
+        raw = await self.clone(base.repository).read(base.sha, path, 4 * limit)  # a character has at most 4 bytes
+        return raw.decode(errors="replace")[:limit]
+
+    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+        """Commit `diff` on the base, make the branch where the push policy allows, return the commit's sha.
+
+        Same input, same sha. Raises `PatchRefused` (also for an empty diff), `AlreadyExists` where the branch
+        is another commit, `RepositoryError`.
+        """
+        delivery.check_branch(branch)
+        entry = await asyncio.to_thread(self.registry.find, base.repository)
+        clone = self.clone(entry.id)
+        patch = await clone.apply(base.sha, diff, message)
+        if not patch.diff:
+            raise PatchRefused("the patch is empty; there is nothing to deliver")
+        if entry.local and entry.push != "none":
+            local = await sources.find_local(self._git, Path(entry.origin))
+            await delivery.branch_locally(self._git, clone.path, local, base_sha=base.sha, sha=patch.commit_sha, branch=branch)
+        elif entry.push == "push":
+            env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
+            await delivery.push(self._git, clone.path, entry.origin, sha=patch.commit_sha, branch=branch, env=env)
+        return patch.commit_sha
+
+    def delivers(self, base: Base) -> bool:
+        """Whether the push policy lets `deliver` leave a branch (else only the patch is given)."""
+        return self.registry.find(base.repository).push != "none"
+
+    async def _entry(self, ref: RepositoryRef, tenant: str) -> Registered:
+        if ref.id:
+            return await asyncio.to_thread(self.registry.get, ref.id, tenant)
+        if not ref.url:
+            raise InvalidRequest("no repository is named; give the id of a registered one, a path or a URL")
+        if sources.is_url(ref.url):
+            origin = sources.check_url(ref.url, self._settings.allowed_schemes)
+        else:
+            origin = await self._local_origin(ref.url, tenant)
+        known = await asyncio.to_thread(self.registry.of_origin, origin, tenant)
+        return known or make_registered(origin, tenant=tenant, listed=False)
+
+    async def _local_origin(self, text: str, tenant: str) -> str:
+        path = await asyncio.to_thread(sources.check_path, text, self._settings.allowed_schemes, None)
+        if await asyncio.to_thread(self.registry.of_origin, str(path), tenant):
+            return str(path)
+        sources.inside(path, self._roots)
+        return str((await sources.find_local(self._git, path)).top)
+
+    async def _fetch(self, clone: TrustedClone, entry: Registered, ref: str) -> str:
+        if entry.local:
+            roots = None if entry.listed else self._roots
+            sources.inside(Path(entry.origin), roots)
+            local = await sources.find_local(self._git, Path(entry.origin))
+            for path in (local.top, local.shared, local.git_dir):
+                sources.inside(await asyncio.to_thread(path.resolve), roots)
+            sha = await sources.local_commit(self._git, local, ref)
+            if not await clone.has(sha):
+                await clone.fetch(str(local.shared), sha)
+        else:
+            env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
+            await clone.make()
+            name, sha = await sources.remote_commit(self._git, clone.path, entry.origin, ref, env)
+            if not await clone.has(sha):
+                sha = await clone.fetch(entry.origin, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
+        await clone.entries(sha)
+        if not entry.listed:
+            await asyncio.to_thread(self.registry.add, entry)
+        return sha

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Workspace
+from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
+from moothall.testing.repos import SAMPLE, SOLUTION, make_sample
+from moothall.workspace.clone import Change, TrustedClone
+from moothall.workspace.gittools import GitState, git_tool
+
+UTILS = "src/utils.py"
+SOLVED = Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())
+NEW = Change("new.txt", "100644", b"new\n")
+GONE = Change("README.md", "100644", None)
+
+
+class Files:
+    """The files of a workspace that differ from the base."""
+
+    def __init__(self, clone: TrustedClone, sha: str) -> None:
+        self.clone = clone
+        self.state = GitState(sha)
+        self.now: list[Change] = []
+
+    async def changes(self) -> Sequence[Change]:
+        return self.now
+
+    async def restore(self, changes: Sequence[Change]) -> None:
+        self.now = list(changes)
+
+    async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        return await git_tool(self.clone, self.state, tool, arguments, self.changes, restore=self.restore)
+
+
+@pytest.fixture
+async def files(tmp_path: Path) -> Files:
+    repo = make_sample(tmp_path / "sample")
+    clone = TrustedClone(tmp_path / "repos" / "c.git", Workspace())
+    return Files(clone, await clone.fetch(str(repo.path), "HEAD"))
+
+
+async def test_status_says_what_changed(files: Files) -> None:
+    assert (await files.call("git.status"))["clean"]
+    files.now = [SOLVED, NEW, GONE, Change("__pycache__/x.pyc", "100644", b"x")]
+    status = await files.call("git.status")
+    assert {item["path"]: item["change"] for item in status["changed"]} == {
+        UTILS: "modified",
+        "new.txt": "added",
+        "README.md": "deleted",
+    }
+    assert status["head"] == files.state.base_sha
+
+
+async def test_add_commit_and_log(files: Files) -> None:
+    files.now = [SOLVED, NEW]
+    assert await files.call("git.add", paths=["src"]) == {"added": [UTILS]}
+    made = await files.call("git.commit", message="Add hello_world()")
+    assert made["files"] == [UTILS]
+    assert [item["path"] for item in (await files.call("git.status"))["changed"]] == ["new.txt"]
+    files.now = [NEW]  # the solution was taken back
+    assert {item["path"] for item in (await files.call("git.status"))["changed"]} == {UTILS, "new.txt"}
+    second = await files.call("git.commit", message="all")
+    assert second["files"] == ["new.txt", UTILS]
+    log = (await files.call("git.log", limit=2))["commits"]
+    assert [entry["subject"] for entry in log] == ["all", "Add hello_world()"]
+    assert len((await files.call("git.log"))["commits"]) == 3
+    assert await files.clone.changes(files.state.base_sha, second["commit"]) == [NEW]
+    with pytest.raises(InvalidRequest, match="nothing to commit"):
+        await files.call("git.commit", message="again")
+
+
+async def test_diff_against_head_and_older_commits(files: Files) -> None:
+    files.now = [SOLVED]
+    diff = await files.call("git.diff")
+    assert "+def hello_world() -> str:" in diff["diff"]
+    first = (await files.call("git.commit", message="one"))["commit"]
+    assert (await files.call("git.diff"))["diff"] == ""
+    for ref in ("HEAD~1", "HEAD^", "HEAD~", files.state.base_sha[:8]):
+        assert (await files.call("git.diff", ref=ref))["diff"] == diff["diff"]
+    for ref in ("HEAD", first, "work", "@"):
+        assert (await files.call("git.diff", ref=ref))["diff"] == ""
+
+
+async def test_branches_and_going_between_them(files: Files) -> None:
+    await files.call("git.branch", name="try/one")
+    files.now = [SOLVED]
+    await files.call("git.commit", message="one")
+    assert (await files.call("git.checkout", ref="try/one"))["commit"] == files.state.base_sha
+    assert files.now == []
+    files.now = [NEW]
+    with pytest.raises(InvalidRequest, match="commit them"):
+        await files.call("git.checkout", ref="work")
+    await files.call("git.commit", message="two")
+    await files.call("git.checkout", ref="work")
+    assert files.now == [SOLVED]
+    with pytest.raises(AlreadyExists):
+        await files.call("git.branch", name="try/one")
+
+
+async def test_without_restore_only_the_same_commit_can_be_checked_out(files: Files) -> None:
+    await files.call("git.branch", name="same")
+    files.now = [NEW]
+    await git_tool(files.clone, files.state, "git.checkout", {"ref": "same"}, files.changes)
+    assert files.state.branch == "same"
+    await files.call("git.commit", message="m")
+    with pytest.raises(InvalidRequest, match="cannot go"):
+        await git_tool(files.clone, files.state, "git.checkout", {"ref": "work"}, files.changes)
+
+
+@pytest.mark.parametrize(
+    "ref",
+    ["--output=/tmp/x", "-p", "main", "HEAD~999", "HEAD@{1}", "0" * 40, ":/x", "refs/heads/main", "a..b", "HEAD\n", "HEAD:src"],
+)
+async def test_a_ref_is_of_this_workspace_or_nothing(files: Files, ref: str) -> None:
+    for tool in ("git.diff", "git.checkout"):
+        with pytest.raises(InvalidRequest, match="no commit"):
+            await files.call(tool, ref=ref)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("git.add", {"paths": ["nowhere"]}, "nothing to add"),
+        ("git.add", {"paths": "new.txt"}, "list"),
+        ("git.add", {"paths": ["--all"]}, "nothing to add"),
+        ("git.commit", {"message": "  "}, "message"),
+        ("git.branch", {"name": "-D"}, "branch name"),
+        ("git.branch", {"name": "a..b"}, "branch name"),
+        ("git.branch", {"name": "x.lock"}, "branch name"),
+        ("git.branch", {"name": 5}, "is a text"),
+        ("git.log", {"limit": 0}, "1 to 200"),
+        ("git.log", {"limit": "--all"}, "1 to 200"),
+        ("git.gc", {}, "no tool"),
+    ],
+)
+async def test_bad_arguments(files: Files, tool: str, arguments: dict[str, Any], message: str) -> None:
+    files.now = [NEW]
+    with pytest.raises(InvalidRequest, match=message):
+        await files.call(tool, **arguments)
+
+
+@pytest.mark.parametrize("tool", ["git.clone", "git.pull", "git.push"])
+async def test_what_reaches_outside_is_refused(files: Files, tool: str) -> None:
+    with pytest.raises(Refused, match="not for seats"):
+        await files.call(tool)
+
+
+async def test_a_bad_change_is_said_at_the_commit(files: Files) -> None:
+    files.now = [Change(".git/hooks/pre-commit", "100755", b"x")]
+    with pytest.raises(PatchRefused, match="git's own"):
+        await files.call("git.commit", message="m")
