@@ -26,6 +26,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 UNDATED = datetime.min.replace(tzinfo=UTC)
+_NEVER = datetime(9999, 12, 30, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,9 @@ def _time(event: Event) -> datetime:
         return UNDATED
     try:
         time = datetime.fromisoformat(event.time)
-    except ValueError as error:
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"event {event.id} has the time {event.time[:40]!r}: expected RFC 3339") from error
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def _earlier(known: Fact[T] | None, new: Fact[T]) -> Fact[T]:
@@ -125,8 +126,10 @@ def _with(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T
 
 def _requested(state: State, event: Event, time: datetime) -> State:
     deliberation = load(Deliberation, event.data)
-    if deliberation.deadline.tzinfo is None:
-        deliberation = replace(deliberation, deadline=deliberation.deadline.replace(tzinfo=UTC))
+    deadline = deliberation.deadline
+    # The end of time leaves no room for a grace; a day before it is as good as never.
+    deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), _NEVER)
+    deliberation = replace(deliberation, deadline=deadline)
     return replace(state, requested=_earlier(state.requested, Fact(time, event.id, deliberation)))
 
 

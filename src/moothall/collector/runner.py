@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -31,7 +31,7 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 DURABLE = "collector"
-SUBJECTS = ("agent.results.>", "agent.responses.>")
+SUBJECTS = ("agent.results.{}", "agent.responses.{}")
 _REMEMBERED = 10_000
 
 
@@ -46,6 +46,11 @@ class _Case:
     state: State
     shown: DeliberationStatus | None = None
     settling: bool = False
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while nobody is putting its status document."""
+
+    def __post_init__(self) -> None:
+        self.quiet.set()
 
 
 class Collector:
@@ -72,6 +77,7 @@ class Collector:
         self._tick_seconds = tick_seconds
         self._clock = clock
         self._cases: dict[str, _Case] = {}
+        self._loading: dict[str, asyncio.Event] = {}
         self._decided: OrderedDict[str, None] = OrderedDict()
 
     @property
@@ -82,9 +88,7 @@ class Collector:
     async def run(self) -> None:
         """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                self._bus.consume(DURABLE, self.handle, subjects=SUBJECTS, concurrency=self._concurrency), name="collector-events"
-            )
+            group.create_task(self._bus.consume(DURABLE, self.handle, concurrency=self._concurrency), name="collector-events")
             group.create_task(self._take_up(), name="collector-take-up")
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
 
@@ -106,13 +110,18 @@ class Collector:
 
     async def _case(self, task_id: str) -> _Case | None:
         """Return the deliberation in memory, read from the log if need be; None if nobody asked for it or it is decided."""
-        if task_id not in self._cases:
-            # Others may have folded into a case of their own meanwhile: facts of both are in the log.
+        while task_id in self._loading:
+            await self._loading[task_id].wait()
+        if task_id in self._cases or task_id in self._decided:
+            return self._cases.get(task_id)
+        loaded = self._loading[task_id] = asyncio.Event()
+        try:
             state = await self._replayed(task_id)
-            if task_id not in self._cases and task_id not in self._decided:
-                if state is None or state.requested is None:
-                    return None
+            if state is not None and state.requested is not None:
                 self._cases[task_id] = _Case(state)
+        finally:
+            del self._loading[task_id]
+            loaded.set()
         return self._cases.get(task_id)
 
     async def _replayed(self, task_id: str, *, until_settled: bool = False) -> State | None:
@@ -121,7 +130,7 @@ class Collector:
         A malformed event is skipped: its own delivery puts it among the dead letters.
         """
         state: State | None = None
-        async for recorded in self._bus.replay(tuple(subject.replace(">", task_id) for subject in SUBJECTS)):
+        async for recorded in self._bus.replay(tuple(subject.format(task_id) for subject in SUBJECTS)):
             settled = state is not None and state.settled
             if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
                 continue
@@ -133,23 +142,23 @@ class Collector:
 
     async def _advance(self, case: _Case) -> None:
         if case.state.decided is not None:
-            await self._close(case.state.decided.value)
+            await self._close(case, case.state.decided.value)
         elif ready(case.state, self._clock(), self._grace):
             await self._settle(case)
         else:
             await self._show(case)
 
     async def _show(self, case: _Case) -> None:
-        """Put the status document when it changes. What is put first is stored first, so it never goes back."""
-        document, before = standing(case.state), case.shown
-        if document is None or document.status == before or before is DeliberationStatus.IN_PROGRESS:
-            return
-        case.shown = document.status
+        """Put the status document when it changed. One at a time, so that it never goes back."""
+        if not case.quiet.is_set():
+            return  # whoever is at it looks again
+        case.quiet.clear()
         try:
-            await self._bus.put(document.task_id, dump(document))
-        except MoothallError:
-            case.shown = before
-            raise
+            while (document := standing(case.state)) is not None and document.status is not case.shown:
+                await self._bus.put(document.task_id, dump(document))
+                case.shown = document.status
+        finally:
+            case.quiet.set()
 
     async def _settle(self, case: _Case) -> None:
         """Decide from the log, deliver, record. Whoever comes while another is at it leaves it to them."""
@@ -162,7 +171,7 @@ class Collector:
                 self._cases.pop(case.state.task_id, None)
                 return
             if state.decided is not None:
-                await self._close(state.decided.value)
+                await self._close(case, state.decided.value)
                 return
             deliberation = state.requested.value
             outcome = decide(state, quorum=self._quorum, grace=self._grace)
@@ -170,12 +179,13 @@ class Collector:
                 outcome = await self._delivered(deliberation, outcome)
             await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
             log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
-            await self._close(outcome)
+            await self._close(case, outcome)
         finally:
             case.settling = False
 
-    async def _close(self, outcome: Outcome) -> None:
+    async def _close(self, case: _Case, outcome: Outcome) -> None:
         """Show the end and forget the rest."""
+        await case.quiet.wait()
         await self._bus.put(outcome.task_id, dump(outcome))
         self._cases.pop(outcome.task_id, None)
         self._decided[outcome.task_id] = None

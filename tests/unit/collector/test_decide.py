@@ -209,9 +209,17 @@ def test_a_malformed_event_is_refused_by_name(kind: EventType, data: dict[str, o
         fold(State("task-a"), new_event(kind, "task-a", data))
 
 
-def test_a_malformed_time_is_refused() -> None:
+@pytest.mark.parametrize("time", ["yesterday", "0001-01-01T00:00:00+10:00"])
+def test_a_malformed_time_is_refused(time: str) -> None:
     with pytest.raises(InvalidRequest, match="RFC 3339"):
-        fold(None, new_event(EventType.SEAT_STARTED, "task-a", {"task_id": "task-a"}, time="yesterday"))
+        fold(None, new_event(EventType.SEAT_STARTED, "task-a", {"task_id": "task-a"}, time=time))
+
+
+@pytest.mark.parametrize("deadline", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59", "9999-12-31T23:59:59-10:00"])
+def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
+    events = Story().begun().events
+    asked = new_event(EventType.DELIBERATION_REQUESTED, "task-a", {**events[0].data, "deadline": deadline})
+    assert not ready(state_of([asked, *events[1:]]), LATE)
 
 
 def test_deciding_what_nobody_asked_for_is_a_bug() -> None:

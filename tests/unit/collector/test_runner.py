@@ -15,18 +15,18 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import ModelUnavailable, PatchRefused
-from moothall.testing.story import DEADLINE, SEATS, START, MemoryBus, Remembering, Story, full
+from moothall.testing.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full
 
 LATE = DEADLINE + timedelta(seconds=11)
 
 
-def collector(bus: MemoryBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START) -> Collector:
+def collector(bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START) -> Collector:
     return Collector(bus, repositories, Limits(), tick_seconds=0.005, clock=now)
 
 
 @asynccontextmanager
 async def running(
-    bus: MemoryBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
+    bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
 ) -> AsyncIterator[Collector]:
     """A collector that is killed at the end: cancelled wherever it is."""
     one = collector(bus, repositories, now)
@@ -36,23 +36,23 @@ async def running(
         task.cancel()
 
 
-async def told(bus: MemoryBus, story: Story) -> None:
+async def told(bus: FaultyBus, story: Story) -> None:
     for event in story.events:
         await bus.publish(event)
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - any part may make it true
+        while not condition():
             await asyncio.sleep(0.001)
 
 
-def statuses(bus: MemoryBus, task_id: str = "task-a") -> list[str]:
+def statuses(bus: FaultyBus, task_id: str = "task-a") -> list[str]:
     return [status for key, status in bus.history if key == task_id]
 
 
 async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
         await told(bus, story)
         await until(lambda: bool(bus.decisions))
@@ -60,7 +60,7 @@ async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories) as one:
         for event in full().events:
             await bus.publish(event)
@@ -84,7 +84,7 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
 @pytest.mark.parametrize("killed_after", range(len(full().events) + 1))
 async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(killed_after: int) -> None:
     expected, branches = await undisturbed(full())
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
         for event in full().events[:killed_after]:
             await bus.publish(event)
@@ -100,7 +100,7 @@ async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(kil
 async def test_killed_at_any_step_and_restarted_it_decides_the_same_once() -> None:
     expected, branches = await undisturbed(full())
     for steps in range(0, 400, 7):
-        bus, repositories = MemoryBus(), Remembering()
+        bus, repositories = FaultyBus(), Remembering()
         await told(bus, full())
         async with running(bus, repositories):
             for _ in range(steps):
@@ -116,7 +116,7 @@ async def test_killed_at_any_step_and_restarted_it_decides_the_same_once() -> No
 async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
     expected, _ = await undisturbed(full())
     for seed in range(20):
-        bus, repositories = MemoryBus(), Remembering()
+        bus, repositories = FaultyBus(), Remembering()
         chance = random.Random(seed)  # noqa: S311 - no secret
         bus.shuffled = lambda seqs: chance.sample(seqs, len(seqs))  # noqa: B023 - used within the turn
         bus.repeat = 2
@@ -130,7 +130,7 @@ async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
 @pytest.mark.parametrize("act", ["publish", "replay", "put", "keys"])
 async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
     expected, _ = await undisturbed(full())
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     await told(bus, full())
     bus.failures[act] = 5
     async with running(bus, repositories):
@@ -139,7 +139,7 @@ async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
 
 
 async def test_the_deadline_decides_though_no_event_comes() -> None:
-    bus, now = MemoryBus(), [START]
+    bus, now = FaultyBus(), [START]
     async with running(bus, Remembering(), lambda: now[0]):
         await told(bus, Story().begun().proposed(SEATS[0], "good"))
         await bus.settled()
@@ -151,7 +151,7 @@ async def test_the_deadline_decides_though_no_event_comes() -> None:
 
 
 async def test_a_restart_finds_what_waits_for_its_deadline_alone() -> None:
-    bus = MemoryBus()
+    bus = FaultyBus()
     async with running(bus, Remembering()):
         await told(bus, Story().begun())
         await bus.settled()
@@ -162,7 +162,7 @@ async def test_a_restart_finds_what_waits_for_its_deadline_alone() -> None:
 
 
 async def test_seats_that_end_late_do_not_change_what_the_deadline_decided() -> None:
-    bus = MemoryBus()
+    bus = FaultyBus()
     story = Story().begun()
     for seat in SEATS:
         story.finished(seat, at=700)
@@ -174,7 +174,7 @@ async def test_seats_that_end_late_do_not_change_what_the_deadline_decided() -> 
 
 async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
     events = full().events
-    before, after = MemoryBus(), MemoryBus()
+    before, after = FaultyBus(), FaultyBus()
     early = Story(events=[*events[:-1], *Story().cancelled(at=50).events, events[-1]])
     late = Story(events=[*events, *Story().cancelled(at=50).events])
     await told(before, early)
@@ -187,7 +187,7 @@ async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
 
 @pytest.mark.parametrize("error", [PatchRefused("it holds a hook"), ModelUnavailable("away")])
 async def test_a_delivery_that_fails_is_told_and_the_decision_stands(error: PatchRefused | ModelUnavailable) -> None:
-    bus = MemoryBus()
+    bus = FaultyBus()
     await told(bus, full())
     async with running(bus, Remembering(error)):
         await until(lambda: bool(bus.decisions))
@@ -198,7 +198,7 @@ async def test_a_delivery_that_fails_is_told_and_the_decision_stands(error: Patc
 
 
 async def test_one_slow_delivery_does_not_hold_up_another() -> None:
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     repositories.gates["moothall/task-a"] = asyncio.Event()
     await told(bus, full("task-a"))
     await told(bus, full("task-b"))
@@ -209,7 +209,7 @@ async def test_one_slow_delivery_does_not_hold_up_another() -> None:
 
 
 async def test_about_text_nothing_is_delivered() -> None:
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     await told(bus, full(text=True))
     async with running(bus, repositories):
         await until(lambda: bool(bus.decisions))
@@ -219,7 +219,7 @@ async def test_about_text_nothing_is_delivered() -> None:
 
 async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
     expected, _ = await undisturbed(full())
-    bus = MemoryBus()
+    bus = FaultyBus()
     bad = [
         new_event(EventType.SEAT_PROPOSED, "task-a", {"task_id": "task-a", "proposal": {"seat": 1}}),
         new_event(EventType.SEAT_FINISHED, "x", {"task_id": "not/an id"}),
@@ -237,7 +237,7 @@ async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
 
 async def test_what_was_decided_before_is_shown_and_not_decided_again() -> None:
     expected, _ = await undisturbed(full())
-    bus, repositories = MemoryBus(), Remembering()
+    bus, repositories = FaultyBus(), Remembering()
     await told(bus, full())
     await bus.publish(
         new_event(EventType.DELIBERATION_DECIDED, "task-a", {**expected, "winner_id": "kept"}, time=START.isoformat())

@@ -1,0 +1,98 @@
+"""The collector over the bus in memory and over a real NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from moothall.bus.jetstream import open_bus
+from moothall.bus.server import embedded_server
+from moothall.collector import Collector, CollectorBus
+from moothall.config import Bus, Limits
+from moothall.domain.event import EventType, Recorded
+from moothall.testing.bus import MemoryBus
+from moothall.testing.story import SEATS, START, Remembering, Story, full
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CollectorBus]:
+    if request.param == "memory":
+        yield MemoryBus()
+        return
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_server(Bus(), tmp_path / "bus"))
+        yield await stack.enter_async_context(open_bus(Bus(), url))
+
+
+@asynccontextmanager
+async def running(bus: CollectorBus, repositories: Remembering, now: Callable[[], datetime]) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(Collector(bus, repositories, Limits(), tick_seconds=0.02, clock=now).run())
+        yield
+        task.cancel()
+
+
+async def shown(bus: CollectorBus, *statuses: str) -> str:
+    """Wait until the document of task-a has one of these statuses, and return it."""
+    async with asyncio.timeout(20):
+        while True:
+            document = await bus.get("task-a")
+            if document is not None and document["status"] in statuses:
+                return str(document["status"])
+            await asyncio.sleep(0.01)
+
+
+async def ended(bus: CollectorBus) -> str:
+    return await shown(bus, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+
+
+async def decisions(bus: CollectorBus) -> list[Recorded]:
+    found = [item async for item in bus.replay(("agent.responses.>",))]
+    return [item for item in found if item.event.type is EventType.DELIBERATION_DECIDED]
+
+
+@pytest.mark.parametrize("killed_after", [1, 9, 20])
+async def test_killed_and_restarted_it_decides_once(bus: CollectorBus, killed_after: int) -> None:
+    events = full().events
+    repositories = Remembering()
+    async with running(bus, repositories, lambda: START):
+        for event in events[:killed_after]:
+            await bus.publish(event)
+        await shown(bus, "PENDING", "IN_PROGRESS", "COMPLETED")
+    for event in events[killed_after:]:
+        await bus.publish(event)
+    async with running(bus, repositories, lambda: START):
+        assert await ended(bus) == "COMPLETED"
+    (decided,) = await decisions(bus)
+    assert decided.event.data["winner_id"] == SEATS[0]
+    assert await bus.get("task-a") == decided.event.data
+    assert repositories.branches == {"moothall/task-a": decided.event.data["commit_sha"]}
+
+
+async def test_a_large_answer_is_delivered_whole(bus: CollectorBus) -> None:
+    body = "x" * 400_000
+    story = Story().begun().proposed(SEATS[0], body).checked(SEATS[0])
+    for seat in SEATS:
+        story.finished(seat)
+    repositories = Remembering()
+    async with running(bus, repositories, lambda: START):
+        for event in story.events:
+            await bus.publish(event)
+        assert await ended(bus) == "COMPLETED"
+    (decided,) = await decisions(bus)
+    assert body in decided.event.data["results"][0]["diff"]
+
+
+async def test_a_restart_finds_what_waits_for_its_deadline_alone(bus: CollectorBus) -> None:
+    async with running(bus, Remembering(), lambda: START):
+        for event in Story().begun().events:
+            await bus.publish(event)
+        await shown(bus, "IN_PROGRESS")
+    async with running(bus, Remembering(), lambda: datetime.now(UTC).replace(year=2100)):
+        assert await ended(bus) == "TIMEOUT"
+    assert len(await decisions(bus)) == 1
