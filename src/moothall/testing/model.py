@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakSet
 
 from aiohttp import web
 
@@ -87,7 +88,8 @@ class ScriptedModel:
 
     `schemas` False: a json_schema is answered with a 400, as by a server that knows none. `chunk_delay`
     seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
-    `peak` is the largest number of calls that were in flight together.
+    `peak` is the largest number of calls that were in flight together, `connections` how many connections
+    brought a call. `streams` False: whole answers only; `counts` False: no usage is told.
     """
 
     answer: Answer
@@ -101,8 +103,13 @@ class ScriptedModel:
     probes: list[Call] = field(default_factory=list)
     model_lists: int = 0
     peak: int = 0
+    connections: int = 0
+    streams: bool = True
+    counts: bool = True
+    probe_answer: str = '{"wet": true}'
     _in_flight: int = 0
     _blocks: set[int] = field(default_factory=set)
+    _known: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet)
 
     def application(self) -> web.Application:
         """Return the server's routes."""
@@ -120,6 +127,9 @@ class ScriptedModel:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         if refusal := self._unauthorised(request):
             return refusal
+        if request.transport is not None and request.transport not in self._known:
+            self._known.add(request.transport)
+            self.connections += 1
         body = await request.json()
         call = Call(request.headers.get("X-Request-Id", ""), body, dict(request.headers))
         wanted = body.get("response_format", {})
@@ -132,7 +142,7 @@ class ScriptedModel:
         self._in_flight += 1
         self.peak = max(self.peak, self._in_flight)
         try:
-            said = "{}" if probing else self.answer(body, request.headers)
+            said = self.probe_answer if probing else self.answer(body, request.headers)
             if inspect.isawaitable(said):
                 said = await said
             fault = Fault("status", status=200, text=said) if isinstance(said, str) else said
@@ -155,7 +165,7 @@ class ScriptedModel:
             return web.Response(text="<html>It works!</html>", content_type="text/html")
         if fault.kind == "status" and fault.status != web.HTTPOk.status_code:
             return _error(fault.status, fault.message, fault.retry_after)
-        if not body.get("stream"):
+        if not (self.streams and body.get("stream")):
             return web.json_response(self._whole(body, fault))
         return await self._stream(request, body, fault)
 
@@ -189,7 +199,7 @@ class ScriptedModel:
         if fault.kind == "broken_json":
             await response.write(b'data: {"choices": [{"delta": \n\n')
         elif fault.kind != "unfinished":
-            wanted = body.get("stream_options", {}).get("include_usage")
+            wanted = self.counts and body.get("stream_options", {}).get("include_usage")
             usage = _event({"model": body["model"], "choices": [], "usage": self._usage(body, fault.text)}) if wanted else b""
             await response.write(delta("", _finish(fault)) + usage + b"data: [DONE]\n\n")
         await response.write_eof()
@@ -236,14 +246,20 @@ def _hang_up(request: web.Request) -> None:
 
 @asynccontextmanager
 async def scripted_model(
-    answer: Answer, *, models: tuple[str, ...] = ("scripted",), schemas: bool = True, api_key: str = "", chunk_delay: float = 0.0
+    answer: Answer,
+    *,
+    models: tuple[str, ...] = ("scripted",),
+    schemas: bool = True,
+    api_key: str = "",
+    chunk_delay: float = 0.0,
+    port: int = 0,
 ) -> AsyncIterator[ScriptedModel]:
-    """Serve on a free loopback port until the context ends."""
+    """Serve on `port` of the loopback (0: a free one) until the context ends."""
     server = ScriptedModel(answer, models, schemas, api_key, chunk_delay=chunk_delay)
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         yield server
     finally:

@@ -1,0 +1,373 @@
+"""A client for any OpenAI-compatible chat server, over aiohttp.
+
+Answers are always streamed: that is how silence, a cut line and an answer without end are noticed.
+An attempt that failed for a reason that may go away is made again after a growing delay; what is left
+when the attempts are used up is `ModelUnavailable`, never an invented answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from moothall import telemetry
+from moothall.config import Llm
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.model import retry
+from moothall.model.stream import Assembly, BrokenStream, EventReader
+
+T = TypeVar("T")
+log = telemetry.get_logger(__name__)
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
+_ERROR_BYTES = 65_536
+_PROBE = {
+    "type": "object",
+    "properties": {"wet": {"type": "boolean"}},
+    "required": ["wet"],
+    "additionalProperties": False,
+}
+
+
+class _Failed(Exception):
+    """An attempt failed for a reason that may go away. `at_once`: a kept connection had been closed meanwhile."""
+
+    def __init__(self, reason: str, *, retry_after: float | None = None, at_once: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after = retry_after
+        self.at_once = at_once
+
+
+class _Rejected(Exception):
+    """The server understood and said no: an HTTP status that would be the same again."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class OpenAIModel:
+    """The port `ChatModel`. Made by `open_model`; belongs to one event loop."""
+
+    def __init__(self, settings: Llm, url: URL, session: aiohttp.ClientSession) -> None:
+        self._settings = settings
+        self._url = url
+        self._session = session
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._asking = asyncio.Lock()
+        self._model = ""
+        self._mode: ReplyMode | None = None if settings.reply == "auto" else settings.reply
+
+    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+        """Return the whole answer. `on_text` is given each new piece of text; after a cut stream the answer
+        is said again from its beginning.
+
+        Raises `ModelUnavailable` once retries are used up, `ModelReplyInvalid` for an answer that is none,
+        `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
+        """
+        left = (request.deadline - datetime.now(UTC)).total_seconds()
+        if left <= 0:
+            raise DeadlineExceeded(f"the deadline of model call {request.call_id} had passed before it began")
+        try:
+            async with asyncio.timeout(left):
+                model = await self._model_name(request.call_id, request.deadline)
+                return await self._retrying(
+                    request.call_id, request.deadline, lambda: self._ask(_body(request, model), request.call_id, on_text)
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
+        except _Rejected as error:
+            raise self._translated(error) from error
+
+    async def reply_mode(self) -> ReplyMode:
+        """Return what the operator chose; under `auto` ask the server once: json if it obeys a schema, else blocks."""
+        if self._mode is None:
+            model = await self._model_name("-/-/probe/0.0")
+            async with self._asking:
+                if self._mode is None:
+                    self._mode = await self._probe(model)
+                    log.info("reply mode found out", mode=self._mode, url=str(self._url))
+        return self._mode
+
+    async def _probe(self, model: str) -> ReplyMode:
+        """Ask something that only a constrained reply answers with a JSON object."""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Is water wet? Answer yes or no."}],
+            "max_tokens": 32,
+            "temperature": 0.0,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "probe", "strict": True, "schema": _PROBE}},
+            **_STREAMED,
+        }
+        try:
+            reply = await self._retrying("-/-/probe/0.0", None, lambda: self._ask(body, "-/-/probe/0.0", None))
+        except _Rejected as error:
+            if error.status in {400, 415, 422, 501}:
+                return "blocks"
+            raise self._translated(error) from error
+        except ModelReplyInvalid:
+            return "blocks"
+        return "json" if reply.text.lstrip().startswith("{") else "blocks"
+
+    async def _model_name(self, call_id: str, deadline: datetime | None = None) -> str:
+        async with self._asking:
+            if not self._model:
+                self._model = await self._choose_model(call_id, deadline)
+        return self._model
+
+    async def _choose_model(self, call_id: str, deadline: datetime | None) -> str:
+        wanted = self._settings.model
+        try:
+            listed = await self._retrying(call_id, deadline, self._list_models)
+        except _Rejected as error:
+            if wanted and error.status in {404, 405, 501}:
+                return wanted  # a server that keeps no list; a wrong name shows at the first call
+            raise self._translated(error) from error
+        if wanted and wanted not in listed:
+            raise ConfigurationError(
+                f"{self._url} has no model {wanted!r}; it has: {', '.join(listed) or 'none'} (MOOTHALL_LLM__MODEL)"
+            )
+        if not listed:
+            raise ConfigurationError(f"{self._url} lists no models; name one with MOOTHALL_LLM__MODEL")
+        return wanted or listed[0]
+
+    async def _list_models(self) -> list[str]:
+        async with self._call("GET", "models") as response:
+            try:
+                listed = await response.json(content_type=None)
+                return [str(model["id"]) for model in listed["data"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigurationError(
+                    f"{self._url}/models answered with {response.content_type}, not with a list of models; "
+                    "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
+                ) from error
+
+    async def _ask(self, body: dict[str, Any], call_id: str, on_text: Callable[[str], None] | None) -> ChatReply:
+        """Make one attempt."""
+        started = time.monotonic()
+        assembly = Assembly()
+        async with self._call("POST", "chat/completions", json=body, headers={"X-Request-Id": call_id}) as response:
+            match response.content_type:
+                case "text/event-stream":
+                    await self._read_stream(response, assembly, on_text)
+                case "application/json":  # a server that does not stream
+                    said = assembly.take((await self._read_whole(response)).decode(errors="replace"))
+                    if on_text:
+                        on_text(said)
+                case other:
+                    raise ModelReplyInvalid(
+                        f"{self._url} answered with {other}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
+                    )
+        text = "".join(assembly.text)
+        if not assembly.finish_reason:
+            raise _Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
+        if not text.strip():
+            raise ModelReplyInvalid(
+                f"model {body['model']} at {self._url} gave an empty answer (finish_reason {assembly.finish_reason})"
+            )
+        usage = self._usage(assembly, body)
+        return ChatReply(text, assembly.finish_reason, usage, assembly.model, round((time.monotonic() - started) * 1000))
+
+    @asynccontextmanager
+    async def _call(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Open one exchange, bounded by `call_seconds`, and translate what may go wrong in it."""
+        limit = self._settings.call_seconds
+        try:
+            async with (
+                asyncio.timeout(limit) as bound,
+                self._session.request(method, self._url / path, allow_redirects=False, **options) as response,
+            ):
+                await self._refuse(response)
+                yield response
+        except BrokenStream as error:
+            if error.permanent:
+                raise ModelReplyInvalid(f"{self._url}: {error.reason}") from error
+            raise _Failed(error.reason) from error
+        except aiohttp.InvalidURL as error:
+            raise ConfigurationError(f"{self._url} is not a URL that can be called") from error
+        except aiohttp.ClientError as error:
+            stale = isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError)
+            at_once = stale and not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError)
+            raise _Failed(f"{type(error).__name__}: {error}", at_once=at_once) from error
+        except TimeoutError as error:
+            if bound.expired():
+                raise DeadlineExceeded(
+                    f"{self._url} did not finish its answer within {limit:g} s (MOOTHALL_LLM__CALL_SECONDS)"
+                ) from error
+            raise
+
+    async def _refuse(self, response: aiohttp.ClientResponse) -> None:
+        """Raise for every status but success."""
+        status = response.status
+        if status < 300:  # noqa: PLR2004 - HTTP success
+            return
+        said = _error_message(await response.content.read(_ERROR_BYTES))
+        if retry.is_retried(status):
+            after = retry.read_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+            raise _Failed(f"HTTP {status} {said}".rstrip(), retry_after=after)
+        if "Location" in response.headers:
+            said = f"redirects to {response.headers['Location'][:200]}"
+        raise _Rejected(status, said)
+
+    async def _read_stream(
+        self, response: aiohttp.ClientResponse, assembly: Assembly, on_text: Callable[[str], None] | None
+    ) -> None:
+        events, received = EventReader(), 0
+        # Before the first piece a busy server may let us wait in its queue: only `call_seconds` bounds that.
+        idle: float | None = None
+        while not assembly.done:
+            try:
+                async with asyncio.timeout(idle):
+                    piece = await response.content.readany()
+            except TimeoutError as error:
+                raise _Failed(f"silence for {idle:g} s in the middle of an answer") from error
+            received += len(piece)
+            for data in events.feed(piece) if piece else events.end():
+                said = assembly.take(data)
+                if said and on_text:
+                    on_text(said)
+            self._bound(max(assembly.text_bytes, received // _STREAM_OVERHEAD))
+            if not piece:
+                return
+            idle = self._settings.idle_seconds
+
+    async def _read_whole(self, response: aiohttp.ClientResponse) -> bytes:
+        whole = bytearray()
+        async for piece in response.content.iter_any():
+            whole += piece
+            self._bound(len(whole))
+        return bytes(whole)
+
+    def _bound(self, size: int) -> None:
+        limit = self._settings.max_reply_bytes
+        if size > limit:
+            raise ModelReplyInvalid(
+                f"{self._url} went on past {limit} bytes of answer (MOOTHALL_LLM__MAX_REPLY_BYTES); the call was ended"
+            )
+
+    def _usage(self, assembly: Assembly, body: dict[str, Any]) -> Usage:
+        """Return the server's count; where it gives none, an estimate on the high side, so that a budget still holds."""
+        prompt = _count(assembly.usage.get("prompt_tokens"))
+        completion = _count(assembly.usage.get("completion_tokens"))
+        details = assembly.usage.get("prompt_tokens_details")
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        if not prompt:
+            prompt = sum(len(message["content"]) for message in body["messages"]) // 3 + 1
+        if not completion:
+            completion = assembly.text_bytes // 3 + 1
+        cost = (prompt * self._settings.price_in + completion * self._settings.price_out) / 1_000_000
+        return Usage(prompt, min(cached, prompt), completion, 1, cost)
+
+    async def _retrying(self, call_id: str, deadline: datetime | None, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Attempt until it works, the retries are used up or the deadline would pass in waiting."""
+        for tried in itertools.count(1):
+            try:
+                async with self._slots:
+                    return await attempt()
+            except _Failed as failure:
+                if tried > self._settings.retries:
+                    raise ModelUnavailable(
+                        f"{self._url} failed {tried} times, the last time with: {failure.reason}", failure.retry_after
+                    ) from failure
+                delay = retry.delay_before(tried, call_id, self._settings.retry_seconds, failure.retry_after)
+                if failure.at_once and tried == 1:
+                    delay = 0.0
+                if deadline and delay >= (deadline - datetime.now(UTC)).total_seconds():
+                    raise DeadlineExceeded(
+                        f"model call {call_id}: {self._url} failed {tried} times ({failure.reason}), and its deadline "
+                        f"comes before another attempt could"
+                    ) from failure
+                log.warning(
+                    "model call failed, trying again", call_id=call_id, reason=failure.reason, tried=tried, delay=round(delay, 2)
+                )
+            await asyncio.sleep(delay)
+        raise AssertionError  # pragma: no cover - count() does not end
+
+    def _translated(self, error: _Rejected) -> ConfigurationError | ModelReplyInvalid:
+        answer = f"{self._url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
+        match error.status:
+            case 401 | 403:
+                return ConfigurationError(f"{answer}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE")
+            case 404:
+                return ConfigurationError(
+                    f"{answer}; asked for model {self._model or self._settings.model!r}; MOOTHALL_LLM__BASE_URL names an "
+                    "OpenAI-compatible root and usually ends with /v1"
+                )
+            case status if status < 400:  # noqa: PLR2004 - redirects
+                return ConfigurationError(f"{answer}; give the final address as MOOTHALL_LLM__BASE_URL")
+        return ModelReplyInvalid(answer)
+
+
+_STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def _body(request: ChatRequest, model: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "seed": request.seed,
+        **_STREAMED,
+    }
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if request.schema:
+        wanted = {"name": request.schema.name, "strict": True, "schema": dict(request.schema.schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    return body
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _error_message(raw: bytes) -> str:
+    """Return what an error answer says, as one short line."""
+    text = raw.decode(errors="replace")
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = text
+    for key in ("error", "message", "detail"):
+        if isinstance(said, dict) and key in said:
+            said = said[key]
+    return " ".join(str(said).split())[:300]
+
+
+@asynccontextmanager
+async def open_model(settings: Llm, base_url: str) -> AsyncIterator[OpenAIModel]:
+    """Open a client for the server at `base_url`; a key in the URL's user part (http://KEY@host/v1) is sent as
+    bearer token unless the settings hold one. Raises `ConfigurationError` for what is no URL; calls nobody yet.
+    """
+    try:
+        url = URL(base_url.rstrip("/"))
+    except ValueError as error:
+        raise ConfigurationError(f"MOOTHALL_LLM__BASE_URL {base_url!r} is not a URL") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ConfigurationError(
+            f"MOOTHALL_LLM__BASE_URL {base_url!r} is not an http or https URL such as http://127.0.0.1:8000/v1"
+        )
+    key = settings.api_key.get_secret_value() if settings.api_key else url.user
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=settings.concurrency + 2),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_seconds),
+        trust_env=url.host not in _LOOPBACK,  # a company's proxy, but never for this machine
+        cookie_jar=aiohttp.DummyCookieJar(),
+    ) as session:
+        yield OpenAIModel(settings, url.with_user(None), session)

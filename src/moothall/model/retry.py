@@ -1,0 +1,48 @@
+"""When to try a model server again. Pure: the same call id waits the same times."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from math import isfinite
+
+from moothall.domain.ids import digest
+
+LONGEST_DELAY = 30.0
+_PASSING = frozenset({408, 425, 429})
+_LASTING = frozenset({501, 505})  # not implemented, wrong HTTP version
+_SERVER_TROUBLE = 500
+
+
+def is_retried(status: int) -> bool:
+    """Tell whether an HTTP status may go away by itself: 408, 425, 429 and every 5xx but 501 and 505."""
+    return status in _PASSING or (status >= _SERVER_TROUBLE and status not in _LASTING)
+
+
+def delay_before(attempt: int, call_id: str, first: float, retry_after: float | None = None) -> float:
+    """Return the seconds to wait before the `attempt`-th retry (from 1).
+
+    It doubles from `first` and is capped at 30; of it, a share between a half and the whole, made from the
+    call id so that calls that failed together do not return together. Never less than the server asked for.
+    """
+    whole: float = min(LONGEST_DELAY, first * 2.0 ** min(attempt - 1, 16))
+    share = 0.5 + int(digest(call_id, str(attempt))[:8], 16) / 2**33
+    return max(whole * share, retry_after or 0.0)
+
+
+def read_retry_after(header: str | None, now: datetime) -> float | None:
+    """Return the seconds of a Retry-After header, given in seconds or as an HTTP date; None if it says nothing."""
+    if not header:
+        return None
+    try:
+        seconds = float(header)
+        return max(0.0, seconds) if isfinite(seconds) else None
+    except ValueError:
+        pass
+    try:
+        until = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return max(0.0, (until - now).total_seconds())

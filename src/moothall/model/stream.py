@@ -1,0 +1,117 @@
+"""Reading a chat answer as it arrives: server-sent events into chunks, chunks into a reply. No I/O.
+
+The stream is what `/v1/chat/completions` sends with `stream: true`: `data: {chunk}` events, one with a
+`finish_reason`, one with `usage`, then `data: [DONE]`. Comments, other fields and any of the three line
+endings are taken; a piece of the stream may end anywhere, also inside a character.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DONE = "[DONE]"
+_SERVER_ERROR = 500
+
+
+class BrokenStream(Exception):
+    """What arrived is not a chat stream, or the server reported an error in it. `permanent`: it will again."""
+
+    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.permanent = permanent
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Cuts a byte stream into the data of its events."""
+
+    _pending: bytearray = field(default_factory=bytearray)
+    _data: list[str] = field(default_factory=list)
+
+    def feed(self, piece: bytes) -> Iterator[str]:
+        """Yield the data of each event that is complete with this piece."""
+        self._pending += piece
+        if b"\n" not in piece and b"\r" not in piece:
+            return
+        # A final CR may be the first half of CRLF: it waits for what follows.
+        keep = self._pending.endswith(b"\r")
+        lines = bytes(self._pending[: -1 if keep else None]).splitlines(keepends=True)
+        rest = b"" if not lines or lines[-1].endswith((b"\n", b"\r")) else lines.pop()
+        self._pending = bytearray(rest + (b"\r" if keep else b""))
+        for line in lines:
+            yield from self._line(line.rstrip(b"\r\n"))
+
+    def end(self) -> Iterator[str]:
+        """Yield an event that the server left without its blank line."""
+        if self._pending:
+            yield from self._line(bytes(self._pending.rstrip(b"\r")))
+            self._pending.clear()
+        yield from self._line(b"")
+
+    def _line(self, line: bytes) -> Iterator[str]:
+        if not line:
+            if self._data:
+                yield "\n".join(self._data)
+                self._data.clear()
+        elif line.startswith(b"data:"):
+            try:
+                self._data.append(line[5:].removeprefix(b" ").decode())
+            except UnicodeDecodeError as error:
+                raise BrokenStream(f"the stream is not UTF-8: {error.reason}") from error
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A reply in the making. `usage` is the server's own count, empty where it gave none."""
+
+    text: list[str] = field(default_factory=list)
+    text_bytes: int = 0
+    finish_reason: str = ""
+    model: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    done: bool = False
+
+    def take(self, data: str) -> str:
+        """Add one event; return the text that it brought. Raises `BrokenStream`."""
+        if data == DONE:
+            self.done = True
+            return ""
+        chunk = _object(data)
+        self.model = self.model or str(chunk.get("model") or "")
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+        said = ""
+        for choice in _choices(chunk):
+            content = choice.get("delta", choice.get("message") or {})
+            said += str((content or {}).get("content") or "") if isinstance(content, dict | None) else ""
+            self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
+        self.text.append(said)
+        self.text_bytes += len(said.encode(errors="replace"))
+        return said
+
+
+def _object(data: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BrokenStream(f"a part of the answer is not JSON: {data[:80]!r}") from error
+    if not isinstance(chunk, dict):
+        raise BrokenStream(f"a part of the answer is not a JSON object: {data[:80]!r}")
+    if chunk.get("error"):
+        error_object = chunk["error"] if isinstance(chunk["error"], dict) else {"message": str(chunk["error"])}
+        code = error_object.get("code")
+        refused = isinstance(code, int) and code < _SERVER_ERROR
+        raise BrokenStream(f"the server reported: {str(error_object.get('message', ''))[:300]}", permanent=refused)
+    return chunk
+
+
+def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choices = chunk.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise BrokenStream("a part of the answer has no list of choices")
+    return [choice for choice in choices if choice.get("index", 0) == 0]

@@ -1,0 +1,108 @@
+"""Reading a stream: however it is cut into pieces, the same events come out."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.model.stream import Assembly, BrokenStream, EventReader
+
+
+def read(pieces: list[bytes]) -> list[str]:
+    reader = EventReader()
+    return [data for piece in pieces for data in reader.feed(piece)] + list(reader.end())
+
+
+@given(
+    st.lists(st.text(st.characters(blacklist_categories=("Cs", "Cc"))), max_size=6),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.lists(st.integers(0, 400), max_size=8),
+)
+def test_events_do_not_depend_on_how_the_stream_is_cut(said: list[str], newline: str, cuts: list[int]) -> None:
+    raw = "".join(f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in said).encode()
+    edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+    pieces = [raw[start:end] for start, end in itertools.pairwise(edges)]
+    assert read(pieces) == said
+
+
+def test_data_of_several_lines_is_one_event() -> None:
+    assert read([b"data: a\ndata:b\n\n"]) == ["a\nb"]
+
+
+def test_last_event_needs_no_blank_line() -> None:
+    assert read([b"data: [DONE]"]) == ["[DONE]"]
+
+
+def test_a_character_may_be_cut_in_two() -> None:
+    raw = 'data: {"x": "é"}\n\n'.encode()
+    assert read([raw[:13], raw[13:]]) == ['{"x": "é"}']
+
+
+def test_what_is_not_utf8_is_a_broken_stream() -> None:
+    with pytest.raises(BrokenStream, match="UTF-8"):
+        read([b"data: \xff\xfe\n\n"])
+
+
+def chunk(text: str | None, finish: str | None = None) -> str:
+    return json.dumps({"model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
+
+
+def test_chunks_become_a_reply() -> None:
+    reply = Assembly()
+    for data in (
+        chunk("he"),
+        chunk(None),
+        chunk("llo"),
+        chunk("", "stop"),
+        '{"choices": [], "usage": {"prompt_tokens": 7}}',
+        "[DONE]",
+    ):
+        reply.take(data)
+    assert ("".join(reply.text), reply.finish_reason, reply.model, reply.usage, reply.done) == (
+        "hello",
+        "stop",
+        "m",
+        {"prompt_tokens": 7},
+        True,
+    )
+
+
+def test_only_the_first_choice_counts() -> None:
+    reply = Assembly()
+    reply.take(json.dumps({"choices": [{"index": 1, "delta": {"content": "other"}}, {"index": 0, "delta": {"content": "this"}}]}))
+    assert reply.text == ["this"]
+
+
+@pytest.mark.parametrize("data", ["{", "[]", "null", '{"choices": 5}', '{"choices": [5]}', "[" * 100_000])
+def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
+    with pytest.raises(BrokenStream):
+        Assembly().take(data)
+
+
+@pytest.mark.parametrize(("code", "permanent"), [(400, True), (500, False), ("x", False)])
+def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool) -> None:  # noqa: FBT001
+    with pytest.raises(BrokenStream, match="out of blocks") as raised:
+        Assembly().take(json.dumps({"error": {"message": "out of blocks", "code": code}}))
+    assert raised.value.permanent is permanent
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["choices", "delta", "content", "message", "usage", "index", "finish_reason", "error", "code"]),
+                inner,
+            )
+        ),
+    )
+)
+def test_any_json_is_taken_or_refused(value: object) -> None:
+    with contextlib.suppress(BrokenStream):
+        Assembly().take(json.dumps(value))
