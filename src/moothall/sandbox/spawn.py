@@ -111,9 +111,12 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
     """
     with _descriptors() as held:
         filter_fd = None
-        if not spec.degraded("seccomp"):
+        try:
             filter_fd = seccomp.program_fd()
             held.append(filter_fd)
+        except SandboxUnavailable:
+            if not spec.degraded("seccomp"):
+                raise
         accounts = {}
         for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
             accounts[name] = _memory_fd(name, content.encode())

@@ -15,12 +15,13 @@ from typing import Any
 from moothall.config import Settings
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.sandbox.cgroups import parents
+from moothall.sandbox.inside import BOOT, HOME
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
 from moothall.workspace.changes import measure
-from moothall.workspace.executor import BOOT, HOME
 from moothall.workspace.link import Link
 
+_BOOT = BOOT.format(module="moothall.workspace.executor")
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
 _DISK_PAUSE = 0.25
@@ -148,7 +149,7 @@ class Box:
             "disk_bytes": limits.disk_bytes,
             "cgroup": parents() is not None,
         }
-        argv = (str(interpreter()), "-I", "-S", "-c", BOOT, str(descriptor), json.dumps(options))
+        argv = (str(interpreter()), "-I", "-S", "-c", _BOOT, str(descriptor), json.dumps(options))
         if place.env_writable:
             return replace(spec, argv=argv, rw=binds)
         return replace(spec, argv=argv, ro=(*spec.ro, *binds))

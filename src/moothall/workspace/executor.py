@@ -11,7 +11,6 @@ import base64
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -21,45 +20,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from moothall.sandbox.landlock import allow_writes_only
+from moothall.sandbox.inside import ROOT, shut_in
+from moothall.sandbox.procs import Walls, call, encode_result, kill_all, run
 from moothall.tools import checks, files
 from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
-from moothall.workspace.procs import Walls, call, encode_result, kill_all, run
 from moothall.workspace.protocol import Frames, ProtocolError, pack
 
-BOOT = "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.workspace.executor import main; main()"
-ROOT = "/workspace"
-HOME = "/tmp/home"  # noqa: S108 - inside the sandbox
-_WRITABLE = (
-    ROOT,
-    "/tmp",  # noqa: S108 - inside the sandbox
-    "/dev/shm",  # noqa: S108 - inside the sandbox
-    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")),
-)
 _SEARCH_SECONDS = 15.0
-_PR_SET_DUMPABLE = 4
 _SYMLINK = "120000"
 _EXECUTABLE = "100755"
 
 Message = dict[str, Any]
-
-
-def shut_in(options: Mapping[str, Any]) -> int:
-    """Apply what holds for this process and all that it starts; return Landlock's ABI (0: left out)."""
-    import ctypes
-
-    # No one in here may look into this process's memory: they share its uid.
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    version = allow_writes_only((*_WRITABLE, *options["writable"])) if options["landlock"] else 0
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, options["open_files"]),
-        (resource.RLIMIT_NPROC, options["processes"] + 2),  # counted in this user namespace: this process, and init
-    ):
-        resource.setrlimit(limit, (value, value))
-    os.umask(0o022)
-    os.makedirs(HOME, exist_ok=True)  # noqa: PTH103 - pathlib costs start time
-    return version
 
 
 class Executor:

@@ -18,6 +18,7 @@ from moothall.workspace.box import Place
 
 _KEY_CHARS = 32
 _LOCK_PAUSE = 0.1
+_PYTHON = frozenset({"python", "python3", "pip", "pip3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,9 @@ def try_lock(descriptor: int) -> bool:
 
 
 def uses_environment(base: Base) -> bool:
-    """Whether the profile runs programs of a Python environment at /env."""
-    commands = (*base.profile.setup, *base.profile.checks.values())
-    return any(argv and argv[0].startswith(f"{ENVIRONMENT}/bin/") for argv in commands)
+    """Whether the profile wants a Python environment at /env: set-up installs into it, or checks run from it."""
+    programs = {argv[0] for argv in (*base.profile.setup, *base.profile.checks.values()) if argv}
+    return any(program in _PYTHON or program.startswith(f"{ENVIRONMENT}/bin/") for program in programs)
 
 
 def environment_key(base: Base) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -13,29 +14,34 @@ from moothall.config import Settings
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
-from moothall.errors import WorkspaceFailed
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, PatchRefused, Refused, WorkspaceFailed
 from moothall.tools import checks
 from moothall.workspace import rules
 from moothall.workspace.box import Box
 from moothall.workspace.changes import Caps, collect
 from moothall.workspace.clone import Change, TrustedClone
+from moothall.workspace.detect import CONFIGURATION
+from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
 
-GitTool = Callable[["LocalWorkspace", ToolCall], Awaitable[ToolResult]]
 _CASES_SHOWN = 50
-_PYTEST_HOOKS = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+_REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
+    (InvalidRequest, ToolStatus.INVALID),
+    (Refused, ToolStatus.BLOCKED),
+    (AlreadyExists, ToolStatus.ERROR),
+    (NotFound, ToolStatus.ERROR),
+    (PatchRefused, ToolStatus.ERROR),
+)
 
 
 class LocalWorkspace:
     """One open workspace. `clone` and `base` are the trusted side's; git tools work on them."""
 
-    def __init__(
-        self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings, git_tool: GitTool | None
-    ) -> None:
+    def __init__(self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings) -> None:
         self._name = name
         self._box = box
         self._settings = settings
-        self._git_tool = git_tool
+        self._git = GitState(prepared.base.sha)
         self.prepared = prepared
         self.clone = clone
 
@@ -56,8 +62,8 @@ class LocalWorkspace:
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run a tool. See `ports.Workspace`."""
-        if call.tool.startswith("git.") and self._git_tool:
-            return await self._git_tool(self, call)
+        if call.tool.startswith("git."):
+            return await self._call_git(call)
         seconds = _seconds_left(call.deadline)
         if seconds <= 0:
             return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
@@ -105,6 +111,27 @@ class LocalWorkspace:
         answer = await self._box.request("apply", wall_seconds=self._settings.sandbox.wall_seconds, changes=message)
         if answer.get("status") != "success":
             raise WorkspaceFailed(f"files cannot be written: {answer.get('error') or answer.get('status')}")
+
+    async def restore(self, changes: Sequence[Change]) -> None:
+        """Make the workspace differ from the base by just these changes."""
+        wanted = {change.path for change in changes}
+        entries = {entry.path: entry for entry in await self.clone.entries(self.base.sha)}
+        back = []
+        for path in [change.path for change in await self.changes() if change.path not in wanted]:
+            entry = entries.get(path)
+            content = await self.clone.read(self.base.sha, path, entry.size) if entry else None
+            back.append(Change(path, entry.mode if entry else rules.FILE, content))
+        await self.write([*back, *changes])
+
+    async def _call_git(self, call: ToolCall) -> ToolResult:
+        begun = time.monotonic()
+        status, output, said = ToolStatus.SUCCESS, {}, ""
+        try:
+            output = await git_tool(self.clone, self._git, call.tool, call.arguments, self.changes, restore=self.restore)
+        except tuple(kind for kind, _ in _REFUSALS) as error:
+            status, said = next(status for kind, status in _REFUSALS if isinstance(error, kind)), error.message
+        duration = round((time.monotonic() - begun) * 1000)
+        return ToolResult(call.request_id, call.tool, status, output=output, error=said, duration_ms=duration)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
@@ -186,13 +213,12 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
 class LocalWorkspaces:
     """Opens workspaces. An async context manager: everything it started is gone when it ends.
 
-    `clones` gives the trusted clone of a registered repository; `git_tool` answers `git.*` calls.
+    `clones` gives the trusted clone of a registered repository.
     """
 
-    def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone], git_tool: GitTool | None = None) -> None:
+    def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone]) -> None:
         self._settings = settings
         self._clones = clones
-        self._git_tool = git_tool
         self.pool = Pool(settings)
 
     async def __aenter__(self) -> Self:
@@ -210,7 +236,7 @@ class LocalWorkspaces:
         clone = self._clones(prepared.base.repository)
         changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
         async with self.pool.box(prepared) as box:
-            workspace = LocalWorkspace(name, box, prepared, clone=clone, settings=self._settings, git_tool=self._git_tool)
+            workspace = LocalWorkspace(name, box, prepared, clone=clone, settings=self._settings)
             await workspace.write(changes)
             yield workspace
 
@@ -243,4 +269,4 @@ def _touches(path: str, kept: frozenset[str], existed: set[str]) -> bool:
         return True
     if any(other.startswith(f"{path}/") for other in kept):
         return True
-    return path not in existed and path.rpartition("/")[2] in _PYTEST_HOOKS
+    return path not in existed and rules.matches(CONFIGURATION, path)
