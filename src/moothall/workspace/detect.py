@@ -99,7 +99,7 @@ def _python(files: Collection[str], texts: Mapping[str, str]) -> Found | None:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
     names = ("pyproject.toml", *(("setup.py", "setup.cfg") if installable else ()))
     return Found(
-        setup=(("python", "-m", "venv", "/env"), (*_PIP, *words)),
+        setup=((*_PIP, *words),),  # preparation makes the environment that this fills
         checks=checks,
         protected=("ruff.toml", ".ruff.toml") if lint else (),
         reads=(*requirements, *(name for name in names if name in texts)),

@@ -1,10 +1,10 @@
 """How a repository is set up and checked: said by `.moothall.toml` or the registry, else found out from its files.
 
-Commands are argv lists, run in the sandbox in the checkout; the environment that setup fills is at /env, its
-`bin` first on the PATH. A `.moothall.toml` (all keys optional; a string is split into words as a shell would,
+Commands are argv lists, run in the sandbox in the checkout. One that names /env/bin/… gets a Python environment
+at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (all keys optional; a string is split into words as a shell would,
 but no shell runs it):
 
-    setup = ["pip install -r ci.txt"]
+    setup = ["/env/bin/pip install -r ci.txt"]
     protected = ["golden/**", "!tests/data/**"]     # added to the usual test files; '!' takes back
     known_failures = ["tests/test_old.py::test_flaky"]
     [checks]

@@ -67,15 +67,25 @@ class TrustedRepositories:
         push: PushPolicy | None = None,
         commands: Commands | None = None,
     ) -> Registered:
-        """Record a path or URL for the operator, who may name any. Raises `RepositoryError`, `InvalidRequest`."""
+        """Record a path or URL for the operator, who may name any; what is not given stays as it was.
+
+        Raises `RepositoryError`, `InvalidRequest`, `Refused`, `AlreadyExists`.
+        """
         if sources.is_url(origin):
             place = sources.check_url(origin, self._settings.allowed_schemes)
         else:
             path = await asyncio.to_thread(sources.check_path, origin, self._settings.allowed_schemes, None)
             place = str((await sources.find_local(self._git, path)).top)
-        known = None if id else await asyncio.to_thread(self.registry.of_origin, place, tenant)
+        known = await asyncio.to_thread(self.registry.of_origin, place, tenant)
+        if known and id not in {"", known.id}:
+            known = None
         entry = make_registered(
-            place, tenant=tenant, id=id or (known.id if known else ""), credential=credential, push=push, commands=commands
+            place,
+            tenant=tenant,
+            id=id or (known.id if known else ""),
+            credential=credential or (known.credential if known else ""),
+            push=push or (known.push if known else None),
+            commands=commands or (known.commands if known else None),
         )
         if entry.push == "local-branch" and not entry.local:
             raise InvalidRequest("a URL's push policy is 'push' or 'none'; only a local repository gets a branch")

@@ -14,7 +14,6 @@ from moothall.workspace.profile import Commands, make_profile, parse_own, read_p
 from moothall.workspace.rules import matches
 
 PIP = ("/env/bin/python", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
-VENV = ("python", "-m", "venv", "/env")
 
 
 def profile_of(files: dict[str, str], registered: Commands | None = None) -> Profile:
@@ -25,7 +24,7 @@ async def test_the_sample_is_python_with_pytest(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "s")
     clone = TrustedClone(tmp_path / "repos" / "s.git", Workspace())
     profile = await read_profile(clone, await clone.fetch(str(repo.path), "HEAD"))
-    assert profile.setup == (VENV, (*PIP, "pytest"))
+    assert profile.setup == ((*PIP, "pytest"),)
     assert profile.checks == {"tests": ("python", "-m", "pytest")}
     assert profile.known_failures == ()
     sha = await clone.fetch(str(repo.path), repo.commit({"README.md": "other"}))
@@ -33,7 +32,7 @@ async def test_the_sample_is_python_with_pytest(tmp_path: Path) -> None:
     sha = await clone.fetch(str(repo.path), repo.commit({"requirements.txt": "attrs\n"}))
     changed = await read_profile(clone, sha)
     assert changed.lock_digest != profile.lock_digest
-    assert changed.setup[1] == (*PIP, "pytest", "-r", "requirements.txt")
+    assert changed.setup[0] == (*PIP, "pytest", "-r", "requirements.txt")
 
 
 def test_protected_covers_tests_and_what_steers_them() -> None:
@@ -76,14 +75,14 @@ def test_python_dependencies_are_taken_from_all_the_usual_places() -> None:
     )
     wanted = ("pytest", "ruff", "attrs>=25", "rich[extra] ; os_name == 'posix'", "hypothesis", "mypy")
     files = ("-r", "requirements.txt", "-r", "requirements/dev.txt")
-    assert profile.setup == (VENV, (*PIP, *wanted, *files, "-e", ".[test]"))
+    assert profile.setup == ((*PIP, *wanted, *files, "-e", ".[test]"),)
     assert profile.checks["lint"] == ("python", "-m", "ruff", "check", ".")
 
 
 def test_python_without_tests_has_an_environment_but_no_check() -> None:
     profile = profile_of({"a.py": ""})
     assert profile.checks == {}
-    assert profile.setup == (VENV, (*PIP, "pytest"))
+    assert profile.setup == ((*PIP, "pytest"),)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
     assert matches(over.protected, "more/x")
     assert matches(over.protected, "golden/x")
     partly = profile_of(dict(SAMPLE) | {".moothall.toml": '[checks]\ntests = "true"\n'})
-    assert partly.setup == (VENV, (*PIP, "pytest"))
+    assert partly.setup == ((*PIP, "pytest"),)
 
 
 @pytest.mark.parametrize(

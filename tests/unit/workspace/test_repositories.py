@@ -365,7 +365,8 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path, s
         assert remote.git("rev-parse", "moothall/task-1") == sha
         with pytest.raises(AlreadyExists):
             await trusted.deliver(base, diff, "moothall/task-1", "other")
-        await trusted.register(url, id="app", credential="env:APP_TOKEN")
+        assert (await trusted.register(url)).push == "push"  # what isn't said stays
+        await trusted.register(url, push="none")
         await trusted.deliver(base, diff, "moothall/task-2", "m")
         assert remote.git("branch", "--list", "moothall/task-2") == ""
         await trusted.register(url, id="app", credential="env:MISSING")
