@@ -33,13 +33,20 @@ class ConsumerGone(Exception):
     """The server doesn't know the consumer that a pull named."""
 
 
+def reason(error: BaseException) -> str:
+    """Return what an error says, in words where it says nothing."""
+    if isinstance(error, TimeoutError):
+        return "no answer; is it running, and is there room on its disk?"
+    return str(error) or type(error).__name__
+
+
 @contextmanager
 def translated(what: str) -> Iterator[None]:
     """Turn the client's errors into `BusUnavailable`; `what` says in the message what failed."""
     try:
         yield
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        raise BusUnavailable(f"the bus did not {what}: {error or type(error).__name__}") from error
+        raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
 
 
 def shown(url: str) -> str:
@@ -57,7 +64,7 @@ async def _probe(servers: list[str]) -> None:
             async with asyncio.timeout(PROBE_SECONDS):
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or DEFAULT_PORT)
         except (OSError, TimeoutError) as error:
-            reasons.append(f"{shown(server)}: {error or 'no answer'}")
+            reasons.append(f"{shown(server)}: {error if str(error) else 'no answer'}")
             continue
         writer.close()
         return
@@ -113,10 +120,9 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
     except (nats.errors.Error, TimeoutError, OSError) as error:
         await client.close()
         where = ", ".join(map(shown, servers))
-        reason = str(error) or type(error).__name__
-        if "authorization" in reason.lower():
-            raise ConfigurationError(f"the bus at {where} turned us away ({reason}): check bus.token and bus.url") from error
-        raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason}") from error
+        if "authorization" in str(error).lower():
+            raise ConfigurationError(f"the bus at {where} turned us away ({error}): check bus.token and bus.url") from error
+        raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason(error)}") from error
     # Only now: while connecting it would try again for ever, also where we are turned away.
     client.options["allow_reconnect"] = True
     try:

@@ -6,6 +6,7 @@ import nats.errors
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
 
+from moothall.bus.connection import reason
 from moothall.bus.registry import BLOBS_BUCKET, DOCUMENTS_BUCKET, DUPLICATE_WINDOW, DURABLES, STREAMS, DurableSpec, StreamSpec
 from moothall.config import Bus
 from moothall.domain.ids import digest
@@ -105,4 +106,4 @@ async def ensure(js: JetStreamContext, settings: Bus) -> None:
     except APIError as error:
         raise ConfigurationError(f"the bus holds something in the place of our streams: {error.description}") from error
     except (nats.errors.Error, TimeoutError) as error:
-        raise BusUnavailable(f"the bus did not set up its streams: {error or 'no answer'}; is JetStream on?") from error
+        raise BusUnavailable(f"the bus did not set up its streams: {reason(error)} Is JetStream on?") from error

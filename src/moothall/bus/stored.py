@@ -17,7 +17,7 @@ from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 
 from moothall.bus.acks import Acks
-from moothall.bus.connection import ConsumerGone, Pull, translated
+from moothall.bus.connection import ConsumerGone, Pull, reason, translated
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.registry import BLOBS_BUCKET, covers
 from moothall.bus.setup import BLOBS_STREAM
@@ -86,7 +86,7 @@ class Stored:
                 if refusal is not None:
                     raise refusal from error
                 if self.client.is_closed or time.monotonic() + delay > until:
-                    raise BusUnavailable(f"the bus did not {what}: {error or type(error).__name__}") from error
+                    raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
             await asyncio.sleep(delay)
             delay = min(delay * 2, 1.0)
 
@@ -118,7 +118,7 @@ class Stored:
                 lost = lost or time.monotonic()
                 patience = self.settings.publish_seconds
                 if self.client.is_closed or (until is not None and time.monotonic() - lost > patience):
-                    raise BusUnavailable(f"the bus did not go on with {stream}: {error or type(error).__name__}") from error
+                    raise BusUnavailable(f"the bus did not go on with {stream}: {reason(error)}") from error
                 await asyncio.sleep(0.1)
             else:
                 if until is not None:
