@@ -141,6 +141,8 @@ class Collector:
         return state
 
     async def _advance(self, case: _Case) -> None:
+        if case.settling:
+            return  # whoever is at it reads all of the log
         if case.state.decided is not None:
             await self._close(case, case.state.decided.value)
         elif ready(case.state, self._clock(), self._grace):
@@ -196,9 +198,11 @@ class Collector:
         """Make the winner a branch. That it could not be made does not undo the decision; it is told."""
         winner = outcome.results[0]
         branch = f"moothall/{deliberation.task_id}"
-        ref = deliberation.repository or RepositoryRef()
+        asked = deliberation.repository or RepositoryRef()
+        # The registry's id where it has one: a URL would be fetched and checked again.
+        ref = RepositoryRef(id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or "")
         try:
-            base = await self._repositories.resolve(replace(ref, ref=deliberation.base_sha or ""), tenant=deliberation.tenant)
+            base = await self._repositories.resolve(ref, tenant=deliberation.tenant)
             sha = await self._repositories.deliver(base, winner.diff, branch, _message(deliberation, outcome))
         except MoothallError as error:
             log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)

@@ -154,6 +154,7 @@ class FaultyBus:
         self.pending: dict[int, int] = {}
         self.failures: dict[str, int] = {}
         self.repeat = 1
+        self.held_puts: dict[str, asyncio.Event] = {}
         self.shuffled: Callable[[list[int]], list[int]] = sorted
         self._max_deliver = max_deliver
         self._changed = asyncio.Event()
@@ -233,6 +234,8 @@ class FaultyBus:
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store."""
         self._fail("put")
+        if (held := self.held_puts.get(str(document["status"]))) is not None:
+            await held.wait()
         self.documents[key] = document
         self.history.append((key, str(document["status"])))
         await asyncio.sleep(0)
@@ -263,6 +266,7 @@ class Remembering:
         self.tenants: set[str] = set()
         self.error = error
         self.gates: dict[str, asyncio.Event] = {}
+        self.deliveries = 0
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Every commit exists."""
@@ -280,6 +284,7 @@ class Remembering:
 
     async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
         """Remember the branch; wait at its gate if it has one."""
+        self.deliveries += 1
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error

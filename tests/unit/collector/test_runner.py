@@ -75,7 +75,7 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
     assert repositories.messages == {
         f"Add hello_world() function to src/utils.py\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
     }
-    assert [(ref.id, ref.ref) for ref in repositories.refs] == [("sample", "b" * 40)]
+    assert [(ref.id, ref.url, ref.ref) for ref in repositories.refs] == [("sample", "", "b" * 40)]
     assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
     assert bus.documents["task-a"] == data
     assert bus.dead == []
@@ -206,6 +206,34 @@ async def test_one_slow_delivery_does_not_hold_up_another() -> None:
         await until(lambda: [event.subject for event in bus.decisions] == ["task-b"])
         repositories.gates["moothall/task-a"].set()
         await until(lambda: len(bus.decisions) == 2)
+
+
+async def test_while_one_delivers_nobody_else_does() -> None:
+    bus, repositories = FaultyBus(), Remembering()
+    gate = repositories.gates["moothall/task-a"] = asyncio.Event()
+    bus.repeat = 3
+    await told(bus, full())
+    async with running(bus, repositories):
+        await until(lambda: repositories.deliveries > 0)
+        await bus.publish(Story().cancelled(at=50).events[0])
+        await asyncio.sleep(0.05)  # several ticks of the watcher
+        gate.set()
+        await until(lambda: not bus.pending)
+    assert repositories.deliveries == 1
+
+
+async def test_a_slow_document_never_replaces_the_end() -> None:
+    bus = FaultyBus()
+    held = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
+    async with running(bus, Remembering()):
+        events = full().events
+        await told(bus, Story(events=events[:1]))
+        await until(lambda: statuses(bus) == ["PENDING"])
+        await told(bus, Story(events=events[1:]))
+        await until(lambda: bool(bus.decisions))
+        held.set()
+        await until(lambda: not bus.pending)
+    assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
 
 
 async def test_about_text_nothing_is_delivered() -> None:
