@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +11,8 @@ from moothall.council.facts import Facts
 from moothall.council.history import Exchange, window
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, MalformedReplyError, Turn, read_turn, turn_schema
-from moothall.council.text import CHARS_PER_TOKEN, clip, fence
+from moothall.council.report import check_text, result_text
+from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.domain.chat import ChatRequest, Message, ReplyMode
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -256,13 +256,13 @@ class Agent:
         """Say what came of a turn, fenced, within a fifth of the window."""
         room = int(self._llm.context_tokens * CHARS_PER_TOKEN / 5)
         share = room // (len(results) + 1)
-        parts = [_result_text(number, result, share) for number, result in enumerate(results, 1)]
+        parts = [result_text(number, result, share) for number, result in enumerate(results, 1)]
         if len(results) < len(actions):
             parts.append(f"The {len(actions) - len(results)} actions after it were not run.")
         if state.refused is not None:
             parts.append(fence("the changes cannot be taken over", state.refused.message))
         if ran:
-            parts += [_check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
+            parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append("All checks are green. If the task is done, finish." if state.green else "Repair this.")
         return "\n\n".join(parts)
 
@@ -321,33 +321,3 @@ def _brief(results: Sequence[ToolResult], state: _Checked) -> str:
     done = ", ".join(f"{result.tool[:40]} {result.status}" for result in results)
     checks = ", ".join(f"{name} {run.verdict}" for name, run in state.runs.items())
     return f"{done}; {checks}" if checks else done
-
-
-def _result_text(number: int, result: ToolResult, room: int) -> str:
-    said = result.error if result.status is not ToolStatus.SUCCESS else _output_text(result.output)
-    head = f"{number}. {result.tool[:60]}: {result.status}"
-    return f"{head}\n{fence('output', clip(said, room))}" if said else head
-
-
-def _output_text(output: Mapping[str, object]) -> str:
-    """A file's text as it is; anything else as JSON."""
-    if len(output) == 0:
-        return ""
-    texts = [value for value in output.values() if isinstance(value, str) and "\n" in value]
-    if len(texts) == 1:
-        rest = {key: value for key, value in output.items() if value is not texts[0]}
-        return f"{json.dumps(rest, ensure_ascii=False, default=str)}\n{texts[0]}" if rest else texts[0]
-    return json.dumps(output, ensure_ascii=False, default=str)
-
-
-def _check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
-    """A check's verdict; of a red one the red cases and the end of its output."""
-    counted = list(run.cases.values())
-    numbers = f" ({counted.count('passed')} of {len(counted)} passed)" if counted else ""
-    head = f"Check {run.check}: {run.verdict}{numbers}"
-    if run.verdict == "passed":
-        return head
-    red = [case for case, outcome in run.cases.items() if outcome in {"failed", "errored"}]
-    news = [case for case in red if base is None or base.cases.get(case) == "passed"]
-    broken = f"\nPassed before your change: {', '.join(news[:5])}" if news else ""
-    return f"{head}\n{fence(f'output of {run.check}', clip(', '.join(red[:10]) + broken + chr(10) + run.output, room))}"

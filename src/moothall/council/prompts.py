@@ -47,12 +47,14 @@ _SPELLING = {
     "blocks": "A reply holds either 1 to 8 tool calls, each as <tool>{json}</tool>, run in order until one fails, "
     "or <finish>one sentence</finish> when the task is done.",
 }
+# Python strings in single quotes: a small model that must escape double ones inside JSON forgets to close them (measured
+# on one-function tasks at the first turn: 1 in 6 right with double quotes in this example, 6 in 6 with single ones).
+_SLUGIFY = r"\n\ndef slugify(title: str) -> str:\n    return '-'.join(title.lower().split())\n"
 _EXAMPLE = {
-    "json": r'{"thought": "slugify is missing, append it", "actions": [{"tool": "files.append", "args": {"path": "src/text.py", '
-    r'"content": "\n\ndef slugify(title: str) -> str:\n    return \"-\".join(title.lower().split())\n"}}]}',
+    "json": '{"thought": "slugify is missing, append it", "actions": [{"tool": "files.append", "args": '
+    f'{{"path": "src/text.py", "content": "{_SLUGIFY}"}}}}]}}',
     "blocks": "slugify is missing, append it\n"
-    r'<tool>{"name": "files.append", "args": {"path": "src/text.py", '
-    r'"content": "\n\ndef slugify(title: str) -> str:\n    return \"-\".join(title.lower().split())\n"}}</tool>',
+    f'<tool>{{"name": "files.append", "args": {{"path": "src/text.py", "content": "{_SLUGIFY}"}}}}</tool>',
 }
 _FINISH = {
     "json": '{"thought": "the tests pass", "finish": "Added slugify to src/text.py."}',

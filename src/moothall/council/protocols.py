@@ -23,18 +23,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from moothall.council import prompts
-from moothall.council.recheck import facts_text
+from moothall.council.assembly import Council, Parts, Sitting, convene
+from moothall.council.facts import Facts
+from moothall.council.peers import hold_reviews
 from moothall.council.recording import Recording
-from moothall.council.reply import MalformedReplyError, read_review, review_schema
-from moothall.council.reviews import Answer, answers, assign, review_of
-from moothall.council.seats import Council, Parts, Sitting, convene, find_approaches, outcome_of, propose, revise
-from moothall.council.text import CHARS_PER_TOKEN, clip
-from moothall.domain.chat import ChatRequest, Message
+from moothall.council.reviews import Answer, answers, assign
+from moothall.council.seats import find_approaches, outcome_of, propose, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.ids import digest
-from moothall.domain.proposal import Review, SeatStatus
+from moothall.domain.proposal import Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
@@ -46,8 +43,6 @@ HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
 
 _FIRST_SEATS = 2
-_REVIEW_TRIES = 2
-_REVIEW_TOKENS = 400
 _CLOSE_SECONDS = 5.0
 
 
@@ -55,20 +50,18 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
     """Run a deliberation; everything that it comes to is in the events it publishes.
 
     `prepared` is None about text. Raises `BusUnavailable` where facts could not be published (take it up
-    again with a recording), `ModelUnavailable` where the model server could not even be asked what it can.
+    again with a recording).
     """
-    council = await convene(d, prepared, parts, recording)
-    await council.facts.say(EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.mode)
-    seconds = (council.until - datetime.now(UTC)).total_seconds()
     try:
-        async with asyncio.timeout(max(seconds, 0)) as limit:
-            await _PROTOCOLS[d.protocol](council)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        for sitting in council.sittings:
-            if sitting.status is SeatStatus.CANCELLED:
-                sitting.end(SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
+        council = await convene(d, prepared, parts, recording)
+    except BusUnavailable:
+        raise
+    except MoothallError as error:
+        await _nobody_sits(Facts(parts.publisher, d, parts.source), error)
+        return
+    await council.facts.say(EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.mode)
+    try:
+        await _sit(council)
     except asyncio.CancelledError as error:
         if HOST_STOPS not in error.args:
             # Bounded: whoever cancels waits for this. What is not said now, the deliberation's own deadline says.
@@ -81,6 +74,27 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
             raise _first(unavailable) from group
         raise
     await _finish(council)
+
+
+async def _sit(council: Council) -> None:
+    """Run the protocol until its end or the deadline; a seat that was not done by then is late."""
+    seconds = (council.until - datetime.now(UTC)).total_seconds()
+    try:
+        async with asyncio.timeout(max(seconds, 0)) as limit:
+            await _PROTOCOLS[council.d.protocol](council)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        for sitting in council.sittings:
+            if sitting.status is SeatStatus.CANCELLED:
+                sitting.end(SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
+
+
+async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
+    """What no seat can do without, such as the model, is not there: every seat failed before it began."""
+    for seat in facts.d.seats:
+        outcome = SeatOutcome(seat, SeatStatus.FAILED, error.code, error.message)
+        await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
 
 
 def _first(group: BaseExceptionGroup[BusUnavailable]) -> BusUnavailable:
@@ -114,7 +128,7 @@ async def _debate(council: Council) -> None:
         if len(council.proposers) < _FIRST_SEATS or not _time_left(council):
             break
         given = answers(sitting.latest.proposal for sitting in council.proposers)
-        found = await _review(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
+        found = await hold_reviews(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
         await _revise_all(council, council.proposers, round_, found)
     await _cross_tests(council)
     await _judge_by_peers(council)
@@ -133,7 +147,7 @@ async def _tests_then_verify(council: Council) -> None:
     tied = ties([item.candidate for item in council.judged])
     if tied and not (council.about_text or council.d.peer_review):
         given = answers(candidate.proposal for candidate in tied)
-        await _review(council, assign(_with_twins(council, given), _reviewers(council)), "verify", council.d.rounds + 1)
+        await hold_reviews(council, assign(_with_twins(council, given), _reviewers(council)), "verify", council.d.rounds + 1)
     await _judge_by_peers(council)
 
 
@@ -223,7 +237,7 @@ async def _judge_by_peers(council: Council) -> None:
     if council.about_text or council.d.peer_review:
         given = answers(item.proposal for item in council.judged)
         if len(given) > 1 or council.d.peer_review:
-            await _review(council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1)
+            await hold_reviews(council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1)
 
 
 def _seats(sittings: Sequence[Sitting]) -> list[str]:
@@ -240,66 +254,3 @@ def _with_twins(council: Council, given: Sequence[Answer]) -> tuple[Answer, ...]
     """The same answers with every seat that gave them: none of those may review it."""
     texts = {answer.text for answer in given}
     return tuple(answer for answer in answers(item.proposal for item in council.judged) if answer.text in texts)
-
-
-async def _review(council: Council, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
-    """Ask for these reviews side by side; one that fails is left out."""
-    found: list[Review] = []
-    numbers: Counter[str] = Counter()
-
-    async def ask(reviewer: str, answer: Answer, step: str) -> None:
-        found.extend(await _one_review(council, reviewer, answer, f"{reviewer}/{phase}/{step}"))
-
-    async with asyncio.TaskGroup() as group:
-        for reviewer, answer in pairs:
-            numbers[reviewer] += 1
-            group.create_task(ask(reviewer, answer, f"{round_}.{numbers[reviewer]}"))
-    return sorted(found, key=lambda item: (item.candidate, item.reviewer))
-
-
-async def _one_review(council: Council, reviewer: str, answer: Answer, step: str) -> list[Review]:
-    wanted = prompts.criteria(council.d.constraints)
-    llm = council.parts.llm
-    facts = next(
-        (
-            facts_text(item, council.prepared.runs)
-            for item in council.judged
-            if council.prepared and item.proposal == answer.proposals[0]
-        ),
-        "",
-    )
-    room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
-    messages = prompts.review_prompt(
-        council.system, council.shared, clip(answer.text, room), evidence=clip(facts, room // 3), wanted=wanted, mode=council.mode
-    )
-    for attempt in range(1, _REVIEW_TRIES + 1):
-        request = ChatRequest(
-            call_id=f"{council.d.task_id}/{step}.{attempt}",
-            messages=messages,
-            max_tokens=min(_REVIEW_TOKENS, llm.max_tokens),
-            deadline=council.until,
-            schema=review_schema(len(wanted)) if council.mode == "json" else None,
-            temperature=0.0,
-            seed=int(digest(str(council.d.seed), step, str(attempt))[:7], 16),
-        )
-        try:
-            reply = await council.model.ask(request)
-            read = read_review(reply, len(wanted))
-        except BusUnavailable:
-            raise
-        except MoothallError:
-            return []
-        except MalformedReplyError as error:
-            messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no review: {error}"))
-            continue
-        reviews = [review_of(read, reviewer, proposal, wanted) for proposal in answer.proposals]
-        for review in reviews:
-            await council.facts.say(
-                EventType.SEAT_REVIEWED,
-                f"{step}/{review.candidate}",
-                seat=reviewer,
-                candidate=review.candidate,
-                review=dump(review),
-            )
-        return reviews
-    return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,18 +35,20 @@ def answers(proposals: Iterable[Proposal]) -> tuple[Answer, ...]:
 
 
 def assign(given: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEWS_A_SEAT) -> tuple[tuple[str, Answer], ...]:
-    """Say who reviews what: at most `each` a reviewer, evenly over the answers, none that the reviewer gave itself.
+    """Say who reviews what: at most `each` answers a reviewer, none that the reviewer gave itself.
 
-    The k-th reviewer begins with the k-th answer of others, so that with `each` 1 every answer of a full council is read.
+    The answers stand in a ring and everyone reads on from its own, so that in a council of distinct answers
+    each is read equally often. Seats of the same answer, and those without one, begin one place further each.
     """
-    asked: dict[int, int] = dict.fromkeys(range(len(given)), 0)
+    own = {seat: index for index, answer in enumerate(given) for seat in answer.seats}
+    begun: Counter[int] = Counter()
     pairs = []
-    for place, reviewer in enumerate(reviewers):
-        others = [index for index, answer in enumerate(given) if reviewer not in answer.seats]
-        turned = sorted(others, key=lambda index: (asked[index], (index - place) % len(given)))
-        for index in turned[:each]:
-            asked[index] += 1
-            pairs.append((reviewer, given[index]))
+    for reviewer in reviewers:
+        place = own.get(reviewer, len(given) - 1)
+        start = place + 1 + begun[place]
+        begun[place] += 1
+        ring = [given[(start + step) % len(given)] for step in range(len(given))]
+        pairs += [(reviewer, answer) for answer in ring if reviewer not in answer.seats][:each]
     return tuple(pairs)
 
 

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
 
-from moothall.config import Limits, Llm
 from moothall.council import prompts
 from moothall.council.agent import Agent, Draft, Voice
-from moothall.council.context import show
-from moothall.council.facts import Facts
-from moothall.council.recheck import Bench, Judged, facts_text, workspace_name
-from moothall.council.recording import RecordedModel, Recording
+from moothall.council.assembly import Council, Sitting
+from moothall.council.recheck import Judged, facts_text, workspace_name
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
-from moothall.council.text import tokens
-from moothall.domain.budget import Ledger
-from moothall.domain.chat import ChatRequest, ReplyMode
+from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
-from moothall.domain.repository import Base, Prepared
-from moothall.domain.secrets import scrub
-from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, DeadlineExceeded, MoothallError
-from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
 from moothall.guard.seat import SeatContext
-from moothall.ports import ChatModel, Publisher, Workspace, Workspaces
+from moothall.ports import Workspace
 from moothall.ranking import Assessment
-from moothall.tools.catalogue import ToolSpec, offered
 
-_SMALL_WINDOW = 16_000  # below, only the core tools are offered
-_CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is history
-_GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
-_GRACE_SECONDS = 120.0
-_CLOSING_SECONDS = 2.0
 _APPROACH_TOKENS = 40
 
 BUILT_IN_APPROACHES = (
@@ -50,129 +33,6 @@ BUILT_IN_APPROACHES = (
     "think of edge cases first, then write the change so that it covers them",
     "the most readable change, as its next reader would like it",
 )
-
-
-class Reader(Protocol):
-    """Files of a base commit; `ports.Repositories` is one."""
-
-    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """Return a text file. Raises `NotFound`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
-    `clean` takes the operator's secrets out of prompts.
-    """
-
-    model: ChatModel
-    gate: Gate
-    workspaces: Workspaces
-    repositories: Reader
-    publisher: Publisher
-    limits: Limits = field(default_factory=Limits)
-    llm: Llm = field(default_factory=Llm)
-    checks_at_once: int = 2
-    source: str = "host"
-    clean: Callable[[str], str] = scrub
-
-
-@dataclass(slots=True)
-class Sitting:
-    """A seat while the council sits: its proposals (the original first) and, once it ended otherwise, how."""
-
-    seat: str
-    number: int
-    agent: Agent | None = None
-    judged: list[Judged] = field(default_factory=list)
-    drafts: list[Draft] = field(default_factory=list)
-    status: SeatStatus = SeatStatus.UNSTARTED
-    code: str = ""
-    message: str = ""
-
-    @property
-    def latest(self) -> Judged:
-        """What it stands for now; only of a seat that proposed."""
-        return self.judged[-1]
-
-    def end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
-        """Note how the seat ended. A proposal that was made stays one."""
-        if not self.drafts:
-            self.status, self.code, self.message = status, code, message
-
-
-@dataclass(slots=True)
-class Council:
-    """One running deliberation. `work_until` is when seats must be done, `until` when all must be."""
-
-    d: Deliberation
-    prepared: Prepared | None
-    parts: Parts
-    facts: Facts
-    model: RecordedModel
-    ledger: Ledger
-    mode: ReplyMode
-    specs: tuple[ToolSpec, ...]
-    system: str
-    shared: str
-    work_until: datetime
-    until: datetime
-    sittings: tuple[Sitting, ...]
-    bench: Bench | None = None
-    approaches: tuple[str, ...] = ()
-    approach_source: str = "none"
-    reviews: list[Review] = field(default_factory=list)
-    stopped_early: bool = False
-
-    @property
-    def about_text(self) -> bool:
-        """Whether there is no repository."""
-        return self.prepared is None
-
-    @property
-    def judged(self) -> tuple[Judged, ...]:
-        """All candidates, seat by seat, originals before revisions."""
-        return tuple(item for sitting in self.sittings for item in sitting.judged)
-
-    @property
-    def proposers(self) -> tuple[Sitting, ...]:
-        """The seats with a proposal that was judged."""
-        return tuple(sitting for sitting in self.sittings if sitting.judged)
-
-
-async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
-    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise."""
-    facts = Facts(parts.publisher, d, parts.source)
-    ledger = Ledger(d.budget)
-    mode = await parts.model.reply_mode()
-    grant = grant_for(d.role, prepared.base.profile.protected if prepared else ())
-    specs = offered(grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
-    system = prompts.system_text(specs, mode)
-    shown = None
-    if prepared is not None:
-        room = parts.llm.context_tokens - parts.llm.max_tokens - tokens(system) - tokens(d.description)
-        base = prepared.base
-        shown = await show(prepared, d.description, lambda path: parts.repositories.read(base, path), int(room * _CONTEXT_SHARE))
-    now = datetime.now(UTC)
-    left = max((d.deadline - now).total_seconds(), 0.0)
-    until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
-    return Council(
-        d=d,
-        prepared=prepared,
-        parts=parts,
-        facts=facts,
-        model=RecordedModel(parts.model, ledger=ledger, facts=facts, recording=recording, settings=parts.llm, clean=parts.clean),
-        ledger=ledger,
-        mode=mode,
-        specs=specs,
-        system=system,
-        shared=prompts.shared_text(d, shown),
-        work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
-        until=until,
-        sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
-        bench=Bench(prepared, parts.workspaces, facts, parts.checks_at_once) if prepared else None,
-    )
 
 
 def temperature(base: float, number: int, seats: int) -> float:

@@ -1,0 +1,86 @@
+"""Holding reviews: who was assigned asks the model, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from moothall.council import prompts
+from moothall.council.assembly import Council
+from moothall.council.recheck import facts_text
+from moothall.council.reply import MalformedReplyError, read_review, review_schema
+from moothall.council.reviews import Answer, review_of
+from moothall.council.text import CHARS_PER_TOKEN, clip
+from moothall.domain.chat import ChatRequest, Message
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Review
+from moothall.errors import BusUnavailable, MoothallError
+
+_TRIES = 2
+_TOKENS = 400
+
+
+async def hold_reviews(council: Council, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
+    """Ask for these reviews side by side; one that fails is left out."""
+    found: list[Review] = []
+    numbers: Counter[str] = Counter()
+
+    async def ask(reviewer: str, answer: Answer, step: str) -> None:
+        found.extend(await _one_review(council, reviewer, answer, f"{reviewer}/{phase}/{step}"))
+
+    async with asyncio.TaskGroup() as group:
+        for reviewer, answer in pairs:
+            numbers[reviewer] += 1
+            group.create_task(ask(reviewer, answer, f"{round_}.{numbers[reviewer]}"))
+    return sorted(found, key=lambda item: (item.candidate, item.reviewer))
+
+
+async def _one_review(council: Council, reviewer: str, answer: Answer, step: str) -> list[Review]:
+    wanted = prompts.criteria(council.d.constraints)
+    llm = council.parts.llm
+    facts = next(
+        (
+            facts_text(item, council.prepared.runs)
+            for item in council.judged
+            if council.prepared and item.proposal == answer.proposals[0]
+        ),
+        "",
+    )
+    room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
+    messages = prompts.review_prompt(
+        council.system, council.shared, clip(answer.text, room), evidence=clip(facts, room // 3), wanted=wanted, mode=council.mode
+    )
+    for attempt in range(1, _TRIES + 1):
+        request = ChatRequest(
+            call_id=f"{council.d.task_id}/{step}.{attempt}",
+            messages=messages,
+            max_tokens=min(_TOKENS, llm.max_tokens),
+            deadline=council.until,
+            schema=review_schema(len(wanted)) if council.mode == "json" else None,
+            temperature=0.0,
+            seed=int(digest(str(council.d.seed), step, str(attempt))[:7], 16),
+        )
+        try:
+            reply = await council.model.ask(request)
+            read = read_review(reply, len(wanted))
+        except BusUnavailable:
+            raise
+        except MoothallError:
+            return []
+        except MalformedReplyError as error:
+            messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no review: {error}"))
+            continue
+        reviews = [review_of(read, reviewer, proposal, wanted) for proposal in answer.proposals]
+        for review in reviews:
+            await council.facts.say(
+                EventType.SEAT_REVIEWED,
+                f"{step}/{review.candidate}",
+                seat=reviewer,
+                candidate=review.candidate,
+                review=dump(review),
+            )
+        return reviews
+    return []

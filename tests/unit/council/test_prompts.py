@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.council import prompts
+from moothall.council.context import Shown, failing_files, show
+from moothall.council.history import Exchange, window
+from moothall.council.reply import read_turn
+from moothall.council.text import clip, fence, tokens
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatReply, Message
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.ids import ROLES
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.task import Constraints, Deliberation
+from moothall.errors import NotFound
+from moothall.guard.grants import grant_for
+from moothall.tools.catalogue import offered
+
+SPECS = offered(grant_for("dev"), core=True)
+
+
+def deliberation(**fields: Any) -> Deliberation:
+    values: dict[str, Any] = {
+        "task_id": "t",
+        "description": "Add f() to a.py",
+        "role": "dev",
+        "protocol": "vote",
+        "seats": ("agent-dev-001",),
+    }
+    return Deliberation(**({**values, "rounds": 0, "deadline": datetime(2030, 1, 1, tzinfo=UTC), "max_turns": 3} | fields))
+
+
+@pytest.mark.parametrize("mode", ["json", "blocks"])
+def test_system_and_tools_are_short_enough_for_a_small_model(mode: Any) -> None:
+    for role in ROLES:
+        assert len(prompts.system_text(offered(grant_for(role), core=True), mode)) / 3.5 < 900
+
+
+@pytest.mark.parametrize("mode", ["json", "blocks"])
+def test_the_worked_example_is_itself_a_turn(mode: Any) -> None:
+    system = prompts.system_text(SPECS, mode)
+    example = system.split("A good reply:\n")[1].split("\nThe tests passed then")[0]
+    finish = system.split("the last reply was:\n")[1]
+    turn = read_turn(ChatReply(example, "stop", Usage()), mode)
+    assert turn.actions[0].tool == "files.append"
+    compile(turn.actions[0].args["content"], "src/text.py", "exec")
+    assert read_turn(ChatReply(finish, "stop", Usage()), mode).finish
+    assert not any(mark in example for mark in ("<path>", "<content>", "TODO", "your_"))
+
+
+def test_the_seats_part_comes_last() -> None:
+    shared = prompts.shared_text(deliberation(), Shown((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py"))
+    one = prompts.seat_prompt("S", shared, "dev", "one way", about_text=False)
+    two = prompts.seat_prompt("S", shared, "qa", "another", about_text=False)
+    assert one[0] == two[0]
+    assert one[1].content.startswith(shared)
+    assert two[1].content.startswith(shared)
+    assert shared.index("tests/test_a.py") < shared.index("a.py [")
+
+
+def test_requirements_and_rubric_are_shown_and_judged() -> None:
+    d = deliberation(constraints=Constraints(rubric="short", requirements=("has a test", "is typed")))
+    assert prompts.criteria(d.constraints) == ("has a test", "is typed", "short")
+    assert "2. is typed" in prompts.shared_text(d, None)
+    assert prompts.criteria(Constraints()) == ("It does what the task asks.",)
+
+
+@given(st.text(), st.text())
+def test_no_text_closes_its_own_fence(label: str, text: str) -> None:
+    lines = fence(label, text).split("\n")
+    end = lines[-1]
+    assert end.startswith("--- end [")
+    assert end.removeprefix("--- end [").removesuffix("] ---") not in text
+    assert fence(label, text) == fence(label, text)
+
+
+def test_a_text_that_ends_like_a_fence_gets_another_mark() -> None:
+    inner = fence("x", "harmless")
+    assert fence("x", inner).split("\n")[-1] not in inner
+
+
+@given(st.text(), st.integers(1, 50))
+def test_clipped_text_is_bounded_and_short_text_untouched(text: str, limit: int) -> None:
+    cut = clip(text, limit)
+    assert cut == text if len(text) <= limit else len(cut) <= limit + 50
+
+
+FILES = {
+    "README.md": "read me",
+    "src/pkg/__init__.py": "",
+    "src/pkg/money.py": "def pay(): ...",
+    "src/pkg/other.py": "x = 1",
+    "lib/cart.js": "exports.x = 1",
+    "tests/test_money.py": "from pkg.money import pay\nfrom pkg import other\n\n\ndef test_pay():\n    assert pay()\n",
+    "tests/test_ok.py": "def test_ok():\n    assert True\n",
+    "tests/cart.test.js": "const cart = require('../lib/cart')\n",
+}
+
+
+def prepared(**cases: str) -> Prepared:
+    run = CheckRun("tests", Verdict.FAILED, {key.replace("__", "::"): value for key, value in cases.items()})
+    return Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
+
+
+async def read(path: str) -> str:
+    if path == "src/pkg/__init__.py":
+        raise NotFound(path)
+    return FILES[path]
+
+
+async def test_failing_tests_come_first_then_what_they_import() -> None:
+    ready = prepared(**{"tests/test_money.py::test_pay": "failed", "tests/test_ok.py::test_ok": "passed"})
+    shown = await show(ready, "Mend pay, see README.md", read, 2000)
+    assert [path for path, _ in shown.failing] == ["tests/test_money.py"]
+    assert [path for path, _ in shown.files] == ["README.md", "src/pkg/money.py", "src/pkg/other.py"]
+    assert shown.listing.splitlines() == sorted(FILES)
+
+
+@pytest.mark.parametrize("case", ["tests/test_money.py", "tests/test_money.py::test_pay", "tests.test_money::test_pay"])
+def test_a_case_leads_to_its_file(case: str) -> None:
+    run = CheckRun("tests", Verdict.FAILED, {case: "errored"})
+    assert failing_files([run], sorted(FILES)) == ["tests/test_money.py"]
+
+
+async def test_a_runner_without_cases_is_read_by_its_output() -> None:
+    run = CheckRun("tests", Verdict.FAILED, {}, "FAIL tests/cart.test.js\n  at lib/cart.js:3")
+    ready = Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
+    shown = await show(ready, "mend it", read, 2000)
+    assert [path for path, _ in shown.failing] == ["tests/cart.test.js"]
+    assert [path for path, _ in shown.files] == ["lib/cart.js"]
+
+
+@pytest.mark.parametrize("budget", [200, 400, 1000])
+async def test_what_is_shown_fits_the_budget(budget: int) -> None:
+    async def long(path: str) -> str:
+        return f"# {path}\n" * 5000
+
+    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    shown = await show(ready, "see README.md", long, budget)
+    assert shown.failing
+    total = tokens(shown.listing) + sum(tokens(text) for _, text in (*shown.failing, *shown.files))
+    assert total <= budget * 1.25
+
+
+HEAD = (Message("system", "s" * 320), Message("user", "u" * 320))
+
+
+def turns(count: int, size: int) -> list[Exchange]:
+    return [Exchange(f"said {n}", f"came {n} " + "x" * size, f"brief {n}") for n in range(count)]
+
+
+def test_a_short_conversation_is_kept_whole() -> None:
+    assert len(window(HEAD, turns(3, 10), 4000)) == 8
+
+
+def test_the_oldest_results_go_first_and_the_last_turns_stay() -> None:
+    messages = window(HEAD, turns(5, 1000), 1600)
+    text = "\n".join(message.content for message in messages)
+    assert messages[:2] == HEAD
+    assert "(brief 0; the details were left out)" in text
+    assert "came 3 xxx" in text
+    assert "came 4 xxx" in text
+    assert "said 0" in text
+
+
+@given(st.integers(0, 12), st.integers(0, 3000), st.integers(400, 3000))
+def test_a_conversation_fits_its_window(count: int, size: int, budget: int) -> None:
+    messages = window(HEAD, turns(count, size), budget)
+    assert messages[:2] == HEAD
+    assert [message.role for message in messages[2:]] == ["assistant", "user"] * ((len(messages) - 2) // 2)
+    assert sum(tokens(message.content) for message in messages) <= max(budget, 620)
