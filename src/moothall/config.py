@@ -8,7 +8,9 @@ it: `MOOTHALL_LLM__API_KEY_FILE`. No other module reads the environment.
 from __future__ import annotations
 
 import os
+import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +66,7 @@ class Bus(_Section):
     sync_interval: str = Field("2m", description="how often the embedded server syncs to disk; 'always' costs 0.6 ms a write")
     blob_bytes: int = Field(256_000, ge=1024, description="larger payload fields go to the object store")
     max_deliver: int = Field(5, ge=1)
-    ack_wait_seconds: float = Field(30.0, gt=0)
+    ack_wait_seconds: float = Field(10.0, gt=0)
     max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
     retry_seconds: float = Field(0.5, gt=0, description="first delay of a redelivery; doubles, capped at 60")
     publish_seconds: float = Field(30.0, gt=0, description="how long a publish is retried while the bus is away")
@@ -257,3 +259,8 @@ def package_files() -> dict[str, Path]:
         if existing:
             found[variable] = existing[0]
     return found
+
+
+def environment() -> Mapping[str, str]:
+    """Return the process's environment, for credentials that a registered repository names by variable."""
+    return dict(os.environ)

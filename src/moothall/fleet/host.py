@@ -86,12 +86,15 @@ class Host:
         return Recording.of(events), over
 
     async def _deliberate(self, deliberation: Deliberation, recording: Recording) -> None:
+        prepared, refusal = None, None
         try:
             prepared = await self._prepare(deliberation)
-        except Permanent as error:
-            await self._give_up(deliberation, error)
-            return
-        await deliberate(deliberation, prepared, self.parts, recording)
+        except* Permanent as group:
+            refusal = _first(group)
+        if refusal is not None:
+            await self._give_up(deliberation, refusal)
+        else:
+            await deliberate(deliberation, prepared, self.parts, recording)
 
     async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
         if deliberation.repository is None or deliberation.base_sha is None:
@@ -132,6 +135,14 @@ class Host:
             outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
             data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
             await self.bus.publish(_event(EventType.SEAT_FINISHED, deliberation, data, seat))
+
+
+def _first(group: BaseExceptionGroup[Permanent]) -> Permanent:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Permanent)  # noqa: S101 - except* lets nothing else in
+    return error
 
 
 def _event(kind: EventType, deliberation: Deliberation, data: Mapping[str, object], ordinal: str) -> Event:

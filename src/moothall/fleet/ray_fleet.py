@@ -19,6 +19,7 @@ from moothall.errors import ConfigurationError, Temporary
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a loaded machine needs more than its 30
 
 import ray
 import ray.exceptions
@@ -73,20 +74,20 @@ async def _until_stopped(run: Any) -> None:
     try:
         await run
     except ray.exceptions.RayTaskError as error:
-        raise error.as_instanceof_cause() from error
+        raise (error.cause if isinstance(error.cause, Exception) else error) from error
 
 
 async def _all_ready(hosts: list[Any], seconds: float) -> tuple[int, ...]:
     try:
         async with asyncio.timeout(seconds):
-            return tuple(await asyncio.gather(*(host.ready.remote() for host in hosts)))
+            return tuple(await asyncio.gather(*(host.ready.options(max_task_retries=0).remote() for host in hosts)))
     except TimeoutError as error:
         raise Temporary(f"the fleet's hosts were not ready within {seconds:.0f} s") from error
 
 
 async def _stop_all(hosts: list[Any], runs: list[Any], seconds: float = 10.0) -> None:
     for host in hosts:
-        host.stop.remote()
+        host.stop.options(max_task_retries=0).remote()
     with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
         async with asyncio.timeout(seconds):
             await asyncio.gather(*runs)

@@ -16,11 +16,11 @@ from moothall.config import Settings
 from moothall.council.desk import Defaults, Desk, plan
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
-from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError
 from moothall.wiring import lock
 from moothall.wiring.parts import started
-from moothall.wiring.trusted import Trusted, open_trusted
+from moothall.wiring.trusted import trusted_repositories
 
 Tell = Callable[[str], None]
 _ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS = 300.0, 0.1, 0.5
@@ -31,14 +31,8 @@ class House:
     """What a command works with. `attached`: another process does the work. `grpc_port` is 0 where none is served."""
 
     desk: Desk
-    bus: JetStreamBus
-    trusted: Trusted
     grpc_port: int
     attached: bool
-
-    async def register(self, where: str, ref: str) -> RepositoryRef:
-        """Register a repository that this user named on the command line, and check that it can be used."""
-        return await self.trusted.register(where, ref)
 
 
 def check_early(settings: Settings, request: DeliberationRequest) -> None:
@@ -108,8 +102,7 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
             f"process {address.pid} serves {settings.data_dir} with other settings; stop it, or set MOOTHALL_DATA_DIR to another one"
         )
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-    trusted = await stack.enter_async_context(open_trusted(settings))
-    return House(Desk(bus, trusted.repositories, _defaults(settings)), bus, trusted, address.grpc_port, attached=True)
+    return House(Desk(bus, trusted_repositories(settings), _defaults(settings)), address.grpc_port, attached=True)
 
 
 async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool) -> tuple[House, Collector]:
@@ -130,22 +123,22 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     model = await stack.enter_async_context(started(model_url(settings, tell)))
     url = await stack.enter_async_context(bus_url(settings))
     bus = await stack.enter_async_context(open_bus(settings.bus, url))
-    trusted = await stack.enter_async_context(open_trusted(settings))
-    collector = Collector(bus, trusted.repositories, settings.limits)
+    repositories = trusted_repositories(settings)
+    collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
     collecting = await stack.enter_async_context(started(_running(collector)))
     await collecting
     main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
     await ray
     await (await stack.enter_async_context(started(hosting(settings.ray, main))))
-    desk = Desk(bus, trusted.repositories, _defaults(settings))
+    desk = Desk(bus, repositories, _defaults(settings))
     port = 0
     if serving:
         tokens = read_tokens(settings.grpc, settings.data_dir)
         port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, desk, tokens))).port
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
-    return House(desk, bus, trusted, port, attached=False), collector
+    return House(desk, port, attached=False), collector
 
 
 @asynccontextmanager

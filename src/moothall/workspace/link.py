@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, cast
 
 from moothall.errors import WorkspaceFailed
 from moothall.workspace.protocol import Frames, ProtocolError, pack
@@ -55,8 +55,8 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - tells mypy what a stream socket gives
-        self._transport = transport
+        # uvloop's transports are no subclass, so this cannot be asserted.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Hand out the answers that are complete."""

@@ -1,0 +1,52 @@
+"""A host process: runs inside a Ray actor, wherever Ray put it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from moothall.bus.jetstream import open_bus
+from moothall.config import Settings
+from moothall.council.protocols import Parts
+from moothall.domain.ids import digest
+from moothall.fleet.host import Host
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.model.client import open_model
+from moothall.telemetry import configure_logs
+from moothall.wiring.trusted import open_hands
+from moothall.wiring.walls import check_walls
+
+
+async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
+    """Host until cancelled. Calls `ready` once work is being pulled."""
+    configure_logs(settings.log)
+    if settings.ray.address is not None:  # on this machine the house has checked them
+        await check_walls(settings)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=_secrets(settings)))
+        model = await stack.enter_async_context(open_model(settings.llm, model_url))
+        writer = f"{name}-{digest(bus_url)[:8]}"
+        audit = await stack.enter_async_context(
+            AuditLog(settings.data_dir, writer, sync_records=settings.guard.audit_sync_records)
+        )
+        hands = await stack.enter_async_context(open_hands(settings))
+        parts = Parts(
+            model=model,
+            gate=Gate(settings.guard, audit, bus),
+            workspaces=hands.workspaces,
+            repositories=hands.repositories,
+            publisher=bus,
+            limits=settings.limits,
+            llm=settings.llm,
+        )
+        host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host)
+        ready()
+        await host.run()
+
+
+def _secrets(settings: Settings) -> tuple[str, ...]:
+    """The operator's own values that no event may carry."""
+    return tuple(
+        secret.get_secret_value() for secret in (settings.llm.api_key, settings.bus.token, settings.grpc.token) if secret
+    )

@@ -1,0 +1,65 @@
+"""The trusted side's repositories, alone or with the workspaces that a host opens on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moothall.config import Settings, environment
+from moothall.domain.identity import LOCAL
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import ConfigurationError, NotFound
+from moothall.workspace.clone import TrustedClone
+from moothall.workspace.local import LocalWorkspaces
+from moothall.workspace.prepare import Preparer
+from moothall.workspace.repositories import TrustedRepositories
+
+
+class _Hosts:
+    """Stands where a preparer would: a process without workspaces prepares nothing."""
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        del on_progress
+        raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
+
+
+def trusted_repositories(settings: Settings) -> TrustedRepositories:
+    """Repositories to register, pin, read and deliver to."""
+    return TrustedRepositories(settings.data_dir, settings.workspace, _Hosts(), secrets=environment())
+
+
+async def register(settings: Settings, where: str, ref: str) -> RepositoryRef:
+    """Register what this user named on the command line (a path, a URL or an id) and check that it can be used."""
+    repositories = trusted_repositories(settings)
+    try:
+        known = "" if await asyncio.to_thread(Path(where).exists) else repositories.registry.get(where, LOCAL.tenant).id
+    except NotFound:
+        known = ""
+    named = RepositoryRef(id=known or (await repositories.register(where)).id, ref=ref)
+    await repositories.resolve(named)
+    return named
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What a host works with."""
+
+    repositories: TrustedRepositories
+    workspaces: LocalWorkspaces
+
+
+@asynccontextmanager
+async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
+    """Repositories that can be prepared, and the workspaces on them."""
+    def clone_of(repository: str) -> TrustedClone:
+        return repositories.clone(repository)
+
+    workspaces = LocalWorkspaces(settings, clone_of)
+    preparer = Preparer(settings, clone_of, workspaces)
+    repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer, secrets=environment())
+    async with workspaces:
+        yield Hands(repositories, workspaces)
