@@ -84,13 +84,14 @@ class TempWorkspaces:
                 repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
         if extra:
             other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
-            for path in changed_tests(other, prepared):
+            for path in tests_of(changed(other, prepared), prepared):
                 repo.write({path: (other.path / path).read_bytes()})
 
     def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
-        self.repo.git("clone", "--quiet", "--shared", str(self.repo.path), str(folder))
+        self.repo.git("clone", "--quiet", "--shared", "--template=", str(self.repo.path), str(folder))
         repo = Repo(folder)
-        repo.git("checkout", "--quiet", "--detach", prepared.base.sha)
+        if prepared.base.sha != self.repo.head:
+            repo.git("checkout", "--quiet", "--detach", prepared.base.sha)
         if patch:
             try:
                 repo.git("apply", "--whitespace=nowarn", "-", stdin=patch.encode())
@@ -99,11 +100,25 @@ class TempWorkspaces:
         return repo
 
 
-def changed_tests(repo: Repo, prepared: Prepared) -> list[str]:
-    """Return the test files that differ from the base and are there."""
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A path that differs from the base; `mode` is git's, 000000 where it is gone."""
+
+    path: str
+    mode: str
+
+
+def changed(repo: Repo, prepared: Prepared) -> list[_Changed]:
+    """Stage everything and return what differs from the base."""
     repo.git("add", "--all")
-    changed = repo.git("diff", "--cached", "--name-only", "--diff-filter=d", prepared.base.sha).splitlines()
-    return [path for path in changed if any(covers(item, path) for item in prepared.base.profile.protected)]
+    lines = repo.git("diff", "--cached", "--raw", "--no-renames", prepared.base.sha).splitlines()
+    return [_Changed(line.partition("\t")[2], line.split()[1]) for line in lines]
+
+
+def tests_of(paths: Sequence[_Changed], prepared: Prepared) -> tuple[str, ...]:
+    """Return the test files among them that are there."""
+    protected = prepared.base.profile.protected
+    return tuple(item.path for item in paths if item.mode != "000000" and any(covers(glob, item.path) for glob in protected))
 
 
 @dataclass(slots=True)
@@ -182,12 +197,10 @@ class TempWorkspace:
 
     def _patch(self, message: str) -> Patch:
         sha = self.prepared.base.sha
-        tests = tuple(changed_tests(self.repo, self.prepared))
-        if any((self.repo.path / path).is_symlink() for path in self.repo.git("ls-files").splitlines()):
+        paths = changed(self.repo, self.prepared)
+        if any(item.mode == "120000" for item in paths):
             raise PatchRefused("a symlink may not leave")
         command = ["git", "diff", "--cached", "--binary", sha]
         diff = subprocess.run(command, cwd=self.repo.path, capture_output=True, check=True).stdout.decode()  # noqa: S603
-        tree = self.repo.git("write-tree")
-        commit = self.repo.git("commit-tree", tree, "-p", sha, "-m", message)
-        paths = tuple(self.repo.git("diff", "--cached", "--name-only", sha).splitlines())
-        return Patch(sha, commit, diff, paths, tests)
+        commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
+        return Patch(sha, commit, diff, tuple(item.path for item in paths), tests_of(paths, self.prepared))
