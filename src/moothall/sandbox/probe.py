@@ -110,7 +110,12 @@ async def _attempt(limits: Sandbox, folder: Path | None) -> dict[str, Any]:
         overlay = await asyncio.to_thread(_folders, place, drop_uid(limits))
         ours, theirs = socket.socketpair()
         callers: list[object] = []
-        listener = await asyncio.start_server(lambda _, writer: callers.append(writer.close()), "127.0.0.1", 0)
+
+        def reached(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            callers.append(writer)
+            writer.close()
+
+        listener = await asyncio.start_server(reached, "127.0.0.1", 0)
         async with listener:
             with ours, theirs:
                 order = {

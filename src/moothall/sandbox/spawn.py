@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -48,8 +49,10 @@ class Sandboxed:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
-        return self.process.returncode is None
+        """Whether it still runs; asked of the kernel, who knows before asyncio does."""
+        if self._handle < 0 or self.process.returncode is not None:
+            return False
+        return not select.select([self._handle], [], [], 0)[0]
 
     def log_tail(self) -> str:
         """Return the end of what the process said on stderr."""

@@ -7,6 +7,7 @@ what goes wrong is a `ToolFailure` whose message helps the model on.
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import stat
@@ -38,7 +39,7 @@ class Limits:
 def _read_bytes(root: int, path: str, limits: Limits) -> bytes:
     # Without O_NONBLOCK a FIFO would hold the executor for ever.
     descriptor = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
             raise ToolFailure(f"{path or '.'!r} is a folder; files.list shows what is in it")
@@ -46,7 +47,24 @@ def _read_bytes(root: int, path: str, limits: Limits) -> bytes:
             raise ToolFailure(f"{path!r} is not a regular file")
         if found.st_size > limits.file_bytes:
             raise ToolFailure(f"{path!r} has {found.st_size} bytes; at most {limits.file_bytes} are read")
-        return file.read(limits.file_bytes + 1)
+        return _whole(descriptor, limits.file_bytes)
+    except OSError as error:
+        raise failure(error.errno or 0, path) from error
+    finally:
+        os.close(descriptor)
+
+
+def _whole(descriptor: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    while limit > 0 and (part := os.read(descriptor, limit)):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+def _rows(text: str) -> list[str]:
+    """Return the lines, each with its end. Only a newline ends one: so count editors, compilers and pytest."""
+    return list(io.StringIO(text, newline="\n"))
 
 
 def _read_text(root: int, path: str, limits: Limits) -> str:
@@ -99,7 +117,7 @@ def _cut(text: str, limit: int) -> tuple[str, bool]:
 def read(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """`content` is lines `start` to `start + lines - 1`, as they are in the file."""
     path = clean(args["path"])
-    rows = _read_text(root, path, limits).splitlines(keepends=True)
+    rows = _rows(_read_text(root, path, limits))
     start, wanted = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
         raise ToolFailure(f"{path!r} has {len(rows)} lines; start {start} is behind its end", "invalid")
@@ -155,12 +173,12 @@ def edit(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
 
 
 def _not_found(path: str, text: str, old: str) -> str:
-    rows = text.splitlines()
+    rows = _rows(text)
     message = f"old text not found in {path!r}; the file has {len(rows)} lines"
     first = next((row.strip() for row in old.splitlines() if row.strip()), "")
     near = [number for number, row in enumerate(rows, 1) if first and row.strip() == first]
     if near:
-        return f"{message}; line {near[0]} differs only in its spaces or in the lines after it: {rows[near[0] - 1][:MAX_LINE]!r}"
+        return f"{message}; line {near[0]} differs only in its spaces or in the lines after it: {rows[near[0] - 1].rstrip()[:MAX_LINE]!r}"
     return f"{message}; read it with files.read and copy the text exactly"
 
 
@@ -238,7 +256,8 @@ def search(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
             text = _read_text(root, below, limits)
         except ToolFailure:
             continue  # binary, too large or gone
-        for number, row in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(_rows(text), 1):
+            row = line.rstrip("\r\n")
             if pattern.search(row):
                 size += len(below) + min(len(row), MAX_LINE) + 32
                 if len(matches) == MAX_MATCHES or size > limits.output_bytes:
@@ -309,7 +328,7 @@ def info(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
         result["target"] = target
     if kind == "file":
         try:
-            result["lines"] = len(_read_text(root, path, limits).splitlines())
+            result["lines"] = len(_rows(_read_text(root, path, limits)))
         except ToolFailure:
             result["lines"] = None
     return result
@@ -319,8 +338,8 @@ def diff(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """A unified diff from `path` to `other`."""
     path, other = clean(args["path"]), clean(args["other"])
     rows = difflib.unified_diff(
-        _read_text(root, path, limits).splitlines(keepends=True),
-        _read_text(root, other, limits).splitlines(keepends=True),
+        _rows(_read_text(root, path, limits)),
+        _rows(_read_text(root, other, limits)),
         path,
         other,
     )

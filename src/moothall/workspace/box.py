@@ -24,7 +24,7 @@ from moothall.workspace.link import Link
 _BOOT = BOOT.format(module="moothall.workspace.executor")
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
-_DISK_PAUSE = 0.25
+_LOOK_PAUSE = 0.25
 _DISK_ENTRIES = 200_000
 
 Answer = dict[str, Any]
@@ -174,38 +174,45 @@ class Box:
         async with self._lock:
             if self._link is None or self._sandbox is None:
                 raise WorkspaceFailed("the workspace is not open")
-            oom = self._sandbox.cgroup.killed_for_memory() if self._sandbox.cgroup else 0
+            killed = self._killed_for_memory()
             number, answer = self._link.ask(message)
             try:
-                result = await self._follow(number, answer, wall, watch=message["op"] == "run" and op != "setup")
+                result = await self._follow(number, answer, wall, killed if message["op"] == "run" else None, disk=op != "setup")
             except WorkspaceFailed as error:
                 raise WorkspaceFailed(f"{error.message}: {self._sandbox.log_tail() or 'it said nothing'}") from error
             except asyncio.CancelledError:
                 self._link.stop(number, "cancelled")
                 raise
-            killed = self._sandbox.cgroup is not None and self._sandbox.cgroup.killed_for_memory() > oom
-        if killed and result.get("status") == "success" and result.get("exit_code"):
+            starved = self._killed_for_memory() > killed
+        if starved and result.get("status") == "success" and result.get("exit_code"):
             result = {**result, "status": "memory", "verdict": "errored"}
         return result
 
-    async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, *, watch: bool) -> Answer:
+    def _killed_for_memory(self) -> int:
+        return self._sandbox.cgroup.killed_for_memory() if self._sandbox and self._sandbox.cgroup else 0
+
+    async def _follow(
+        self, number: int, answer: asyncio.Future[Answer], wall: float, killed: int | None, *, disk: bool
+    ) -> Answer:
+        """Wait for an answer. Unless `killed` is None (nothing of others runs) look at memory and disk meanwhile."""
         link = self._link
         assert link is not None  # noqa: S101 - request made sure
         loop = asyncio.get_running_loop()
-        end, pause, stopped = loop.time() + wall + _GRACE_SECONDS, _DISK_PAUSE, False
+        end, pause, stopped = loop.time() + wall + _GRACE_SECONDS, _LOOK_PAUSE, False
         while True:
-            await asyncio.wait([answer], timeout=min(pause, max(0.0, end - loop.time())) if watch else wall + _GRACE_SECONDS)
+            await asyncio.wait([answer], timeout=max(0.0, end - loop.time()) if killed is None else pause)
             if answer.done():
                 return answer.result()
             if loop.time() >= end:
                 self.kill()
                 raise WorkspaceFailed(f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended")
-            if watch and not stopped:
+            if killed is not None and not stopped:
                 begun = loop.time()
-                if await self._disk_is_full():
-                    link.stop(number, "disk")
+                broken = "memory" if self._killed_for_memory() > killed else "disk" if disk and await self._disk_is_full() else ""
+                if broken:
+                    link.stop(number, broken)
                     stopped = True
-                pause = max(_DISK_PAUSE, 10 * (loop.time() - begun))
+                pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
 
     async def _disk_is_full(self) -> bool:
         limit = self._settings.sandbox.disk_bytes

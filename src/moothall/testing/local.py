@@ -1,0 +1,77 @@
+"""Real local workspaces for tests: a real clone, a real sandbox, pytest from this Python's own packages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Sandbox, Settings, Workspace
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.tool import ToolCall, ToolResult
+from moothall.sandbox.spec import interpreter
+from moothall.testing.repos import SAMPLE, make_repo
+from moothall.workspace.clone import TrustedClone
+from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
+from moothall.workspace.prepare import Preparer
+
+PACKAGES = Path(pytest.__file__).resolve().parent.parent
+PYTEST = (
+    *("env", f"PYTHONPATH={PACKAGES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", str(interpreter())),
+    *("-m", "pytest", "-q", "--tb=short"),
+)
+
+
+def python(code: str) -> tuple[str, ...]:
+    """Return the command that runs `code`."""
+    return (str(interpreter()), "-c", code)
+
+
+@dataclass(slots=True)
+class Local:
+    """Open workspaces on one small repository."""
+
+    settings: Settings
+    workspaces: LocalWorkspaces
+    preparer: Preparer
+    clone: TrustedClone
+    sha: str
+    _numbers: Any = field(default_factory=count)
+
+    def base(self, **profile: Any) -> Base:
+        """The repository's commit with a profile."""
+        return Base("sample", self.sha, Profile(**profile))
+
+    async def prepared(self, checks: Mapping[str, Sequence[str]] | None = None, **profile: Any) -> Prepared:
+        """The base, checked out and not yet run."""
+        base = self.base(**profile)
+        ready = await self.preparer.prepare(base)
+        named = {name: tuple(argv) for name, argv in (checks or {}).items()}
+        with_checks = Base("sample", self.sha, Profile(**{**profile, "checks": named}))
+        return Prepared(with_checks, ready.key, ready.files)
+
+    async def call(self, workspace: LocalWorkspace, tool: str, seconds: float = 30, **arguments: Any) -> ToolResult:
+        """Call a tool."""
+        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        return await workspace.call(ToolCall(f"r{next(self._numbers)}", tool, arguments, deadline))
+
+
+@asynccontextmanager
+async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
+    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
+    settings = Settings(
+        data_dir=folder / "data",
+        workspace=Workspace(warm=warm),
+        sandbox=Sandbox(**{"toolchains": (PACKAGES,), **limits}),
+    )
+    repo = make_repo(folder / "repo", files)
+    clone = TrustedClone(folder / "data" / "repos" / "sample.git", settings.workspace)
+    sha = await clone.fetch(str(repo.path), "HEAD")
+    async with LocalWorkspaces(settings, lambda _: clone) as workspaces:
+        yield Local(settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha)

@@ -1,0 +1,110 @@
+"""A process that is killed, and the same suites as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from moothall.sandbox import cgroups
+from moothall.testing.local import PACKAGES, local
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parents[2]
+ORDINARY = 64_999
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from moothall.testing.local import local, python
+
+async def main():
+    async with local(Path(sys.argv[1]), {"a.txt": "a"}, warm=1) as house:
+        prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
+        async with house.workspaces.open(prepared, "held") as workspace:
+            print("open", flush=True)
+            await workspace.check("sleep")
+
+asyncio.run(main())
+"""
+
+
+async def test_kill_9_leaves_no_process_and_the_next_start_sweeps(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=env)
+    assert holder.stdout
+    assert holder.stdout.readline() == b"open\n"
+    time.sleep(0.5)
+    inside = psutil.Process(holder.pid).children(recursive=True)
+    assert len(inside) >= 3, "bubblewrap, the executor and the command"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    gone, alive = psutil.wait_procs(inside, timeout=5)
+    assert (len(gone), alive) == (len(inside), [])
+    run = tmp_path / "data" / "run"
+    left = [path.name for path in run.iterdir()]
+    assert len(left) == 1
+    shutil.rmtree(tmp_path / "repo")
+    async with local(tmp_path, {"a.txt": "a"}) as house:
+        assert house.workspaces.pool._folder.name not in left
+        assert [path.name for path in run.iterdir()] == [house.workspaces.pool._folder.name]
+    folders = [str(path) for parent in set(cgroups.parents() or ()) for path in parent.glob(f"*{left[0]}*")]
+    assert folders == []
+
+
+def interpreter_for_all() -> Path | None:
+    """Return a Python of our version that an ordinary user may run."""
+    for candidate in (Path(sys.executable).resolve(), Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")):
+        if candidate.exists() and all(folder.stat().st_mode & 0o005 == 0o005 for folder in candidate.parents):
+            return candidate
+    return None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become an ordinary user")
+@pytest.mark.skipif(interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run")
+@pytest.mark.parametrize(
+    "suite", ["tests/unit/sandbox", "tests/unit/workspace/test_local.py", "tests/e2e/test_sandbox_limits.py"]
+)
+def test_the_same_as_an_ordinary_user(suite: str) -> None:
+    home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
+    home.mkdir(mode=0o700)
+    os.chown(home, ORDINARY, ORDINARY)
+    try:
+        done = subprocess.run(
+            [
+                *("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"),
+                *(
+                    str(interpreter_for_all()),
+                    "-m",
+                    "pytest",
+                    suite,
+                    "-q",
+                    "--noconftest",
+                    "-p",
+                    "no:cacheprovider",
+                    f"--basetemp={home}/tmp",
+                ),
+            ],
+            cwd=ROOT,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(home),
+                "PYTHONPATH": f"{ROOT / 'src'}:{PACKAGES}",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "HYPOTHESIS_STORAGE_DIRECTORY": str(home / "hypothesis"),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]

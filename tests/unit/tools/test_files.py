@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from moothall.tools.files import TOOLS, Limits, glob_matches
+from moothall.tools.paths import ToolFailure
+
+LIMITS = Limits(file_bytes=10_000, output_bytes=2_000)
+
+
+class Tree:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.root = os.open(path, os.O_PATH | os.O_DIRECTORY)
+
+    def __call__(self, tool: str, **args: Any) -> dict[str, Any]:
+        return TOOLS[f"files.{tool}"](self.root, args, LIMITS)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    tree = Tree(inside)
+    yield tree
+    os.close(tree.root)
+
+
+def test_write_read_append_edit(tree: Tree) -> None:
+    assert tree("write", path="src/new/a.py", content="one\ntwo")["bytes"] == 7
+    assert tree("append", path="src/new/a.py", content="three\n")["bytes"] == 14
+    assert tree("read", path="./src//new/a.py")["content"] == "one\ntwo\nthree\n"
+    part = tree("read", path="src/new/a.py", start=2, lines=1)
+    assert (part["content"], part["total_lines"], part["truncated"]) == ("two\n", 3, True)
+    assert tree("edit", path="src/new/a.py", old="two\n", new="")["replaced"] == 1
+    assert tree("read", path="src/new/a.py")["content"] == "one\nthree\n"
+    assert tree("append", path="fresh.txt", content="x")["bytes"] == 1
+
+
+def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
+    tree("write", path="a.py", content="def f():\n    x = 1\n    x = 1\n")
+    with pytest.raises(ToolFailure, match=r"occurs 2 times .* count=2"):
+        tree("edit", path="a.py", old="x = 1", new="y")
+    with pytest.raises(ToolFailure, match=r"the file has 3 lines; line 2 differs only in its spaces"):
+        tree("edit", path="a.py", old="  x = 1\n  z", new="y")
+    with pytest.raises(ToolFailure, match=r"not found .* copy the text exactly"):
+        tree("edit", path="a.py", old="nothing like it", new="y")
+    assert tree("edit", path="a.py", old="x = 1", new="y", count=2)["replaced"] == 2
+
+
+def test_what_is_not_text_is_refused(tree: Tree) -> None:
+    (tree.path / "b").write_bytes(b"a\0b")
+    (tree.path / "l").write_bytes(b"caf\xe9")
+    (tree.path / "big").write_bytes(b"x" * 10_001)
+    os.mkfifo(tree.path / "pipe")
+    for path, why in (
+        ("b", "binary"),
+        ("l", "not UTF-8"),
+        ("big", "at most 10000"),
+        ("pipe", "not a regular file"),
+        (".", "folder"),
+    ):
+        with pytest.raises(ToolFailure, match=why):
+            tree("read", path=path)
+    with pytest.raises(ToolFailure, match="surrogate"):
+        tree("write", path="x", content="\ud800")
+    with pytest.raises(ToolFailure, match="may have 10000"):
+        tree("write", path="x", content="x" * 10_001)
+
+
+def test_list_search_info_diff_delete(tree: Tree) -> None:
+    tree("write", path="src/a.py", content="needle = 1\n")
+    tree("write", path="src/b.txt", content="hay\nneedle\n")
+    (tree.path / "__pycache__").mkdir()
+    (tree.path / "link").symlink_to("src")
+    assert tree("list")["entries"] == ["link", "src/", "src/a.py", "src/b.txt"]
+    assert tree("list", path="src", glob="*.py")["entries"] == ["src/a.py"]
+    assert [(m["path"], m["line"]) for m in tree("search", pattern="^needle")["matches"]] == [("src/a.py", 1), ("src/b.txt", 2)]
+    assert tree("search", pattern="needle", path="src/a.py")["matches"] == [{"path": "src/a.py", "line": 1, "text": "needle = 1"}]
+    assert tree("info", path="link") == {"path": "link", "type": "symlink", "bytes": 3, "executable": True, "target": "src"}
+    assert tree("info", path="src/b.txt")["lines"] == 2
+    assert "-needle = 1\n+hay\n+needle\n" in tree("diff", path="src/a.py", other="src/b.txt")["diff"]
+    with pytest.raises(ToolFailure, match="not a regular expression"):
+        tree("search", pattern="(")
+    with pytest.raises(ToolFailure, match="not empty"):
+        tree("delete", path="src")
+    assert tree("delete", path="link")["deleted"]
+    assert (tree.path / "src" / "a.py").exists()
+    tree("mkdir", path="deep/er")
+    assert tree("delete", path="deep/er")["deleted"]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "a/../../secret", "out/secret", "abs", "\0", "x" * 2000])
+def test_no_way_out(tree: Tree, path: str) -> None:
+    (tree.path.parent / "secret").write_text("secret", encoding="utf-8")
+    (tree.path / "a").mkdir()
+    (tree.path / "out").symlink_to("..")
+    (tree.path / "abs").symlink_to("/etc/passwd")
+    for tool, more in (("read", {}), ("write", {"content": "x"}), ("append", {"content": "x"}), ("search", {"pattern": "."})):
+        with pytest.raises(ToolFailure) as refused:
+            tree(tool, path=path, **more)
+        assert refused.value.status == "invalid"
+    assert (tree.path.parent / "secret").read_text(encoding="utf-8") == "secret"
+
+
+def test_symlinks_that_stay_inside_are_followed(tree: Tree) -> None:
+    tree("write", path="src/a.py", content="x = 1\n")
+    (tree.path / "link").symlink_to("src/a.py")
+    assert tree("read", path="link")["content"] == "x = 1\n"
+    tree("write", path="link", content="y\n")
+    assert (tree.path / "link").is_symlink()
+    assert tree("read", path="src/a.py")["content"] == "y\n"
+
+
+@pytest.mark.parametrize("path", [".git/config", "a/.GIT/hooks/pre-commit", ".git"])
+def test_git_is_not_written(tree: Tree, path: str) -> None:
+    with pytest.raises(ToolFailure, match="git's own files"):
+        tree("write", path=path, content="x")
+
+
+NAMES = st.sampled_from(["a", "b", "..", ".", "", "up", "away", "loop", "secret", "a" * 300, "/", "é", "-rf", "*"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(parts=st.lists(NAMES, max_size=6), tool=st.sampled_from(sorted(TOOLS)))
+@example(parts=["up", "secret"], tool="files.write")
+@example(parts=["a", "..", "..", "secret"], tool="files.delete")
+def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        outside, inside = Path(folder), Path(folder, "inside")
+        (inside / "a" / "b").mkdir(parents=True)
+        (outside / "secret").write_text("top secret", encoding="utf-8")
+        (inside / "up").symlink_to("..")
+        (inside / "a" / "away").symlink_to(outside)
+        (inside / "loop").symlink_to("loop")
+        before = sorted(str(path) for path in outside.iterdir())
+        tree = Tree(inside)
+        path = "/".join(parts)
+        args = {"path": path, "other": path, "content": "x", "old": "top", "new": "x", "pattern": "secret"}
+        try:
+            said = TOOLS[tool](tree.root, args, LIMITS)
+            assert "top secret" not in str(said)
+        except ToolFailure:
+            pass
+        finally:
+            os.close(tree.root)
+        assert (outside / "secret").read_text(encoding="utf-8") == "top secret"
+        assert sorted(str(path) for path in outside.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "glob", "matches"),
+    [
+        ("a.py", "*.py", True),
+        ("src/deep/a.py", "*.py", True),
+        ("src/deep/a.py", "src/*.py", False),
+        ("src/deep/a.py", "src/**/*.py", True),
+        ("src/a.py", "src/**/*.py", True),
+        ("src/a.py", "**", True),
+        ("src/a.py", "src/**", True),
+        ("lib/a.py", "src/**", False),
+        ("a/" * 30 + "b", "**/a/" * 15 + "c", False),
+    ],
+)
+def test_globs(path: str, glob: str, *, matches: bool) -> None:
+    assert glob_matches(path, glob) is matches

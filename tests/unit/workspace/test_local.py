@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from moothall.domain.evidence import Verdict
+from moothall.domain.repository import Prepared, Profile
+from moothall.domain.tool import ToolStatus
+from moothall.errors import PatchRefused, WorkspaceFailed
+from moothall.testing.local import PYTEST, Local, local, python
+from moothall.testing.repos import SAMPLE, SOLUTION
+from moothall.workspace.local import LocalWorkspace
+
+UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
+CHECKS = {"tests": PYTEST}
+FILES = {**SAMPLE, "pkg/one.txt": "1\n", "pkg/two.txt": "2\n", "run.sh": "echo\n"}
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[Local]:
+    async with local(tmp_path, FILES) as house:
+        yield house
+
+
+@pytest.fixture
+async def prepared(house: Local) -> Prepared:
+    return await house.prepared(CHECKS, protected=("tests/**", "conftest.py"))
+
+
+async def inside(house: Local, prepared: Prepared, code: str, *, name: str = "probe") -> Any:
+    """Run Python code in a fresh workspace and return it with the run."""
+    ready = replace(prepared, base=replace(prepared.base, profile=Profile(checks={"run": python(code)})))
+    async with house.workspaces.open(ready, name) as workspace:
+        return await workspace.check("run")
+
+
+async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "one") as workspace:
+        before = await workspace.check("tests")
+        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (Verdict.FAILED, "failed")
+        done = await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        assert done.status is ToolStatus.SUCCESS
+        tests = await house.call(workspace, "tests.pytest", keyword="hello_world")
+        assert tests.output["verdict"] == "passed"
+        assert tests.output["passed"] == 1
+        assert tests.usage.cpu_ms > 0
+        assert tests.usage.max_rss_bytes > 1_000_000
+        patch = await workspace.patch("Add hello_world()")
+    assert patch.paths == (UTILS,)
+    async with house.workspaces.open(prepared, "clean", patch=patch.diff, judged=True) as workspace:
+        assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
+        assert (await workspace.check("nothing")).verdict is Verdict.MISSING
+
+
+async def test_workspaces_do_not_see_each_other(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "a") as one, house.workspaces.open(prepared, "b") as other:
+        await house.call(one, "files.write", path=UTILS, content="mine = 1\n")
+        assert "mine" not in (await house.call(other, "files.read", path=UTILS)).output["content"]
+        assert not (await other.patch("nothing")).diff
+
+
+async def test_every_kind_of_change_arrives_in_the_patch(house: Local, prepared: Prepared) -> None:
+    code = """
+import os, shutil
+os.chmod('run.sh', 0o755)
+open('src/utils.py', 'a').close()
+os.utime('src/utils.py')
+shutil.rmtree('pkg'); os.mkdir('pkg'); open('pkg/three.txt', 'w').write('3')
+os.rename('README.md', 'READ.md')
+shutil.rmtree('tests'); open('tests', 'w').write('a file now')
+os.symlink('run.sh', 'link')
+os.makedirs('src/__pycache__'); open('src/__pycache__/x.pyc', 'w').write('x')
+open('trace.log', 'w').write('ignored by .gitignore')
+os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); os.chmod('closed', 0)
+"""
+    async with house.workspaces.open(prepared, "all") as workspace:
+        await house.call(workspace, "files.write", path="x.py", content=code)
+        answer = await workspace._box.request("run", wall_seconds=10, argv=python("exec(open('x.py').read())"), env={})
+        assert answer["exit_code"] == 0, answer["output"]
+        await house.call(workspace, "files.delete", path="x.py")
+        patch = await workspace.patch("all")
+    changed = {change.path: (change.mode, change.content) for change in await house.clone.changes(house.sha, patch.commit_sha)}
+    assert {path: content for path, (_, content) in changed.items()} == {
+        "README.md": None,
+        "READ.md": SAMPLE["README.md"].encode(),
+        "closed/f": b"f",
+        "link": b"run.sh",
+        "pkg/one.txt": None,
+        "pkg/two.txt": None,
+        "pkg/three.txt": b"3",
+        "run.sh": b"echo\n",
+        "tests": b"a file now",
+        TESTS: None,
+    }
+    assert (changed["run.sh"][0], changed["link"][0]) == ("100755", "120000")
+    async with house.workspaces.open(prepared, "again", patch=patch.diff) as workspace:
+        assert (await house.call(workspace, "files.read", path="tests")).output["content"] == "a file now"
+        assert (await workspace.patch("all")).diff == patch.diff
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.mkfifo('pipe')", "pipe"),
+        ("import os; os.symlink('/etc/passwd', 'link')", "link"),
+        ("import os; os.makedirs('.git/hooks'); open('.git/hooks/pre-commit', 'w').write('x')", r"\.git"),
+        ("open('big', 'wb').write(bytes(6_000_000))", "big"),
+        ("import os\nfor n in range(150): os.mkdir('d'); os.chdir('d')\nopen('f', 'w')", "deeper"),
+    ],
+)
+async def test_what_no_patch_can_hold_is_refused(house: Local, prepared: Prepared, code: str, why: str) -> None:
+    async with house.workspaces.open(prepared, "bad") as workspace:
+        answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
+        assert answer["exit_code"] == 0, answer["output"]
+        with pytest.raises(PatchRefused, match=why):
+            await workspace.patch("bad")
+
+
+async def test_of_extra_only_the_test_files_are_taken(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "author") as workspace:
+        await house.call(workspace, "files.write", path="tests/test_more.py", content="def test_more():\n    assert True\n")
+        await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        extra = await workspace.patch("tests and code")
+    async with house.workspaces.open(prepared, "other", extra=extra.diff) as workspace:
+        run = await workspace.check("tests", ["tests/test_more.py"])
+        assert dict(run.cases) == {"tests/test_more.py::test_more": "passed"}
+        assert "hello_world" not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+
+
+async def test_a_check_that_runs_no_test_is_missing(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "none") as workspace:
+        await house.call(workspace, "files.delete", path=TESTS)
+        assert (await workspace.check("tests")).verdict is Verdict.MISSING
+
+
+async def test_git_tools_work_on_the_trusted_side(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "git") as workspace:
+        await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        assert (await house.call(workspace, "git.status")).output["changed"][0]["path"] == UTILS
+        made = await house.call(workspace, "git.commit", message="one")
+        assert made.status is ToolStatus.SUCCESS
+        back = await house.call(workspace, "git.checkout", ref="HEAD~1")
+        assert back.status is ToolStatus.SUCCESS, back.error
+        assert "hello_world" not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+        wrong = await house.call(workspace, "git.checkout", ref="elsewhere")
+        assert (wrong.status, "no commit" in wrong.error) == (ToolStatus.INVALID, True)
+        assert (await house.call(workspace, "git.push", branch="work")).status is ToolStatus.BLOCKED
+
+
+async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "regex") as workspace:
+        await house.call(workspace, "files.write", path="a.txt", content="a" * 40 + "!\n")
+        slow = await house.call(workspace, "files.search", seconds=0.6, pattern="(a+)+$")
+        assert slow.status is ToolStatus.TIMEOUT
+        assert (await house.call(workspace, "files.search", pattern="^a")).output["matches"]
+
+
+async def test_the_environment_and_the_system_hold_no_secret(
+    house: Local, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOOTHALL_LLM__API_KEY", "a-secret-key")
+    run = await inside(
+        house,
+        prepared,
+        "import os, sys, pathlib\n"
+        "print(dict(os.environ))\n"
+        "for p in pathlib.Path('/proc').glob('*/environ'):\n"
+        "    try: print(p.read_bytes())\n"
+        "    except OSError: pass\n"
+        f"print(os.path.exists({str(house.settings.data_dir)!r}), os.path.exists('/root/.ssh'), os.path.exists('/home'))\n",
+    )
+    assert "a-secret-key" not in run.output
+    assert "False False False" in run.output
+
+
+async def test_no_way_to_the_host(house: Local, prepared: Prepared) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener:
+        port = listener.getsockname()[1]
+        run = await inside(
+            house,
+            prepared,
+            "import os, socket, ctypes\n"
+            "def trial(what, act):\n"
+            "    try: act()\n"
+            "    except OSError as error: print(what, 'refused')\n"
+            "    else: print(what, 'DONE')\n"
+            f"trial('connect', lambda: socket.create_connection(('127.0.0.1', {port}), 1))\n"
+            "trial('dns', lambda: socket.getaddrinfo('localhost.example', 80))\n"
+            "for path in ('/usr/x', '/etc/x', '/x', '/opt/moothall/x', '/dev/x', '/proc/sys/kernel/core_pattern', '/workspace/../x'):\n"
+            "    trial('write ' + path, lambda: open(path, 'w'))\n"
+            "trial('setuid', lambda: os.setuid(0))\n"
+            "trial('chroot', lambda: os.chroot('/tmp'))\n"
+            "trial('kill init', lambda: os.kill(1, 9))\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "print('unshare', libc.unshare(0x10000000), 'mount', libc.mount(b'none', b'/tmp', b'tmpfs', 0, None))\n"
+            "parent = os.getppid()\n"
+            "trial('memory of the executor', lambda: open(f'/proc/{parent}/mem', 'rb+'))\n"
+            "trial('descriptors of the executor', lambda: os.listdir(f'/proc/{parent}/fd'))\n"
+            "print(sorted(os.listdir('/proc/self/fd')))\n",
+        )
+    lines = run.output.splitlines()
+    assert [line for line in lines if line.endswith("DONE") and not line.startswith("kill init")] == []
+    assert "unshare -1 mount -1" in lines
+    assert lines[-1] == "['0', '1', '2', '3']", "no inherited descriptor beside the three and that of the listing"
+
+
+async def test_a_killed_executor_fails_the_workspace(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "dead") as workspace:
+        os.kill(workspace.pid, signal.SIGKILL)
+        with pytest.raises(WorkspaceFailed):
+            await workspace.check("tests")
+        with pytest.raises(WorkspaceFailed):
+            await house.call(workspace, "files.read", path=UTILS)
+
+
+async def test_code_that_kills_its_executor_fails_only_its_own_workspace(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "neighbour") as neighbour:
+        with pytest.raises(WorkspaceFailed):
+            await inside(house, prepared, "import os; os.kill(os.getppid(), 9); import time; time.sleep(5)")
+        assert (await house.call(neighbour, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
+
+
+def left_behind(house: Local) -> list[str]:
+    folder = str(house.settings.data_dir)
+    mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if folder in line]
+    children = [" ".join(child.cmdline())[:80] for child in psutil.Process().children(recursive=True)]
+    return mounts + [child for child in children if child]
+
+
+async def test_nothing_is_left_of_a_workspace(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "daemon") as workspace:
+        code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n"
+        answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
+        assert answer["exit_code"] == 0
+        assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, "bubblewrap's init and the executor"
+    assert left_behind(house) == []
+    assert [path.name for path in house.workspaces.pool._folder.iterdir()] == ["lock"]
+
+
+async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(house: Local) -> None:
+    prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
+    async with house.workspaces.open(prepared, "cancel") as workspace:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await workspace.check("sleep")
+        assert (await house.call(workspace, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
+
+
+async def test_cancelling_everything_leaves_nothing(house: Local) -> None:
+    prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
+
+    async def seat(name: str) -> None:
+        async with house.workspaces.open(prepared, name) as workspace:
+            await workspace.check("sleep")
+
+    async def all_seats() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(seat(f"seat-{number}"))
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(all_seats(), 0.5)
+    assert left_behind(house) == []
+
+
+async def test_a_deadline_that_has_passed(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "late") as workspace:
+        assert (await house.call(workspace, "files.read", seconds=-1, path=UTILS)).status is ToolStatus.TIMEOUT
+        assert isinstance(workspace, LocalWorkspace)
+
+
+async def test_a_patch_that_does_not_apply_opens_nothing(house: Local, prepared: Prepared) -> None:
+    opening = house.workspaces.open(prepared, "x", patch="--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n")
+    with pytest.raises(PatchRefused):
+        await opening.__aenter__()
+    assert left_behind(house) == []

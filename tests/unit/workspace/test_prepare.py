@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Settings
+from moothall.domain.evidence import Verdict
+from moothall.errors import RepositoryError, WorkspaceFailed
+from moothall.testing.local import Local, local
+from moothall.workspace.box import Box
+from moothall.workspace.layout import environment_key, prepared_key
+from moothall.workspace.local import LocalWorkspaces
+from moothall.workspace.prepare import Preparer
+
+SETUP = (
+    ("sh", "-c", "echo tool > /env/tool; echo dep > dep.txt; echo changed > a.txt; mkdir -p deps; echo d > deps/d; rm b.txt"),
+)
+CHECKS = {
+    "tests": ("sh", "-c", "cat /env/tool dep.txt a.txt b.txt deps/d"),
+    "closed": ("sh", "-c", "echo x > /env/more"),
+}
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[Local]:
+    async with local(tmp_path, {"a.txt": "a\n", "b.txt": "b\n"}) as house:
+        yield house
+
+
+async def test_setup_once_and_its_results_are_read_only_in_every_workspace(house: Local) -> None:
+    base = house.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
+    told: list[str] = []
+    prepared = await house.preparer.prepare(base, told.append)
+    assert prepared.files == ("a.txt", "b.txt")
+    assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", "what set-up made, and the repository's own files as they are"
+    assert prepared.runs["closed"].verdict is Verdict.FAILED
+    assert "Read-only file system" in prepared.runs["closed"].output
+    assert len([line for line in told if line.startswith("setting up")]) == 1
+    again: list[str] = []
+    assert await house.preparer.prepare(base, again.append) == prepared
+    assert again == []
+    async with house.workspaces.open(prepared, "w") as workspace:
+        assert not (await workspace.patch("nothing")).diff
+
+
+async def test_two_at_once_prepare_once(house: Local) -> None:
+    base = house.base(setup=SETUP, checks=CHECKS)
+    told: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(house.preparer.prepare(base, told.append)) for _ in range(2)]
+    assert tasks[0].result() == tasks[1].result()
+    assert len([line for line in told if line.startswith("setting up")]) == 1
+
+
+async def test_a_setup_that_fails_says_how_and_is_tried_again(house: Local) -> None:
+    base = house.base(setup=(("sh", "-c", "echo it broke here; exit 3"),))
+    for _ in range(2):
+        with pytest.raises(RepositoryError, match=r"(?s)exit code 3.*it broke here"):
+            await house.preparer.prepare(base)
+    assert os.listdir(house.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
+
+
+async def test_a_setup_that_hangs_is_stopped(house: Local) -> None:
+    settings = house.settings.model_copy(update={"workspace": house.settings.workspace.model_copy(update={"setup_seconds": 0.5})})
+    base = house.base(setup=(("sleep", "600"),))
+    with pytest.raises(RepositoryError, match="stopped: timeout"):
+        await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+
+
+@pytest.mark.parametrize(("network", "why"), [("off", "setup_network is 'off'"), ("allowlist", "cluster")])
+async def test_setup_has_the_network_that_the_operator_allows(house: Local, network: str, why: str) -> None:
+    workspace = house.settings.workspace.model_copy(update={"setup_network": network})
+    settings: Settings = house.settings.model_copy(update={"workspace": workspace})
+    base = house.base(setup=(("sh", "-c", "test $(wc -l < /proc/net/route) -gt 1"),))
+    with pytest.raises(RepositoryError, match=why):
+        await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+
+
+async def test_setup_sees_the_network_by_default(house: Local) -> None:
+    here = Path("/proc/net/route").read_text(encoding="ascii")
+    base = house.base(setup=(("sh", "-c", f"test $(wc -l < /proc/net/route) -eq {len(here.splitlines())}"),))
+    assert (await house.preparer.prepare(base)).files
+
+
+def test_keys_follow_what_they_stand_for(tmp_path: Path) -> None:
+    house = Local(Settings(data_dir=tmp_path), None, None, None, "0" * 40)  # type: ignore[arg-type]  # only base() is used
+    base = house.base(setup=SETUP, checks=CHECKS, lock_digest="one")
+    other_commit = replace(base, sha="1" * 40)
+    other_lock = replace(base, profile=replace(base.profile, lock_digest="two"))
+    assert environment_key(base) == environment_key(other_commit)
+    assert environment_key(base) != environment_key(other_lock)
+    assert len({prepared_key(base), prepared_key(other_commit), prepared_key(other_lock)}) == 3
+    assert environment_key(house.base(checks={"tests": ("make",)})) == ""
+    assert environment_key(house.base(checks={"tests": ("python", "-m", "pytest")})) != ""
+
+
+async def test_a_spare_executor_is_kept_ready_and_used(tmp_path: Path) -> None:
+    async with local(tmp_path, {"a.txt": "a\n"}, warm=1) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "first"):
+            spare = await _spare(house, prepared.key)
+        async with house.workspaces.open(prepared, "second") as workspace:
+            assert workspace.pid == spare.pid
+        spare = await _spare(house, prepared.key)
+        spare.kill()
+        async with house.workspaces.open(prepared, "third") as workspace:
+            assert workspace.pid != spare.pid
+            assert (await house.call(workspace, "files.read", path="a.txt")).output["content"] == "a\n"
+    assert list((house.settings.data_dir / "run").iterdir()) == []
+
+
+async def _spare(house: Local, key: str) -> Box:
+    async with asyncio.timeout(10):
+        while not house.workspaces.pool._spares[key]:
+            await asyncio.sleep(0.02)
+    return house.workspaces.pool._spares[key][0]
+
+
+async def test_a_closed_house_opens_nothing(house: Local, tmp_path: Path) -> None:
+    prepared = await house.prepared()
+    async with LocalWorkspaces(house.settings, lambda _: house.clone) as other:
+        pass
+    opening = other.open(prepared, "late")
+    with pytest.raises(WorkspaceFailed, match="being closed"):
+        await opening.__aenter__()
