@@ -72,8 +72,7 @@ class Preparer:
 
     async def _check_out(self, clone: TrustedClone, base: Base, key: str) -> None:
         final = self._layout.tree(key)
-        making = final.with_name(f".{key}-{secrets.token_hex(4)}")
-        making.parent.mkdir(parents=True, exist_ok=True)
+        making = await _fresh_beside(final)
         try:
             await clone.checkout(base.sha, making)
             await asyncio.to_thread(_give, making, drop_uid(self._settings.sandbox))
@@ -96,7 +95,7 @@ class Preparer:
                     "setup_network 'allowlist' is enforced by a cluster's network policy; for local workspaces "
                     "say workspace.setup_network = 'on' or 'off'"
                 )
-            making = final.with_name(f".{name}-{secrets.token_hex(4)}")
+            making = await _fresh_beside(final)
             (making / "env").mkdir(parents=True)
             own(making / "env", drop_uid(self._settings.sandbox))
             try:
@@ -158,6 +157,14 @@ def _package_sources(folder: Path, variables: dict[str, str], uid: int | None) -
         variables[variable] = f"/opt/config/{number}"
         binds.append((copy, variables[variable]))
     return tuple(binds)
+
+
+async def _fresh_beside(final: Path) -> Path:
+    """Return a free path beside `final`, whose lock is held, and remove what a killed process left half made."""
+    await asyncio.to_thread(final.parent.mkdir, parents=True, exist_ok=True)
+    for left in await asyncio.to_thread(lambda: list(final.parent.glob(f".{final.name}-*"))):
+        await remove_tree(left)
+    return final.with_name(f".{final.name}-{secrets.token_hex(4)}")
 
 
 def _why_setup(argv: Sequence[str], answer: dict[str, object], *, network: bool) -> str:

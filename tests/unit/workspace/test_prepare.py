@@ -34,8 +34,11 @@ async def house(tmp_path: Path) -> AsyncIterator[Local]:
 
 async def test_setup_once_and_its_results_are_read_only_in_every_workspace(house: Local) -> None:
     base = house.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
+    left = house.settings.data_dir / "environments" / f".{environment_key(base)}-half"
+    left.mkdir(parents=True)
     told: list[str] = []
     prepared = await house.preparer.prepare(base, told.append)
+    assert not left.exists()
     assert prepared.files == ("a.txt", "b.txt")
     assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", "what set-up made, and the repository's own files as they are"
     assert prepared.runs["closed"].verdict is Verdict.FAILED
