@@ -1,36 +1,85 @@
-"""Structured logs on stderr. Use: `log = telemetry.get_logger(__name__); log.info("seat started", task_id=…)`."""
+"""Structured logs on stderr. Use: `log = telemetry.get_logger(__name__); log.info("seat started", task_id=…)`.
+
+structlog is imported with the first line that is logged: commands that log nothing start faster.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import cast
-
-import structlog
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from moothall.config import Log
 
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
-def configure_logs(settings: Log) -> None:
-    """Send this process's logs to stderr, as text for people or JSON lines for programs."""
-    renderer = (
-        structlog.processors.JSONRenderer()
-        if settings.format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
+_settings = Log()
+_file: Path | None = None
 
 
-def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """Return a logger that says where it is from."""
-    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(room=name.removeprefix("moothall.")))
+def configure_logs(settings: Log, file: Path | None = None) -> None:
+    """Say how this process logs from now on: as text for people or JSON lines for programs, on stderr or to a file."""
+    global _settings, _file
+    _settings, _file = settings, file
+
+
+def _sink() -> TextIO:
+    if _file is None:
+        return sys.stderr
+    _file.parent.mkdir(parents=True, exist_ok=True)
+    return _file.open("a", encoding="utf-8", buffering=1)
+
+
+class Logger:
+    """Says where its lines are from."""
+
+    def __init__(self, room: str) -> None:
+        self._room = room
+
+    @cached_property
+    def _bound(self) -> FilteringBoundLogger:
+        import structlog
+
+        text = _settings.format == "text"
+        sink = _sink()
+        logger: FilteringBoundLogger = structlog.wrap_logger(
+            structlog.PrintLogger(sink),
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                structlog.dev.ConsoleRenderer(colors=sink.isatty()) if text else structlog.processors.JSONRenderer(),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, _settings.level.upper())),
+            room=self._room,
+        )
+        return logger
+
+    def debug(self, event: str, **values: Any) -> None:
+        """Log what only a developer wants to see."""
+        self._bound.debug(event, **values)
+
+    def info(self, event: str, **values: Any) -> None:
+        """Log what happened."""
+        self._bound.info(event, **values)
+
+    def warning(self, event: str, **values: Any) -> None:
+        """Log what somebody should look at."""
+        self._bound.warning(event, **values)
+
+    def error(self, event: str, **values: Any) -> None:
+        """Log what went wrong."""
+        self._bound.error(event, **values)
+
+    def exception(self, event: str, **values: Any) -> None:
+        """Log what went wrong, with the exception that is being handled."""
+        self._bound.exception(event, **values)
+
+
+def get_logger(name: str) -> Logger:
+    """Return the logger of a module."""
+    return Logger(name.removeprefix("moothall."))

@@ -23,7 +23,9 @@ def verify(context: click.Context) -> None:
 
     report = verify_all(settings_of(context).data_dir)
     for problem in report.problems:
-        click.echo(f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (a crash; marked, harmless)"))
+        click.echo(
+            f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (a crash; marked, harmless)")
+        )
     unfinished = f", {report.unfinished} calls whose end is not recorded" if report.unfinished else ""
     click.echo(f"{report.records} records in {report.chains} chains{unfinished}: " + ("whole" if report.ok else "NOT whole"))
     sys.exit(0 if report.ok else EXIT_NONE)

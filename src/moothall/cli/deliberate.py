@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from moothall.cli.council import Narrator, hold_council, tell_outcome
@@ -28,7 +30,7 @@ from moothall.domain.task import Constraints, DeliberationRequest
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 @click.pass_context
 @errors_spoken
-def deliberate(  # noqa: PLR0913 - one parameter an option
+def deliberate(
     context: click.Context,
     *,
     task: str,
@@ -63,18 +65,17 @@ def deliberate(  # noqa: PLR0913 - one parameter an option
         peer_review=peer_review,
         seed=seed,
     )
-    run(_deliberate(settings_of(context), request, repo, ref, as_json=as_json))
+    run(_deliberate(settings_of(context, narrated=True), request, repo, ref, as_json=as_json))
 
 
 async def _deliberate(settings: Settings, request: DeliberationRequest, repo: str, ref: str, *, as_json: bool) -> int:
-    from dataclasses import replace
-
     from moothall.wiring.house import check_early, open_house
+    from moothall.wiring.trusted import register
 
     narrator = Narrator(quiet=as_json)
     check_early(settings, request)
+    if repo:
+        request = replace(request, repository=await register(settings, repo, ref))
     async with open_house(settings, narrator.say) as house:
-        if repo:
-            request = replace(request, repository=await house.register(repo, ref))
         outcome = await hold_council(house.desk, request, narrator)
     return tell_outcome(outcome, json_wanted=as_json)

@@ -27,11 +27,12 @@ def demo(context: click.Context, *, agents: int, seed: int | None, as_json: bool
 
     Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 a broken part.
     """
-    run(_demo(settings_of(context), agents, seed, as_json=as_json))
+    run(_demo(settings_of(context, narrated=True), agents, seed, as_json=as_json))
 
 
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
     from moothall.wiring.house import open_house
+    from moothall.wiring.trusted import register
     from moothall.workspace.sample import make_sample_repository
 
     started = time.monotonic()
@@ -41,15 +42,15 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     await make_sample_repository(sample)
     narrator.say(f"sample repository: {sample}")
     narrator.say(f"task: {TASK}")
+    request = DeliberationRequest(
+        description=TASK,
+        role="dev",
+        task_id=task_id,
+        num_agents=agents,
+        seed=seed,
+        repository=await register(settings, str(sample), ""),
+    )
     async with open_house(settings, narrator.say) as house:
-        request = DeliberationRequest(
-            description=TASK,
-            role="dev",
-            task_id=task_id,
-            num_agents=agents,
-            seed=seed,
-            repository=await house.register(str(sample), ""),
-        )
         outcome = await hold_council(house.desk, request, narrator)
     code = tell_outcome(outcome, json_wanted=as_json)
     if not as_json:

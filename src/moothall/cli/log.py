@@ -47,7 +47,9 @@ async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: boo
 
 def _line(recorded: Recorded) -> str:
     event = recorded.event
-    words = {key: value for key, value in event.data.items() if key != "task_id" and isinstance(value, str | int | float) and value}
+    words = {
+        key: value for key, value in event.data.items() if key != "task_id" and isinstance(value, str | int | float) and value
+    }
     return f"{recorded.seq:>6}  {event.time[:23]:<23}  {event.type.removeprefix('moothall.'):<24} {event.subject}  " + " ".join(
         plain(json.dumps({key: value})[1:-1], 80) for key, value in words.items()
     )
@@ -93,7 +95,9 @@ async def _dead(settings: Settings, replay_seq: int | None) -> int:
         count = 0
         async for letter in letters(bus):
             count += 1
-            click.echo(f"{letter.seq:>6}  {letter.time:%Y-%m-%d %H:%M:%S}  {letter.subject}  {letter.code}: {plain(letter.reason)}")
+            click.echo(
+                f"{letter.seq:>6}  {letter.time:%Y-%m-%d %H:%M:%S}  {letter.subject}  {letter.code}: {plain(letter.reason)}"
+            )
         click.echo(f"{count} dead letters")
     return 0
 

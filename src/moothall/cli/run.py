@@ -21,11 +21,15 @@ P = ParamSpec("P")
 EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
-def settings_of(context: click.Context, **overrides: Any) -> Settings:
-    """Return the effective settings of this command and switch its logs on."""
+def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
+    """Return the effective settings of this command and switch its logs on.
+
+    `narrated`: the command says itself what happens, so that only warnings are logged beside it.
+    """
     config: Path | None = context.obj
-    settings = load_settings(config, **overrides)
-    configure_logs(settings.log)
+    settings = load_settings(config)
+    quiet = narrated and settings.log.level == "info"
+    configure_logs(settings.log.model_copy(update={"level": "warning"}) if quiet else settings.log)
     return settings
 
 
@@ -98,4 +102,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     import uvloop
 
     return uvloop.new_event_loop
-

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.table import Table
@@ -133,7 +135,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     """Print the ranking with its reasons and the winner's diff or text."""
     console.print(Rule(f"{outcome.task_id}: {outcome.status}"))
     if outcome.results:
-        console.print(_ranking(outcome))
+        _show_ranking(console, outcome)
     for seat in outcome.seats:
         if seat.error_code:
             console.print(Text(plain(f"{seat.seat} {seat.status}: {seat.error_message} [{seat.error_code}]"), style="yellow"))
@@ -152,21 +154,25 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     )
 
 
-def _ranking(outcome: Outcome) -> Table:
-    table = Table(title="Ranking", title_justify="left", show_lines=True)
-    for heading in ("rank", "seat", "score", "gates", "proven", "reasons"):
+def _show_ranking(console: Console, outcome: Outcome) -> None:
+    table = Table(title="Ranking", title_justify="left", box=box.SIMPLE)
+    for heading in ("rank", "seat", "score", "gates", "proven", "lines"):
         table.add_column(heading)
     for result in outcome.results:
-        name = result.seat if not result.revision else f"{result.seat}\nrevision {result.revision}"
+        added, removed = changed_lines(result.diff)
+        lines = f"+{added} -{removed}" if result.diff else ""
         table.add_row(
-            str(result.rank),
-            name,
-            f"{result.score:.2f}",
-            _yes(result.passed_gates),
-            _yes(result.proven),
-            Text("\n".join(plain(reason) for reason in result.reasons)),
+            str(result.rank), _name(result), f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), lines
         )
-    return table
+    console.print(table)
+    for result in outcome.results:
+        console.print(Text(f"{result.rank}. {_name(result)}", style="bold cyan"))
+        for reason in result.reasons:
+            console.print(Padding(Text(plain(reason)), (0, 0, 0, 3)))
+
+
+def _name(result: Result) -> str:
+    return result.seat if not result.revision else f"{result.seat} (revision {result.revision})"
 
 
 def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
@@ -176,7 +182,8 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     console.print(Text(f"Winner: {outcome.winner_id}" + ("" if outcome.proven else " (unproven)"), style="bold green"))
     if winner.diff:
-        console.print(Syntax(plain(winner.diff, 20_000), "diff", background_color="default", word_wrap=True))
+        readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
+        console.print(Syntax(plain(readable, 20_000), "diff", background_color="default", word_wrap=True))
     else:
         console.print(Text(plain(winner.content, 20_000)))
     if outcome.branch:

@@ -20,6 +20,9 @@ from moothall.errors import ConfigurationError, Temporary
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a loaded machine needs more than its 30
+# Idle workers cost a process each, and two seconds of a core at the start; our hosts are the only actors.
+os.environ.setdefault("RAY_enable_worker_prestart", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 import ray
 import ray.exceptions
@@ -120,6 +123,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             "include_dashboard": settings.dashboard,
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(directory),
+            "num_cpus": 1,
             "object_store_memory": 80_000_000,  # nothing of ours travels through the object store
         }
     )

