@@ -41,6 +41,7 @@ class Sandboxed:
     cgroup: cgroups.Cgroup | None
     _log: IO[bytes]
     _handle: int
+    _killed: bool = False
 
     @property
     def pid(self) -> int:
@@ -50,7 +51,7 @@ class Sandboxed:
     @property
     def alive(self) -> bool:
         """Whether it still runs; asked of the kernel, who knows before asyncio does."""
-        if self._handle < 0 or self.process.returncode is not None:
+        if self._killed or self._handle < 0 or self.process.returncode is not None:
             return False
         return not select.select([self._handle], [], [], 0)[0]
 
@@ -61,6 +62,7 @@ class Sandboxed:
 
     def kill(self) -> None:
         """End it and all its descendants; they share its pid namespace and die with it."""
+        self._killed = True
         # By pidfd: `process.kill()` may reap the child under the hands of asyncio's own watcher.
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):
