@@ -1,0 +1,134 @@
+"""The small local model as a child process: started, waited for, ended with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+from moothall.config import Llm
+from moothall.errors import ConfigurationError, ModelUnavailable
+from moothall.model.serve_local import Serve
+from moothall.model.weights import fetch_weights
+
+_READY_SECONDS = 180.0
+_STOP_SECONDS = 3.0
+_LOG_BYTES = 5_000_000
+
+
+@asynccontextmanager
+async def local_model_server(settings: Llm, data_dir: Path, on_progress: Callable[[str], None]) -> AsyncIterator[str]:
+    """Yield the base URL of a running local model, with its key in the user part; `open_model` understands that.
+
+    Fetches the weights first where they are not here; `on_progress` is told in sentences. Raises
+    `ConfigurationError` (the extra is not installed, no weights) and `ModelUnavailable` (it does not start, with the
+    end of its log).
+    """
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigurationError(
+            "the local model needs the extra `embedded` (pip install 'moothall[embedded]'); or name a server with MOOTHALL_LLM__BASE_URL"
+        )
+    weights = await fetch_weights(settings, data_dir, _percents(on_progress))
+    serve = Serve(
+        model=str(weights),
+        name=settings.model or weights.name.removesuffix(".gguf"),
+        threads=settings.local_threads or max(1, _cores() - 1),
+        slots=settings.local_slots,
+        context_tokens=settings.context_tokens,
+        api_key=secrets.token_hex(16),
+        states=str(data_dir / "models" / "states"),
+    )
+    on_progress(f"loading {serve.name} ({serve.threads} threads, {serve.slots} calls side by side)")
+    log_path = data_dir / "logs" / "local-model.log"
+    async with _child(serve, log_path) as port:
+        on_progress("the local model is ready")
+        yield f"http://{serve.api_key}@127.0.0.1:{port}/v1"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _percents(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Turn bytes into a sentence at each new percent."""
+    last = -1
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        percent = done * 100 // total
+        if percent != last:
+            last = percent
+            tell(f"fetching the local model, once: {percent} % of {total // 1_000_000} MB")
+
+    return told
+
+
+@asynccontextmanager
+async def _child(serve: Serve, log_path: Path) -> AsyncIterator[int]:
+    """Run the server in a process group of its own, so that Ctrl-C reaches it through its parent only."""
+    with _open_log(log_path) as log:
+        start = log.tell()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "moothall.model.serve_local",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield await _ready(process, serve, log_path, start)
+    finally:
+        await _stop(process)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grown = path.exists() and path.stat().st_size >= _LOG_BYTES
+    return path.open("wb" if grown else "ab")
+
+
+async def _ready(process: asyncio.subprocess.Process, serve: Serve, log_path: Path, start: int) -> int:
+    if process.stdin is None or process.stdout is None:
+        raise AssertionError  # both are pipes
+    process.stdin.write((json.dumps(asdict(serve)) + "\n").encode())
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            line = await process.stdout.readline()
+    except TimeoutError as error:
+        raise ModelUnavailable(f"the local model was not ready within {_READY_SECONDS:g} s; {_tail(log_path, start)}") from error
+    if not line:
+        code = await process.wait()
+        raise ModelUnavailable(f"the local model ended with {code} while it started; {_tail(log_path, start)}")
+    return int(json.loads(line)["port"])
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Close its stdin, which is its sign to end; what does not end is killed."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _tail(path: Path, start: int) -> str:
+    """Return what the log has had to say since `start`, its last lines."""
+    with path.open("rb") as log:
+        log.seek(start)
+        lines = log.read()[-20_000:].decode(errors="replace").strip().splitlines()
+    return f"the end of its log ({path}):\n" + "\n".join(lines[-12:])

@@ -1,0 +1,206 @@
+"""Which slot of the local engine answers a call, and what of the prompt it need not compute.
+
+On a CPU a prompt costs more than its answer: 800 tokens are 10 to 20 seconds. A council's prompts begin
+alike, but the engine's slots share nothing by themselves. So what a slot has computed is saved (milliseconds,
+12 KB a token) and restored into others; and of calls that arrive together one computes the common beginning for all.
+The beginning that every deliberation has in common, the system message, is also kept across runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from moothall.domain.ids import digest
+
+Messages = Sequence[Mapping[str, Any]]
+
+_WORTHWHILE = 400  # characters: less is computed faster than it is looked after
+_GATHER_SECONDS = 0.05  # calls that belong together arrive within this
+_KEPT = "kept-"
+
+
+class EngineRefused(Exception):
+    """The engine did not do it; the call is served without."""
+
+
+class Engine(Protocol):
+    """What is needed of the model's engine."""
+
+    async def compute(self, slot: int, messages: Messages) -> None:
+        """Process a prompt and answer nothing."""
+        ...
+
+    async def save(self, slot: int, name: str) -> None:
+        """Write the slot's state to a file of this name."""
+        ...
+
+    async def restore(self, slot: int, name: str) -> None:
+        """Read the slot's state from it."""
+        ...
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place to work in. `text` is the prompt that its state begins with."""
+
+    number: int
+    text: str = ""
+    busy: bool = False
+    used: int = 0
+    saved: bool = True
+
+
+@dataclass(slots=True)
+class SharedStates:
+    """The slots, and the states that were saved of them, at most `limit` besides the kept ones."""
+
+    engine: Engine
+    folder: Path
+    count: int
+    salt: str = ""
+    limit: int = 12
+    kept_limit: int = 4
+    slots: list[Slot] = field(init=False)
+    _saved: dict[str, str] = field(default_factory=dict)  # text to file name, least recently used first
+    _prompts: list[str] = field(default_factory=list)  # of all calls that wait or run
+    _free: asyncio.Semaphore = field(init=False)
+    _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _clock: int = 0
+
+    def __post_init__(self) -> None:
+        self.slots = [Slot(number) for number in range(self.count)]
+        self._free = asyncio.Semaphore(self.count)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in self.folder.glob("run-*"):
+            pid = file.name.split("-")[1]
+            if not (pid.isdigit() and _alive(int(pid))):
+                file.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def slot_for(self, messages: Messages) -> AsyncIterator[Slot]:
+        """Hold the slot in which the prompt costs least, prepared as far as that is worth while."""
+        prompt = as_text(messages)
+        self._prompts.append(prompt)
+        try:
+            await asyncio.sleep(_GATHER_SECONDS)
+            async with self._free:
+                async with self._preparing:
+                    slot = await self._prepare(messages, prompt)
+                try:
+                    yield slot
+                finally:
+                    slot.busy = False
+        finally:
+            self._prompts.remove(prompt)
+
+    def close(self) -> None:
+        """Remove the files of this run."""
+        for name in self._saved.values():
+            if not name.startswith(_KEPT):
+                (self.folder / name).unlink(missing_ok=True)
+
+    async def _prepare(self, messages: Messages, prompt: str) -> Slot:
+        free = [slot for slot in self.slots if not slot.busy]
+        slot = max(free, key=lambda one: (common(one.text, prompt), -one.used))
+        saved = max(self._saved, key=lambda text: common(text, prompt), default="")
+        if common(saved, prompt) > common(slot.text, prompt) + _WORTHWHILE:
+            slot = min(free, key=lambda one: one.used)
+        self._clock += 1
+        slot.busy, slot.used = True, self._clock
+        try:
+            await self._fill(slot, saved, messages, prompt)
+        except EngineRefused:
+            slot.text = ""  # nobody knows what it holds: it is computed anew
+        except BaseException:
+            slot.busy, slot.text = False, ""
+            raise
+        slot.text, slot.saved = prompt, False
+        return slot
+
+    async def _fill(self, slot: Slot, saved: str, messages: Messages, prompt: str) -> None:
+        if not slot.saved and len(slot.text) > _WORTHWHILE and not prompt.startswith(slot.text):
+            await self._save(slot, slot.text)
+        if common(saved, prompt) > common(slot.text, prompt) + _WORTHWHILE:
+            await self._restore(slot, saved)
+        system = as_text(messages[:1]) if len(messages) > 1 and messages[0].get("role") == "system" else ""
+        if len(system) > common(slot.text, prompt) + _WORTHWHILE:
+            await self._keep(slot, system, messages[:1])
+        others = list(self._prompts)
+        others.remove(prompt)
+        shared = max((common(other, prompt) for other in others), default=0)
+        if shared > common(slot.text, prompt) + _WORTHWHILE:
+            await self.engine.compute(slot.number, cut(messages, shared))
+            await self._save(slot, prompt[:shared])
+
+    async def _keep(self, slot: Slot, system: str, messages: Messages) -> None:
+        """Bring the system message's state from an earlier run, or make it and keep it for later ones."""
+        name = f"{_KEPT}{digest(self.salt, system)[:32]}"
+        if (self.folder / name).exists():
+            with suppress(EngineRefused):  # a damaged file is made again
+                await self.engine.restore(slot.number, name)
+                os.utime(self.folder / name)
+                self._saved[system], slot.text = name, system
+                return
+        await self.engine.compute(slot.number, messages)
+        await self._save(slot, system)
+        (self.folder / self._saved[system]).replace(self.folder / name)
+        self._saved[system] = name
+        kept = sorted(self.folder.glob(f"{_KEPT}*"), key=lambda file: file.stat().st_mtime)
+        for file in kept[: -self.kept_limit]:
+            file.unlink(missing_ok=True)
+
+    async def _save(self, slot: Slot, text: str) -> None:
+        name = f"run-{os.getpid()}-{digest(text)[:32]}"
+        await self.engine.save(slot.number, name)
+        slot.text, slot.saved = text, True
+        self._saved[text] = name
+        mine = [text for text, name in self._saved.items() if not name.startswith(_KEPT)]
+        for old in mine[: -self.limit]:
+            (self.folder / self._saved.pop(old)).unlink(missing_ok=True)
+
+    async def _restore(self, slot: Slot, text: str) -> None:
+        name = self._saved.pop(text)
+        await self.engine.restore(slot.number, name)
+        self._saved[text] = name  # the most recently used is last
+        slot.text, slot.saved = text, True
+
+
+def as_text(messages: Messages) -> str:
+    """Return a conversation as one text whose beginnings are those of the prompt."""
+    return "".join(f"\x00{message.get('role')}\x00{message.get('content')}" for message in messages)
+
+
+def cut(messages: Messages, length: int) -> list[Mapping[str, Any]]:
+    """Return the messages that make the first `length` characters of `as_text`."""
+    kept: list[Mapping[str, Any]] = []
+    for message in messages:
+        content, rest = str(message.get("content")), length - len(as_text(kept)) - len(str(message.get("role"))) - 2
+        if rest <= 0:
+            break
+        kept.append({**message, "content": content[:rest]})
+    return kept
+
+
+def common(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
