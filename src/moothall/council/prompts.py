@@ -36,7 +36,7 @@ The tests run by themselves after each change and their result comes back. Chang
 Tools:
 {tools}
 
-Example. The task was "Add slugify(title) to src/text.py", where tests/test_text.py fails because slugify is missing. A good reply:
+Example. The task was "Add is_even(number) to src/maths.py", where tests/test_maths.py fails because is_even is missing. A good reply:
 {example}
 The tests passed then, and the last reply was:
 {finish}"""
@@ -47,18 +47,19 @@ _SPELLING = {
     "blocks": "A reply holds either 1 to 8 tool calls, each as <tool>{json}</tool>, run in order until one fails, "
     "or <finish>one sentence</finish> when the task is done.",
 }
-# Python strings in single quotes: a small model that must escape double ones inside JSON forgets to close them (measured
-# on one-function tasks at the first turn: 1 in 6 right with double quotes in this example, 6 in 6 with single ones).
-_SLUGIFY = r"\n\ndef slugify(title: str) -> str:\n    return '-'.join(title.lower().split())\n"
+# Measured with the small local model, right at the first turn, temperatures 0.2 to 1.0, two tasks: an example whose code holds
+# a string in double quotes (escaped inside JSON) 1 of 6: it forgets to close its own; one in single quotes 10 of 12, the
+# misses being copies of the example's body; one without any string 11 of 12.
+_IS_EVEN = r"\n\ndef is_even(number: int) -> bool:\n    return number % 2 == 0\n"
 _EXAMPLE = {
-    "json": '{"thought": "slugify is missing, append it", "actions": [{"tool": "files.append", "args": '
-    f'{{"path": "src/text.py", "content": "{_SLUGIFY}"}}}}]}}',
-    "blocks": "slugify is missing, append it\n"
-    f'<tool>{{"name": "files.append", "args": {{"path": "src/text.py", "content": "{_SLUGIFY}"}}}}</tool>',
+    "json": '{"thought": "is_even is missing, append it", "actions": [{"tool": "files.append", "args": '
+    f'{{"path": "src/maths.py", "content": "{_IS_EVEN}"}}}}]}}',
+    "blocks": "is_even is missing, append it\n"
+    f'<tool>{{"name": "files.append", "args": {{"path": "src/maths.py", "content": "{_IS_EVEN}"}}}}</tool>',
 }
 _FINISH = {
-    "json": '{"thought": "the tests pass", "finish": "Added slugify to src/text.py."}',
-    "blocks": "<finish>Added slugify to src/text.py.</finish>",
+    "json": '{"thought": "the tests pass", "finish": "Added is_even to src/maths.py."}',
+    "blocks": "<finish>Added is_even to src/maths.py.</finish>",
 }
 
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.

@@ -66,7 +66,7 @@ class TempWorkspaces:
     async def open(
         self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
     ) -> AsyncIterator[TempWorkspace]:
-        """Copy the base, apply `patch`, restore protected files if `judged`, and then add the tests of `extra`."""
+        """Copy the base, apply `patch`, add the tests of `extra`, and restore protected files of the base if `judged`."""
         self.opened.append(name)
         folder = self.root / f"{len(self.opened)}-{name}"
         await asyncio.to_thread(self._make, folder, prepared, patch, extra, judged)
@@ -78,14 +78,14 @@ class TempWorkspaces:
 
     def _make(self, folder: Path, prepared: Prepared, patch: str, extra: str, judged: bool) -> None:  # noqa: FBT001 - in a thread
         repo = self._clone(folder, prepared, patch)
-        if judged:
-            held = [path for path in prepared.files if any(covers(item, path) for item in prepared.base.profile.protected)]
-            if held:
-                repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
         if extra:
             other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
             for path in tests_of(changed(other, prepared), prepared):
                 repo.write({path: (other.path / path).read_bytes()})
+        if judged:
+            held = [path for path in prepared.files if any(covers(item, path) for item in prepared.base.profile.protected)]
+            if held:
+                repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
 
     def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
         self.repo.git("clone", "--quiet", "--shared", "--template=", str(self.repo.path), str(folder))
