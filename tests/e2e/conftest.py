@@ -7,19 +7,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from house import Command, by_task, scripted
 from moothall.testing.model import ScriptedModel, scripted_model
 from moothall.workspace.sample import make_sample_repository
 
 
-@pytest.fixture(scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model() -> AsyncIterator[ScriptedModel]:
     async with scripted_model(scripted(by_task)) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
     """The command, attached to a `serve` that runs for the whole session."""
     command = Command(tmp_path_factory.mktemp("house"), model.base_url)
@@ -44,7 +45,7 @@ async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
     assert server.returncode == 130, tail
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def repo(tmp_path: Path) -> Path:
     path = tmp_path / "repo"
     await make_sample_repository(path)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from house import Command, all_gone, by_task, descendants, git, mounts_below, scripted
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
@@ -96,7 +97,7 @@ async def test_a_part_killed_in_the_middle_changes_nothing(
     assert git(repo, "branch", "--list", document["branch"])
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def slow_model() -> AsyncIterator[ScriptedModel]:
     async def slowly(body: dict[str, object], headers: object) -> str | Fault:
         await asyncio.sleep(2)

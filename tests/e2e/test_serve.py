@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from house import Command, git
 from moothall.domain.ids import new_task_id
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def stub(command: Command) -> AsyncIterator[orchestrator_pb2_grpc.OrchestratorServiceAsyncStub]:
     async with grpc.aio.insecure_channel(command.served_at) as channel:
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)  # type: ignore[misc] # the stub takes either kind of channel
