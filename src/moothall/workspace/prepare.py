@@ -16,17 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moothall.config import Settings, package_environment, package_files
+from moothall.config import Settings
 from moothall.domain import codec
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
 from moothall.errors import RepositoryError
 from moothall.sandbox.spawn import drop_uid
-from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.workspace.box import Place, own, remove_tree
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.layout import environment_key, prepared_key, uses_environment
 from moothall.workspace.local import LocalWorkspaces
+from moothall.workspace.packages import package_sources
+from moothall.workspace.starter import Starter
 
 Progress = Callable[[str], None]
 _TAIL = 3000
@@ -41,6 +42,7 @@ class Preparer:
         self._clones = clones
         self._workspaces = workspaces
         self._layout = workspaces.pool.layout
+        self._starter = Starter(settings, workspaces.pool)
 
     async def prepare(self, base: Base, on_progress: Progress | None = None) -> Prepared:
         """Return `base` prepared; what was done before is read. Raises `RepositoryError`, `SandboxUnavailable`."""
@@ -96,9 +98,13 @@ class Preparer:
                     "say workspace.setup_network = 'on' or 'off'"
                 )
             making = await _fresh_beside(final)
-            (making / "env").mkdir(parents=True)
-            own(making / "env", drop_uid(self._settings.sandbox))
+            making.mkdir(parents=True)
             try:
+                if uses_environment(base):
+                    await self._starter.copy_to(making / "env", tell)
+                else:
+                    (making / "env").mkdir()
+                    own(making / "env", drop_uid(self._settings.sandbox))
                 await self._run_setup(base, key, making, files, tell, network=network == "on")
                 making.rename(final)
             finally:
@@ -107,11 +113,7 @@ class Preparer:
     async def _run_setup(
         self, base: Base, key: str, making: Path, files: Sequence[str], tell: Progress, *, network: bool
     ) -> None:
-        ro: tuple[tuple[Path, str], ...] = ()
-        variables: dict[str, str] = {}
-        if network:
-            variables = package_environment()
-            ro = await asyncio.to_thread(_package_sources, making, variables, drop_uid(self._settings.sandbox))
+        ro, variables = await asyncio.to_thread(package_sources, making, drop_uid(self._settings.sandbox), network=network)
         place = Place(
             key=f"setup-{making.name}",
             tree=(self._layout.tree(key),),
@@ -121,12 +123,9 @@ class Preparer:
             ro=ro,
             variables=variables,
         )
-        commands = list(base.profile.setup)
-        if uses_environment(base):
-            commands.insert(0, (str(interpreter()), "-m", "venv", ENVIRONMENT))
         end = time.monotonic() + self._settings.workspace.setup_seconds
         async with self._workspaces.pool.started(place, keep=True) as box:
-            for argv in commands:
+            for argv in base.profile.setup:
                 tell(f"setting up: {' '.join(argv)}"[:200])
                 answer = await box.request("setup", wall_seconds=end - time.monotonic(), argv=argv, env=box.variables())
                 if answer.get("status") != "success" or answer.get("exit_code") != 0:
@@ -145,18 +144,6 @@ class Preparer:
             async with self._workspaces.open(prepared, "base") as workspace:
                 runs[name] = await workspace.check(name)
         return runs
-
-
-def _package_sources(folder: Path, variables: dict[str, str], uid: int | None) -> tuple[tuple[Path, str], ...]:
-    """Return what package managers need to read; adds to `variables` where their configuration lies inside."""
-    binds = [(Path(value), value) for value in variables.values() if value.startswith("/") and Path(value).exists()]
-    for number, (variable, path) in enumerate(package_files().items()):
-        copy = folder / f"{number}.conf"  # a copy: the dropped uid may not read the operator's own
-        copy.write_bytes(path.read_bytes())
-        own(copy, uid)
-        variables[variable] = f"/opt/config/{number}"
-        binds.append((copy, variables[variable]))
-    return tuple(binds)
 
 
 async def _fresh_beside(final: Path) -> Path:

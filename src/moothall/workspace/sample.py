@@ -15,7 +15,7 @@ def add(a, b):
     """Return the sum of two numbers."""
     return a + b
 ''',
-    "tests/test_utils.py": '''from src import utils
+    "tests/test_utils.py": """from src import utils
 
 
 def test_add():
@@ -24,14 +24,14 @@ def test_add():
 
 def test_hello_world():
     assert utils.hello_world() == "Hello, World!"
-''',
-    "pyproject.toml": '''[project]
+""",
+    "pyproject.toml": """[project]
 name = "sample"
 version = "0.1.0"
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
-''',
+""",
     "README.md": "# Sample\n\nA few helpers, and a test that waits for one more.\n",
     ".gitignore": "__pycache__/\n",
 }

@@ -1,0 +1,96 @@
+"""The environment that every repository's own begins as: a venv with pytest, made once and copied.
+
+Nothing of any repository is in it, or near it while it is made, so that repositories can share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from moothall.config import Settings
+from moothall.domain.ids import digest
+from moothall.errors import RepositoryError
+from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spec import ENVIRONMENT, interpreter
+from moothall.workspace.box import Place, own, remove_tree
+from moothall.workspace.packages import package_sources
+from moothall.workspace.pool import Pool
+
+_VENV = (str(interpreter()), "-m", "venv", ENVIRONMENT)
+_PYTEST = (
+    f"{ENVIRONMENT}/bin/python",
+    "-I",
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--no-input",
+    "--disable-pip-version-check",
+    "pytest",
+)
+
+
+class Starter:
+    """Makes and copies it. One a process; processes that share a data directory share what is made."""
+
+    def __init__(self, settings: Settings, pool: Pool) -> None:
+        self._settings = settings
+        self._pool = pool
+
+    async def copy_to(self, env: Path, tell: Callable[[str], None]) -> None:
+        """Copy it to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
+        network = self._settings.workspace.setup_network == "on"
+        source = await self._made("pytest", (_VENV, _PYTEST), tell, network=True) if network else None
+        source = source or await self._made("blank", (_VENV,), tell, network=False)
+        if source is None:
+            raise RepositoryError(f"a virtual environment cannot be made with {_VENV[0]}: is its venv module whole?")
+        copying = await asyncio.create_subprocess_exec("cp", "-a", "--reflink=auto", str(source), str(env))
+        if await copying.wait():
+            raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
+
+    async def _made(
+        self, kind: str, commands: tuple[tuple[str, ...], ...], tell: Callable[[str], None], *, network: bool
+    ) -> Path | None:
+        """Return its folder; None where a command failed, which is tried again the next time."""
+        layout = self._pool.layout
+        name = f"starter-{kind}-{digest(sys.version, sys.base_prefix)[:16]}"
+        async with layout.lock(f"env-{name}"):
+            final = layout.environment(name)
+            if final.is_dir():
+                return final / "env"
+            making = final.with_name(f".{name}-{secrets.token_hex(4)}")
+            uid = drop_uid(self._settings.sandbox)
+            for folder in (making, making / "env", making / "empty"):
+                folder.mkdir(parents=True)
+                own(folder, uid)
+            try:
+                tell(f"making an environment with {kind}, once for all repositories")
+                if not await self._run(making, commands, network=network):
+                    return None
+                making.rename(final)
+            finally:
+                await remove_tree(making)
+            return final / "env"
+
+    async def _run(self, making: Path, commands: tuple[tuple[str, ...], ...], *, network: bool) -> bool:
+        ro, variables = await asyncio.to_thread(package_sources, making, drop_uid(self._settings.sandbox), network=network)
+        place = Place(
+            key=making.name.lstrip("."),
+            tree=(making / "empty",),
+            env=making / "env",
+            env_writable=True,
+            network=network,
+            ro=ro,
+            variables=variables,
+        )
+        seconds = self._settings.workspace.setup_seconds
+        async with self._pool.started(place) as box:
+            for argv in commands:
+                answer = await box.request("setup", wall_seconds=seconds, argv=argv, env=box.variables())
+                if answer.get("status") != "success" or answer.get("exit_code") != 0:
+                    return False
+        return True
