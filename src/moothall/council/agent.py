@@ -147,22 +147,23 @@ class Agent:
         """
         state = _Checked(start.patch, green=start.green) if start else _Checked()
         malformed = refusals = 0
+        before: tuple[Action, ...] = ()
+        stale: frozenset[str] = frozenset()
         summary = ""
         for turn in range(1, max_turns + 1):
             may_finish = state.changed or turn > _LOOKING
             try:
-                said, text = await self._ask(phase, round_, turn, context.deadline, may_finish=may_finish)
+                said, text = await self._ask(phase, round_, turn, context.deadline, may_finish=may_finish, without=stale)
             except (DeadlineExceeded, BudgetExceeded):
                 if state.changed:
                     break  # what there is may still win
                 raise
-            if isinstance(said, str) or said.python is not None:
+            if isinstance(said, str):
                 malformed += 1
-                wrong = said if isinstance(said, str) else "Python is not available here: use actions, or finish."
                 await self._tell_turn(phase, round_, turn)
-                self._exchanges.append(Exchange(text, wrong, "malformed"))
+                self._exchanges.append(Exchange(text, said, "malformed"))
                 if malformed > self._limits.malformed_replies:
-                    raise MalformedReplies(f"{malformed} replies were no turn; the last: {wrong[:300]}")
+                    raise MalformedReplies(f"{malformed} replies were no turn; the last: {said[:300]}")
                 continue
             if said.finish is not None:
                 summary = said.finish.strip()
@@ -180,19 +181,24 @@ class Agent:
             ran = await self._look(state, context, prepared, results, f"turn {round_}.{turn}")
             operations = self.operations[len(self.operations) - len(results) :]
             await self._tell_turn(phase, round_, turn, said.thought, operations=operations, runs=state.runs if ran else None)
-            came = self._report(said.actions, results, state, prepared, ran=ran)
+            stale = _repeated(said.actions, before, ran=ran)
+            came = self._report(said.actions, results, state, prepared, ran=ran, stale=bool(stale))
+            before = said.actions
             self._exchanges.append(Exchange(text, came, _brief(results, state)))
             if ran and state.green and state.proven:
                 summary = said.thought
                 break
         return _draft(state, summary or "(no summary)", max_turns)
 
-    async def _ask(self, phase: str, round_: int, turn: int, deadline: datetime, *, may_finish: bool) -> tuple[Turn | str, str]:
+    async def _ask(
+        self, phase: str, round_: int, turn: int, deadline: datetime, *, may_finish: bool, without: frozenset[str] = frozenset()
+    ) -> tuple[Turn | str, str]:
         """Return the turn, or what to tell the model about a reply that is none; and the reply's text."""
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
         step = f"{self.seat}/{phase}/{round_}.{turn}"
-        schema = turn_schema(self._specs, may_finish=may_finish) if self._voice.mode == "json" else None
+        specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
+        schema = turn_schema(specs, may_finish=may_finish) if self._voice.mode == "json" else None
         most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
         reply = await self._model.ask(
             ChatRequest(
@@ -206,9 +212,10 @@ class Agent:
             )
         )
         try:
-            return read_turn(reply, self._voice.mode), reply.text
+            said = read_turn(reply, self._voice.mode)
         except MalformedReplyError as error:
             return str(error), reply.text
+        return "Python is not available here: use actions, or finish." if said.python is not None else said, reply.text
 
     async def _act(self, actions: Sequence[Action], context: SeatContext, gate: Gate, step: str) -> list[ToolResult]:
         """Run the actions in order and stop at the first that does not succeed."""
@@ -251,7 +258,14 @@ class Agent:
         return True
 
     def _report(
-        self, actions: Sequence[Action], results: Sequence[ToolResult], state: _Checked, prepared: Prepared, *, ran: bool
+        self,
+        actions: Sequence[Action],
+        results: Sequence[ToolResult],
+        state: _Checked,
+        prepared: Prepared,
+        *,
+        ran: bool,
+        stale: bool,
     ) -> str:
         """Say what came of a turn, fenced, within a fifth of the window."""
         room = int(self._llm.context_tokens * CHARS_PER_TOKEN / 5)
@@ -264,6 +278,8 @@ class Agent:
         if ran:
             parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append("All checks are green. If the task is done, finish." if state.green else "Repair this.")
+        if stale:
+            parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
     async def _tell_turn(
@@ -288,6 +304,13 @@ class Agent:
             usage=dump(self._model.used(self.seat)),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
         )
+
+
+def _repeated(actions: Sequence[Action], before: Sequence[Action], *, ran: bool) -> frozenset[str]:
+    """The tools of a turn that was the one before again and changed nothing. Small models get stuck in such
+    turns: what they repeat is not offered in the next.
+    """
+    return frozenset(action.tool for action in actions) if actions == before and not ran else frozenset()
 
 
 def _may_change(result: ToolResult) -> bool:

@@ -111,6 +111,12 @@ class Council:
         """Whether there is no repository."""
         return self.prepared is None
 
+    def warmth(self, seat: str) -> float:
+        """Return a seat's own temperature: the first is the surest (a quarter of the setting), the last the boldest."""
+        last = len(self.d.seats) - 1
+        share = self.d.seats.index(seat) / last if last else 0.0
+        return round(min(self.parts.llm.temperature * (0.25 + share), 2.0), 3)
+
     @property
     def judged(self) -> tuple[Judged, ...]:
         """All candidates, seat by seat, originals before revisions."""

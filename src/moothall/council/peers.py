@@ -60,7 +60,7 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
             max_tokens=min(_TOKENS, llm.max_tokens),
             deadline=council.until,
             schema=review_schema(len(wanted)) if council.mode == "json" else None,
-            temperature=0.0,
+            temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
             seed=int(digest(str(council.d.seed), step, str(attempt))[:7], 16),
         )
         try:

@@ -105,7 +105,8 @@ def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ..
     return _pair(
         system,
         shared,
-        f"First, a plan. List {count} distinct ways to do the task, at most 12 words each. "
+        f"First, a plan: name {count} distinct ideas for the code itself, in words, 4 to 12 words each (for a sort they could be "
+        '"compare neighbours and swap", "split in halves and merge", "use the built-in sorted"). '
         f'Reply with one JSON object {{"approaches": [...]}} that holds {count} strings, and nothing else.',
     )
 

@@ -146,8 +146,10 @@ async def _tests_then_verify(council: Council) -> None:
     await _cross_tests(council)
     tied = ties([item.candidate for item in council.judged])
     if tied and not (council.about_text or council.d.peer_review):
-        given = answers(candidate.proposal for candidate in tied)
-        await hold_reviews(council, assign(_with_twins(council, given), _reviewers(council)), "verify", council.d.rounds + 1)
+        given = _with_twins(council, answers(candidate.proposal for candidate in tied))
+        # One review of each, all at temperature 0: the model judges them alike, whoever asks.
+        authors = [min(answer.seats) for answer in given]
+        await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
     await _judge_by_peers(council)
 
 

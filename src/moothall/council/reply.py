@@ -20,6 +20,7 @@ MAX_STRING = 2000
 MAX_ANSWER = 2000
 MAX_ACTIONS = 8
 _THOUGHT = 200
+_APPROACH_WORDS = 3
 _KINDS = ("actions", "python", "finish")
 _RIGHT = {
     "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", "args": {"path": "README.md"}}]} '
@@ -102,12 +103,20 @@ def read_turn(reply: ChatReply, mode: ReplyMode) -> Turn:
 
 
 def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
-    """Return `count` distinct approaches; raises `MalformedReplyError`."""
+    """Return `count` distinct approaches; raises `MalformedReplyError`.
+
+    An approach is an idea in three words or more. A tool's name or a path is none: such a list, as small
+    models give it, leads seats astray (one went on to edit the tests because its approach said so).
+    """
     _whole(reply)
     found = _object(reply.text).get("approaches")
     if not isinstance(found, list):
         raise MalformedReplyError("there is no list of approaches.")
-    lines = (" ".join(item.split())[:120] for item in found if isinstance(item, str) and item.strip())
+    lines = (
+        " ".join(item.split())[:120]
+        for item in found
+        if isinstance(item, str) and len(item.split()) >= _APPROACH_WORDS and "/" not in item
+    )
     distinct = list({line.casefold(): line for line in lines}.values())
     if len(distinct) < count:
         raise MalformedReplyError(f"{len(distinct)} distinct approaches, and {count} are needed.")

@@ -35,12 +35,6 @@ BUILT_IN_APPROACHES = (
 )
 
 
-def temperature(base: float, number: int, seats: int) -> float:
-    """Return a seat's own: the first is the surest (a quarter of the setting), the last the boldest."""
-    share = number / (seats - 1) if seats > 1 else 0.0
-    return round(min(base * (0.25 + share), 2.0), 3)
-
-
 async def find_approaches(council: Council, count: int) -> None:
     """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which."""
     if count < 2:  # noqa: PLR2004  # one seat needs no distinction
@@ -69,7 +63,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
     d = council.d
     approach = council.approaches[sitting.number] if council.approaches else ""
-    warmth = temperature(council.parts.llm.temperature, sitting.number, len(d.seats))
+    warmth = council.warmth(sitting.seat)
     sitting.agent = Agent(
         seat=sitting.seat,
         role=d.role,

@@ -133,6 +133,16 @@ async def test_looking_until_the_turns_are_out_is_no_proposal(council: Any) -> N
     assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
 
 
+async def test_what_is_repeated_without_a_change_is_not_offered_again(council: Any) -> None:
+    look = act(("files.list", {}))
+    async with council(script(look, look, append())) as house:
+        await house.run(house.deliberation("single", 1))
+    second, third = (json.dumps(call.body["response_format"]) for call in house.server.requests[1:])
+    assert "files.list" in second
+    assert "files.list" not in third
+    assert "You did just that before" in house.server.requests[2].prompt
+
+
 async def test_red_work_is_proposed_when_the_turns_are_out(council: Any) -> None:
     async with council(script(append(WRONG), act(("files.list", {})))) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=2))

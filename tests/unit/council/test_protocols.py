@@ -80,7 +80,7 @@ async def test_a_vote_of_three(council: Any) -> None:
     assert house.workspaces.alive == set()
 
 
-@pytest.mark.parametrize("plan", ["no list", json.dumps({"approaches": ["the same", "The same", "the same"]})])
+@pytest.mark.parametrize("plan", ["no list", json.dumps({"approaches": ["all the same", "All the same", "all the same"]})])
 async def test_built_in_approaches_serve_where_the_model_lists_none(council: Any, plan: str) -> None:
     async with council(scripted(lambda _b, _h: append(), plan=plan)) as house:
         events = await house.run(house.deliberation("vote"))
@@ -96,7 +96,7 @@ async def test_prompts_share_their_beginning(council: Any) -> None:
     systems = {call.body["messages"][0]["content"] for call in house.server.requests}
     assert len(systems) == 1
     users = sorted(call.body["messages"][1]["content"] for call in seats)
-    shared = plan.body["messages"][1]["content"].partition("First, a plan.")[0]
+    shared = plan.body["messages"][1]["content"].partition("First, a plan")[0]
     assert len(shared) > 400
     assert all(user.startswith(shared) for user in users)
     assert "def test_hello_world" in shared.partition("src/utils.py [")[0]
@@ -271,7 +271,7 @@ async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(counci
     async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as house:
         events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
     reviews = of(events, EventType.SEAT_REVIEWED)
-    assert sorted((data["seat"], data["candidate"]) for data in reviews) == [(ONE, TWO), (TWO, ONE), (THREE, ONE), (THREE, TWO)]
+    assert sorted((data["seat"], data["candidate"]) for data in reviews) == [(ONE, TWO), (TWO, ONE)]
     assert reviews[0]["review"]["score"] == 0.7
     asked = [call for call in house.server.requests if call.call_id.split("/")[2] == "verify"]
     assert all("agent-dev" not in call.prompt for call in asked)

@@ -167,10 +167,11 @@ def test_without_tools_only_finish_is_left() -> None:
     assert "actions" not in json.dumps(reply.turn_schema(()).schema)
 
 
-def test_approaches_are_distinct() -> None:
-    assert reply.read_approaches(said('{"approaches": ["a  b", "c", "A B", "d"]}'), 3) == ("A B", "c", "d")
+def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
+    said_four = '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup table"]}'
+    assert reply.read_approaches(said(said_four), 3) == ("Use a loop", "a set instead", "a lookup table")
     with pytest.raises(MalformedReplyError, match="1 distinct approaches, and 2 are needed"):
-        reply.read_approaches(said('{"approaches": ["x", "X"]}'), 2)
+        reply.read_approaches(said('{"approaches": ["use a loop", "files.read"]}'), 2)
 
 
 def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
