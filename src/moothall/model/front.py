@@ -90,6 +90,7 @@ class Front:
             return await self._pass_on(request, {**body, "id_slot": slot.number, "cache_prompt": True})
 
     async def _pass_on(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
         try:
             async with self.session.post("/v1/chat/completions", json=body) as answer:
                 response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
@@ -97,9 +98,12 @@ class Front:
                 async for piece in answer.content.iter_any():
                     await response.write(piece)
                 await response.write_eof()
-                return response
-        except aiohttp.ClientConnectorError as error:
-            return _error(503, f"the engine is not there: {error}")
+        except aiohttp.ClientError as error:
+            if response is None:
+                return _error(503, f"the engine did not answer: {error}")
+            if request.transport is not None:  # an answer that was cut must look cut
+                request.transport.abort()
+        return response
 
     def _authorised(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")

@@ -65,7 +65,10 @@ def _start_engine(serve: Serve, key: str) -> Any:
     params.cache_ram_mib = 0
     params.endpoint_slots = True
     params.slot_save_path = f"{serve.states}/"
-    return xllamacpp.Server(params)
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError as error:
+        sys.exit(f"the engine cannot load {serve.model}: {error}")
 
 
 async def _until_parent_ends() -> None:

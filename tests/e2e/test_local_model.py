@@ -1,0 +1,135 @@
+"""The small local model with its real weights: the client's contract, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+import pytest_asyncio
+
+from moothall.config import load_settings
+from moothall.domain.chat import ChatReply, Message
+from moothall.errors import ConfigurationError
+from moothall.model.client import OpenAIModel, open_model
+from moothall.model.local import local_model_server
+from moothall.testing.chat import FINISH, ask
+from moothall.testing.chat_contract import ChatModelContract
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(said: list[str]) -> AsyncIterator[str]:
+    settings = load_settings()
+    llm = settings.llm.model_copy(update={"context_tokens": 4096, "local_slots": 3})
+    async with local_model_server(llm, settings.data_dir, said.append) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def model(url: str) -> AsyncIterator[OpenAIModel]:
+    async with open_model(load_settings().llm, url) as client:
+        yield client
+
+
+class TestLocal(ChatModelContract):
+    """On the small local model."""
+
+
+async def test_the_same_seed_gives_the_same_answer(model: OpenAIModel) -> None:
+    async def once(seed: int) -> ChatReply:
+        return await model.chat(ask(temperature=0.9, seed=seed, max_tokens=12))
+
+    await once(5)  # so that both begin with the same cache
+    assert (await once(5)).text == (await once(5)).text
+
+
+async def test_seats_share_the_beginning_of_their_prompts(model: OpenAIModel) -> None:
+    system = Message("system", "You hold a seat of a council. " + "Each seat works alone and says what it found. " * 25)
+    task = "The task is to write a function. " * 20
+
+    async def seat(number: int) -> ChatReply:
+        messages = (system, Message("user", f"{task}\nYou are seat {number}."))
+        return await model.chat(ask(f"t/agent-dev-00{number}/propose/0.1", messages=messages, max_tokens=8, seconds=300))
+
+    replies = await asyncio.gather(*(seat(number) for number in (1, 2, 3)))
+    assert all(reply.usage.cached_tokens > 0.9 * reply.usage.prompt_tokens for reply in replies)
+
+
+async def test_a_wrong_model_name_lists_the_right_one(url: str) -> None:
+    llm = load_settings().llm.model_copy(update={"model": "gpt-9"})
+    async with open_model(llm, url) as client:
+        with pytest.raises(ConfigurationError, match=r"no model 'gpt-9'; it has: \S+"):
+            await client.chat(ask())
+
+
+async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
+    bare = f"http://{url.partition('@')[2]}"
+    async with open_model(load_settings().llm, bare) as client:
+        with pytest.raises(ConfigurationError, match="401"):
+            await client.chat(ask())
+    async with aiohttp.ClientSession() as session, session.post(f"{bare}/chat/completions", json={}) as response:
+        assert response.status == 401
+
+
+async def test_it_listens_on_the_loopback_only(url: str) -> None:
+    children = psutil.Process().children(recursive=True)
+    listening = [c.laddr for child in children for c in child.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert int(url.rpartition(":")[2].removesuffix("/v1")) in {address.port for address in listening}
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from moothall.config import load_settings
+from moothall.model.local import local_model_server
+
+async def main():
+    settings = load_settings()
+    llm = settings.llm.model_copy(update={"context_tokens": 1024, "local_slots": 1})
+    async with local_model_server(llm, settings.data_dir, lambda _: None):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+async def test_it_ends_with_its_parent(sign: signal.Signals) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert parent.stdout is not None
+        assert await parent.stdout.readline() == b"ready\n"
+        (child,) = psutil.Process(parent.pid).children()
+        os.kill(parent.pid, sign)
+        await parent.wait()
+        until = datetime.now(UTC) + timedelta(seconds=10)
+        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+            assert datetime.now(UTC) < until, "the model's server outlived its parent"
+            await asyncio.sleep(0.05)
+    finally:
+        if parent.returncode is None:
+            parent.kill()
+
+
+async def test_it_answers_within_a_schema_in_the_room_it_has(model: OpenAIModel) -> None:
+    reply = await model.chat(ask(schema=FINISH, max_tokens=64, seconds=120))
+    assert len(reply.text) < 400
+    assert (Path(load_settings().data_dir) / "logs" / "local-model.log").exists()

