@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from moothall.testing.model import Answer, Fault, phase_of
+from moothall.testing.model import Answer, Fault, phase_of, seat_of
 
 SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
@@ -48,7 +48,6 @@ def scripted(propose: Answer) -> Answer:
 
 def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     """What a seat does is said by a word in its task, so that one server serves every test."""
-    del headers
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     if "HANG" in prompt:
         return Fault("silent", delay=0.1)
@@ -58,7 +57,8 @@ def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         return turn("files.write", path="NOTES.md", content="# Notes\n") if "NOTES.md" not in prompt else '{"thought": "", "finish": "ok"}'
     if "HAIKU" in prompt:
         return json.dumps({"thought": "", "finish": "An old silent pond"})
-    return turn("files.append", path="src/utils.py", content=SOLVED)
+    own_words = f"\n# written by {seat_of(headers)[-1]}\n" if "VARIED" in prompt else ""
+    return turn("files.append", path="src/utils.py", content=SOLVED + own_words)
 
 
 @dataclass(frozen=True, slots=True)

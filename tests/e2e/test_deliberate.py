@@ -104,7 +104,7 @@ async def test_a_person_sees_seats_turns_checks_and_the_ranking(command: Command
 
 @pytest.mark.parametrize("protocol", ["vote", "debate"])
 async def test_the_other_protocols(command: Command, repo: Path, protocol: str) -> None:
-    done = await command("deliberate", "--repo", str(repo), "--protocol", protocol, "--agents", "2", "--json", TASK)
+    done = await command("deliberate", "--repo", str(repo), "--protocol", protocol, "--agents", "2", "--json", f"VARIED: {TASK}")
     assert done.code == 0, done.err
     if protocol == "debate":
         assert any(result["reviews"] for result in done.document["results"])

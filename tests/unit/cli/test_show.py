@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from moothall.cli.show import as_json, changed_lines, line_of, plain, show_outcome
+from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+
+DIFF = "diff --git a/x b/x\nindex 1..2\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n-old\n+new\n+more\n"
+
+
+@given(st.text())
+def test_hostile_text_has_no_control_characters(text: str) -> None:
+    shown = plain(text)
+    assert len(shown) <= 400
+    assert not any(ord(char) < 32 and char not in "\t\n" for char in shown)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+
+
+def test_a_diff_is_counted_without_its_headers() -> None:
+    assert changed_lines(DIFF) == (2, 1)
+
+
+def test_a_model_cannot_write_a_second_line_or_markup() -> None:
+    data = {"seat": "agent-dev-001", "error": {"code": "X", "message": "one\ntwo \x1b[31m[red]"}}
+    line = line_of(Recorded(1, new_event(EventType.SEAT_FAILED, "t", data)))
+    assert line is not None
+    assert line.plain == "agent-dev-001   failed: one two \N{REPLACEMENT CHARACTER}[31m[red] [X]"
+
+
+@pytest.mark.parametrize(
+    ("winner", "wanted"), [("agent-dev-001", "Winner: agent-dev-001 (unproven)"), ("", "No winner. Nothing held.")]
+)
+def test_the_end_says_who_won_and_why(winner: str, wanted: str) -> None:
+    result = Result(1, "agent-dev-001", "dev", 0.6, ("because",), passed_gates=True, proven=False, diff=DIFF)
+    outcome = Outcome(
+        "t", DeliberationStatus.COMPLETED, winner_id=winner, results=(result,), error_message="" if winner else "Nothing held."
+    )
+    console = Console(file=io.StringIO(), width=100)
+    show_outcome(console, outcome)
+    said = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
+    assert wanted in said
+    assert "because" in said
+
+
+def test_the_json_document_names_checks_by_verdict() -> None:
+    evidence = (Evidence("tests", Verdict.PASSED, passed=2),)
+    result = Result(1, "agent-dev-001", "dev", 0.6, (), passed_gates=True, proven=True, evidence=evidence)
+    document = json.loads(as_json(Outcome("t", DeliberationStatus.COMPLETED, results=(result,))))
+    assert document["results"][0]["checks"] == {"tests": "passed"}

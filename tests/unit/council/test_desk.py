@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from moothall.config import Limits
+from moothall.council.desk import Defaults, Desk, plan
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.testing.bus import MemoryBus
+from moothall.testing.story import Remembering
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TASK = DeliberationRequest(description="Write a haiku", role="DEV")
+OTHER = Principal("eve", "elsewhere")
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+def desk(bus: MemoryBus) -> Desk:
+    return Desk(bus, Remembering(), Defaults(Limits()), clock=lambda: NOW)
+
+
+def test_zero_means_the_default() -> None:
+    planned = plan(TASK, LOCAL, Defaults(Limits()), NOW)
+    assert planned.seats == ("agent-dev-001", "agent-dev-002", "agent-dev-003")
+    assert (planned.protocol, planned.rounds) == ("tests_then_verify", 1)
+    assert planned.deadline == NOW + timedelta(seconds=Limits().deliberation_seconds)
+    assert planned.budget.calls == Limits().calls
+
+
+def test_single_has_one_seat() -> None:
+    request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
+    assert plan(request, LOCAL, Defaults(Limits()), NOW).seats == ("agent-qa-001",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (DeliberationRequest(description=" ", role="dev"), "the task is empty"),
+        (DeliberationRequest(description="x", role="wizard"), "unknown role"),
+        (DeliberationRequest(description="x", role="dev", num_agents=10_000), "allowed are 1 to 16"),
+        (DeliberationRequest(description="x", role="dev", num_agents=-1), "allowed are 1 to 16"),
+        (DeliberationRequest(description="x", role="dev", rounds=-2), "rounds is -2"),
+        (DeliberationRequest(description="x", role="dev", protocol="debat"), "did you mean debate?"),
+        (DeliberationRequest(description="x", role="dev", task_id="A/B"), "is not an id"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(timeout_seconds=10**9)), "timeout_seconds"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(max_iterations=99)), "max_iterations is 99"),
+    ],
+)
+def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        plan(request_, LOCAL, Defaults(Limits()), NOW)
+
+
+async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    recorded = [item.event.type async for item in bus.replay((f"agent.results.{planned.task_id}",))]
+    assert recorded == [EventType.DELIBERATION_REQUESTED]
+    assert (await desk.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
+
+
+async def test_the_base_is_pinned_when_it_is_asked_for(desk: Desk) -> None:
+    request = DeliberationRequest(description="x", role="dev", repository=RepositoryRef(id="repo", ref="main"))
+    planned = await desk.submit(request, LOCAL)
+    assert planned.base_sha
+    assert planned.repository is not None
+    assert planned.repository.id
+
+
+async def test_the_same_id_and_request_is_the_same_deliberation(desk: Desk) -> None:
+    request = DeliberationRequest(description="x", role="dev", task_id="mine")
+    assert await desk.submit(request, LOCAL) == await desk.submit(request, LOCAL)
+    with pytest.raises(AlreadyExists):
+        await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
+    with pytest.raises(AlreadyExists):
+        await desk.submit(request, OTHER)
+
+
+async def test_another_tenant_sees_nothing(desk: Desk) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    for call in (desk.result(planned.task_id, OTHER), desk.wait(planned.task_id, OTHER), desk.cancel(planned.task_id, "", OTHER)):
+        with pytest.raises(NotFound):
+            await call
+
+
+async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
+    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(outcome)))
+    seen = [recorded async for recorded in desk.watch(planned.task_id, 0, LOCAL)]
+    assert [recorded.event.type for recorded in seen] == [EventType.DELIBERATION_REQUESTED, EventType.DELIBERATION_DECIDED]
+    rest = [recorded.seq async for recorded in desk.watch(planned.task_id, seen[0].seq, LOCAL)]
+    assert rest == [seen[1].seq]
+    assert [recorded async for recorded in desk.watch(planned.task_id, seen[1].seq, LOCAL)] == []
+    assert await desk.wait(planned.task_id, LOCAL) == outcome
+
+
+async def test_cancelling_is_recorded_once_and_changes_no_end(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    for _ in range(2):
+        assert await desk.cancel(planned.task_id, "enough", LOCAL) == DeliberationStatus.CANCELLED
+    events = [item async for item in bus.replay((f"agent.responses.{planned.task_id}",))]
+    assert [item.event.data["reason"] for item in events] == ["enough"]
+    await bus.publish(
+        new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)))
+    )
+    assert await desk.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from moothall.config import load_settings
+from moothall.errors import ConfigurationError
+
+
+def test_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('seed = 3\n[llm]\nmodel = "from-file"\nretries = 1\n', encoding="utf-8")
+    monkeypatch.setenv("MOOTHALL_LLM__MODEL", "from-environment")
+    settings = load_settings(file)
+    assert (settings.seed, settings.llm.model, settings.llm.retries, settings.llm.temperature) == (3, "from-environment", 1, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[llm]\nretrys = 1\n", "llm.retrys"),
+        ("[llm]\nretries = -1\n", "llm.retries"),
+        ("[llm\n", "is not TOML"),
+        ("[nothing]\n", "nothing"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=wanted):
+        load_settings(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"absent\.toml"):
+        load_settings(tmp_path / "absent.toml")
+
+
+def test_a_secret_comes_from_a_file_and_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-very-secret\n", encoding="utf-8")
+    settings = load_settings(llm={"api_key_file": tmp_path / "key"})
+    assert settings.llm.api_key is not None
+    assert settings.llm.api_key.get_secret_value() == "sk-very-secret"
+    assert "very-secret" not in settings.model_dump_json() + repr(settings)
+
+
+def test_settings_travel_to_hosts() -> None:
+    settings = load_settings(seed=5)
+    assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from moothall.errors import ConfigurationError
+from moothall.wiring.parts import started
+
+
+async def test_parts_start_side_by_side_and_close() -> None:
+    said: list[str] = []
+    both = asyncio.Barrier(2)
+
+    @asynccontextmanager
+    async def part(name: str) -> AsyncIterator[str]:
+        await both.wait()  # neither passes before the other has begun
+        yield name
+        said.append(f"{name} closed")
+
+    async with started(part("one")) as one, started(part("two")) as two:
+        assert (await one, await two) == ("one", "two")
+    assert said == ["two closed", "one closed"]
+
+
+async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        check_fails()
+        yield
+
+    def check_fails() -> None:
+        raise ConfigurationError("no such thing")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with started(broken()) as part:
+            await part
+    assert caught.group_contains(ConfigurationError, match="no such thing")
+
+
+async def test_a_part_that_still_starts_is_cancelled_when_another_fails() -> None:
+    ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def endless() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            ended.set()
+
+    with pytest.raises(ExceptionGroup):
+        async with started(endless()):
+            await asyncio.sleep(0)  # it has begun
+            raise ConfigurationError("another part")
+    assert ended.is_set()
+
+
+async def test_a_part_that_dies_later_ends_the_body() -> None:
+    @asynccontextmanager
+    async def dying() -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            yield
+
+    async def fail() -> None:
+        await asyncio.sleep(0.01)
+        raise RuntimeError("a bug")
+
+    async def body() -> None:
+        async with started(dying()) as part:
+            await part
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup):
+        await body()
