@@ -51,10 +51,13 @@ async def test_a_part_that_still_starts_is_cancelled_when_another_fails() -> Non
         finally:
             ended.set()
 
-    with pytest.raises(ExceptionGroup):
+    async def body() -> None:
         async with started(endless()):
             await asyncio.sleep(0)  # it has begun
             raise ConfigurationError("another part")
+
+    with pytest.raises(ExceptionGroup):
+        await body()
     assert ended.is_set()
 
 
