@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from moothall.bus.heeding import heeding
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
@@ -101,24 +102,26 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
     client = Client()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
-            await client.connect(
-                servers,
-                allow_reconnect=False,
-                name="moothall",
-                error_cb=on_error,
-                disconnected_cb=lost,
-                reconnected_cb=on_back,
-                connect_timeout=int(PROBE_SECONDS),
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
-                max_reconnect_attempts=-1,
-                ping_interval=10,
-                max_outstanding_pings=2,
-                pending_size=16 * 1024 * 1024,
-                token=settings.token.get_secret_value() if settings.token else None,
-                user_credentials=str(settings.credentials_file) if settings.credentials_file else None,
+            await heeding(
+                client.connect(
+                    servers,
+                    allow_reconnect=False,
+                    name="moothall",
+                    error_cb=on_error,
+                    disconnected_cb=lost,
+                    reconnected_cb=on_back,
+                    connect_timeout=int(PROBE_SECONDS),
+                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
+                    max_reconnect_attempts=-1,
+                    ping_interval=10,
+                    max_outstanding_pings=2,
+                    pending_size=16 * 1024 * 1024,
+                    token=settings.token.get_secret_value() if settings.token else None,
+                    user_credentials=str(settings.credentials_file) if settings.credentials_file else None,
+                )
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        await client.close()
+        await heeding(client.close())
         where = ", ".join(map(shown, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(f"the bus at {where} turned us away ({error}): check bus.token and bus.url") from error
@@ -132,10 +135,10 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
         if client.is_connected:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await client.flush()
+                    await heeding(client.flush())
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 log.warning("bus closed with unsent messages", error=str(error))
-        await client.close()
+        await heeding(client.close())
 
 
 @dataclass(slots=True)
@@ -160,12 +163,12 @@ class Pull:
     async def open(cls, client: Client, stream: str, consumer: str) -> AsyncIterator[Pull]:
         """Listen for the consumer's messages."""
         pull = cls(client, stream, consumer, client.new_inbox())
-        subscription = await client.subscribe(f"{pull.inbox}.*", cb=pull.arrived.put)
+        subscription = await heeding(client.subscribe(f"{pull.inbox}.*", cb=pull.arrived.put))
         try:
             yield pull
         finally:
             if not client.is_closed:
-                await subscription.unsubscribe()
+                await heeding(subscription.unsubscribe())
 
     async def next(self, batch: int) -> Msg | None:
         """Return the next message, or None when nothing came for a while: then simply ask again.
@@ -200,11 +203,8 @@ class Pull:
         self._heard = time.monotonic()
         self._reconnects = self.client.stats["reconnects"]
         request = {"batch": batch, "expires": int(EXPIRES * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
-        await self.client.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}",
-            json.dumps(request).encode(),
-            reply=f"{self.inbox}.{self._number}",
-        )
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+        await heeding(self.client.publish(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}"))
 
     async def _heed(self, notice: Msg) -> None:
         headers = notice.headers or {}

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from moothall.bus import dead, setup
 from moothall.bus.connection import ConsumerGone, Pull, log
 from moothall.bus.delivery import Ack, Bury, Nak, judge
+from moothall.bus.heeding import heeding
 from moothall.bus.packing import Packer
 from moothall.bus.registry import DurableSpec
 from moothall.bus.stored import Stored
@@ -44,7 +45,7 @@ class Taking:
         finally:
             with suppress(nats.errors.Error):
                 for message in self.held.values():
-                    await message.nak()
+                    await heeding(message.nak())
 
     async def _pull(self) -> None:
         capacity = self.concurrency + self.spec.prefetch
@@ -71,7 +72,7 @@ class Taking:
             await asyncio.sleep(self.stored.settings.ack_wait_seconds / 3)
             for message in tuple(self.held.values()):
                 with suppress(nats.errors.Error):
-                    await message.in_progress()
+                    await heeding(message.in_progress())
 
     async def _work(self) -> None:
         while True:
@@ -101,12 +102,12 @@ class Taking:
         with suppress(nats.errors.Error):
             match verdict:
                 case Ack():
-                    await message.ack()
+                    await heeding(message.ack())
                 case Bury():
-                    await message.term()
+                    await heeding(message.term())
                 case Nak(delay, reason):
                     log.info("message will come again", durable=self.spec.name, after=delay, reason=reason)
-                    await message.nak(delay)
+                    await heeding(message.nak(delay))
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
         """Store the dead letter first; only then is the message given up."""

@@ -12,6 +12,7 @@ from moothall.bus import codec, registry, setup
 from moothall.bus.acks import Acks
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
+from moothall.bus.heeding import heeding
 from moothall.bus.packing import Packer
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.signalling import listen
@@ -94,12 +95,12 @@ class JetStreamBus:
         for token in subject.split("."):
             registry.check_token(token, "subject")
         with translated(f"send a signal on {subject}"):
-            await self._client.publish(subject, codec.dump_json(scrub_all(data, self._secrets)))
-            await self._client.flush()
+            await heeding(self._client.publish(subject, codec.dump_json(scrub_all(data, self._secrets))))
+            await self._stored.acks.flush(self._client)
 
     async def signals(self, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield (subject, data) until closed. Listening begins with the first step; what isn't JSON is passed over."""
-        async with aclosing(listen(self._client, subject)) as messages:
+        async with aclosing(listen(self._client, self._stored.acks, subject)) as messages:
             async for message in messages:
                 yield message
 

@@ -7,6 +7,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
 
 from moothall.bus.connection import reason
+from moothall.bus.heeding import heeding
 from moothall.bus.registry import BLOBS_BUCKET, DOCUMENTS_BUCKET, DUPLICATE_WINDOW, DURABLES, STREAMS, DurableSpec, StreamSpec
 from moothall.config import Bus
 from moothall.domain.ids import digest
@@ -36,11 +37,11 @@ def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
 
 async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
     try:
-        await js.add_stream(config)
+        await heeding(js.add_stream(config))
     except BadRequestError as error:
         if error.err_code != _OTHER_CONFIGURATION:
             raise
-        await js.update_stream(config)
+        await heeding(js.update_stream(config))
 
 
 def consumer_name(spec: DurableSpec, subjects: tuple[str, ...]) -> str:
@@ -62,7 +63,7 @@ async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec,
         max_ack_pending=10_000,
         inactive_threshold=_IDLE_DAY if subjects else None,
     )
-    await js.add_consumer(spec.stream, config=config)
+    await heeding(js.add_consumer(spec.stream, config=config))
     return name
 
 

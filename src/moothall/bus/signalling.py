@@ -10,15 +10,17 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from moothall.bus.acks import Acks
 from moothall.bus.codec import load_json
 from moothall.bus.connection import log, translated
+from moothall.bus.heeding import heeding
 from moothall.errors import BusUnavailable, InvalidRequest
 
 _WAITING = 10_000
 _LOOK = 1.0
 
 
-async def listen(client: Client, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+async def listen(client: Client, acks: Acks, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
     """Yield (subject, data) until closed; what isn't a JSON object is passed over. Raises `BusUnavailable` once closed."""
     arrived: asyncio.Queue[Msg] = asyncio.Queue(_WAITING)
 
@@ -29,9 +31,10 @@ async def listen(client: Client, subject: str) -> AsyncGenerator[tuple[str, Mapp
             arrived.put_nowait(message)
 
     with translated(f"listen on {subject}"):
-        subscription = await client.subscribe(subject, cb=on_message)
-        await client.flush()
+        subscription = await heeding(client.subscribe(subject, cb=on_message))
     try:
+        with translated(f"listen on {subject}"):
+            await acks.flush(client)
         while True:
             try:
                 async with asyncio.timeout(_LOOK):
@@ -50,6 +53,6 @@ async def listen(client: Client, subject: str) -> AsyncGenerator[tuple[str, Mapp
     finally:
         if not client.is_closed:
             try:
-                await subscription.unsubscribe()
+                await heeding(subscription.unsubscribe())
             except nats.errors.Error as error:
                 log.debug("unsubscribing failed", subject=subject, reason=str(error))

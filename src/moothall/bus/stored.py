@@ -18,6 +18,7 @@ from nats.js.object_store import ObjectStore
 
 from moothall.bus.acks import Acks
 from moothall.bus.connection import ConsumerGone, Pull, reason, translated
+from moothall.bus.heeding import heeding
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.registry import BLOBS_BUCKET, covers
 from moothall.bus.setup import BLOBS_STREAM
@@ -74,7 +75,7 @@ class Stored:
         while True:
             try:
                 async with asyncio.timeout(min(seconds, max(until - time.monotonic(), 0.1))):
-                    return await act()
+                    return await heeding(act())
             except NotFoundError:
                 raise  # means something to each caller
             except nats.errors.MaxPayloadError as error:
@@ -129,18 +130,20 @@ class Stored:
     ) -> AsyncGenerator[tuple[Raw, int], None]:
         """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite at the end."""
         name = self.client.new_inbox().rpartition(".")[2]
-        info = await self.js.add_consumer(
-            stream,
-            config=api.ConsumerConfig(
-                name=name,
-                deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=after_seq + 1,
-                ack_policy=api.AckPolicy.NONE,
-                filter_subjects=_minimal(subjects) or None,
-                mem_storage=True,
-                num_replicas=1,
-                inactive_threshold=60.0,
-            ),
+        info = await heeding(
+            self.js.add_consumer(
+                stream,
+                config=api.ConsumerConfig(
+                    name=name,
+                    deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+                    opt_start_seq=after_seq + 1,
+                    ack_policy=api.AckPolicy.NONE,
+                    filter_subjects=_minimal(subjects) or None,
+                    mem_storage=True,
+                    num_replicas=1,
+                    inactive_threshold=60.0,
+                ),
+            )
         )
         try:
             if finite and not info.num_pending:
@@ -150,7 +153,7 @@ class Stored:
                 while True:
                     message = await pull.next(READ_BATCH)
                     if message is None:
-                        if finite and not (await self.js.consumer_info(stream, name)).num_pending:
+                        if finite and not (await heeding(self.js.consumer_info(stream, name))).num_pending:
                             return
                         continue
                     place = message.metadata
@@ -164,7 +167,7 @@ class Stored:
 
     async def _forget(self, stream: str, name: str) -> None:
         """Drop a reader's consumer; if that fails it goes by itself after a minute."""
-        await self.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
+        await heeding(self.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}"))
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
@@ -181,7 +184,7 @@ class Stored:
         """Remove one message. Raises `NotFound`."""
         with translated(f"delete {stream} {seq}"):
             try:
-                await self.js.delete_msg(stream, seq)
+                await heeding(self.js.delete_msg(stream, seq))
             except APIError as error:
                 raise NotFound(f"{stream} has no message {seq}") from error
 
@@ -191,7 +194,7 @@ class Stored:
         if before_seq <= before.first_seq or not before.messages:
             return 0
         with translated(f"prune {stream}"):
-            await self.js.purge_stream(stream, seq=before_seq)
+            await heeding(self.js.purge_stream(stream, seq=before_seq))
         after = await self.state(stream)
         return before.messages + (after.last_seq - before.last_seq) - after.messages
 

@@ -1,0 +1,95 @@
+"""Whoever is cancelled ends, whenever that happens: also in the moment in which the server's answer arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.server import embedded_server
+from moothall.config import Bus
+from moothall.domain.event import EventType, Recorded, new_event
+
+Act = Callable[[JetStreamBus], Awaitable[object]]
+
+
+async def ignore(_: Recorded) -> None: ...
+
+
+async def follow(bus: JetStreamBus) -> None:
+    async with aclosing(bus.follow(["agent.results.task-1"])) as events:
+        async for _ in events:
+            pass
+
+
+async def replay(bus: JetStreamBus) -> None:
+    async with aclosing(bus.replay(["agent.results.task-1"])) as events:
+        async for _ in events:
+            pass
+
+
+async def listen(bus: JetStreamBus) -> None:
+    async with aclosing(bus.signals("agent.cancel.*")) as signals:
+        async for _ in signals:
+            pass
+
+
+ACTS: dict[str, Act] = {
+    "consume": lambda bus: bus.consume("host-dev", ignore),
+    "follow": follow,
+    "listen": listen,
+    "replay": replay,
+    "publish": lambda bus: bus.publish(new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1"})),
+    "signal": lambda bus: bus.signal("agent.cancel.task-1", {}),
+    "put a document": lambda bus: bus.put("key", {"large": "x" * 5000}),
+    "get a document": lambda bus: bus.get("key"),
+    "keys": lambda bus: bus.keys(),
+    "state": lambda bus: bus.state("EVENTS"),
+    "purge": lambda bus: bus.purge("EVENTS", 1),
+}
+
+
+async def after_answers(bus: JetStreamBus, answers: int, turns: int) -> None:
+    """Return this many turns of the loop after this many messages came in, or when no more seem to come."""
+    until = bus._client.stats["in_msgs"] + answers
+    for _ in range(3000):
+        if bus._client.stats["in_msgs"] >= until:
+            break
+        await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
+async def test_a_cancellation_is_never_lost(act: Act, tmp_path: Path) -> None:
+    settings = Bus(blob_bytes=1024)
+
+    failed = False
+
+    async def for_ever(bus: JetStreamBus) -> None:
+        while not failed:
+            await act(bus)
+
+    async with (
+        embedded_server(settings, tmp_path / "bus") as url,
+        open_bus(settings, url) as bus,
+        asyncio.TaskGroup() as group,
+    ):
+        await bus.put("key", {"large": "x" * 5000})
+        others = asyncio.all_tasks()
+        for answers, turns in itertools.product(range(5), range(8)):
+            task = group.create_task(for_ever(bus))
+            await after_answers(bus, answers, turns)
+            task.cancel()
+            await asyncio.wait([task], timeout=10)
+            left = asyncio.all_tasks() - others
+            failed = bool(left)
+            for each in left:
+                each.cancel()  # where one waits for nothing but the next message it heeds a second cancellation
+            assert not left
+            await asyncio.sleep(0.005)  # for answers to what was cancelled
