@@ -46,6 +46,8 @@ def _die_with_parent() -> None:
 
 
 def _start_engine(serve: Serve, key: str) -> Any:
+    # Threads that spin while they wait take the core from those that they wait for, on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import xllamacpp  # an extra: the parent has looked whether it is there
 
     params = xllamacpp.CommonParams()
