@@ -8,7 +8,6 @@ it: `MOOTHALL_LLM__API_KEY_FILE`. No other module reads the environment.
 from __future__ import annotations
 
 import os
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +39,9 @@ class Llm(_Section):
     api_key_file: Path | None = None
     model_path: Path | None = Field(None, description="your own GGUF file for the local model")
     reply: Literal["auto", "json", "blocks"] = "auto"
+    approaches: Literal["auto", "on", "off"] = Field(
+        "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"
+    )
     price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     temperature: float = Field(0.8, ge=0, le=2)

@@ -105,8 +105,8 @@ def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ..
     return _pair(
         system,
         shared,
-        f"First, a plan: name {count} distinct ideas for the code itself, in words, 4 to 12 words each (for a sort they could be "
-        '"compare neighbours and swap", "split in halves and merge", "use the built-in sorted"). '
+        # No example here: a small model hands it back as its list.
+        f"First, a plan: {count} distinct ideas for the code that does the task, each in 4 to 12 words, without paths or tools. "
         f'Reply with one JSON object {{"approaches": [...]}} that holds {count} strings, and nothing else.',
     )
 

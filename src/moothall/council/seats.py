@@ -27,17 +27,23 @@ from moothall.ranking import Assessment
 _APPROACH_TOKENS = 40
 
 BUILT_IN_APPROACHES = (
-    "the most direct change, in the place where similar code is",
-    "begin with the failing test: read what it expects, then write exactly that",
-    "look for code that is already there and can be used again",
-    "think of edge cases first, then write the change so that it covers them",
-    "the most readable change, as its next reader would like it",
+    "the most direct change",
+    "exactly what the failing test expects",
+    "in the manner of the code around it",
+    "edge cases first",
+    "as its next reader would like it",
 )
 
 
 async def find_approaches(council: Council, count: int) -> None:
-    """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which."""
-    if count < 2:  # noqa: PLR2004  # one seat needs no distinction
+    """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which.
+
+    The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 11 in
+    12 without): under `auto` its seats differ by temperature and seed alone.
+    """
+    llm = council.parts.llm
+    wanted = llm.approaches == "on" or (llm.approaches == "auto" and llm.base_url is not None)
+    if count < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
         return
     council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
     council.approach_source = "built-in"
@@ -47,7 +53,7 @@ async def find_approaches(council: Council, count: int) -> None:
         max_tokens=_APPROACH_TOKENS * count + 20,
         deadline=council.work_until,
         schema=approaches_schema(count) if council.mode == "json" else None,
-        temperature=council.parts.llm.temperature,
+        temperature=llm.temperature,
         seed=int(digest(str(council.d.seed), "-/plan/0.1")[:7], 16),
     )
     try:

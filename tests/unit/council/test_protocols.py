@@ -89,6 +89,13 @@ async def test_built_in_approaches_serve_where_the_model_lists_none(council: Any
     assert len({data["approach"] for data in started}) == 3
 
 
+async def test_the_local_model_is_not_led_by_approaches(council: Any) -> None:
+    async with council(by_seat(one=append(), two=append(), three=append()), approaches="auto") as house:
+        events = await house.run(house.deliberation("vote"))
+    assert {data["approach_source"] for data in of(events, EventType.SEAT_STARTED)} == {"none"}
+    assert {call.call_id.split("/")[2] for call in house.server.requests} == {"propose"}
+
+
 async def test_prompts_share_their_beginning(council: Any) -> None:
     async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG))) as house:
         await house.run(house.deliberation("vote", max_turns=1))
