@@ -9,7 +9,7 @@ import logging
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from moothall.config import Log
 
@@ -26,9 +26,22 @@ def configure_logs(settings: Log, file: Path | None = None) -> None:
     _settings, _file = settings, file
 
 
+class _Stderr:
+    """Standard error as it is when a line is written: whoever replaced and closed it meanwhile must fail no caller."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+
 def _sink() -> TextIO:
     if _file is None:
-        return sys.stderr
+        return cast("TextIO", _Stderr())
     _file.parent.mkdir(parents=True, exist_ok=True)
     return _file.open("a", encoding="utf-8", buffering=1)
 

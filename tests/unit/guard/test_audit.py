@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import AuditUnavailable
@@ -225,7 +225,6 @@ def untouched() -> tuple[bytes, bytes]:
         return path.read_bytes(), head_path(path).read_bytes()
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from([change, remove, swap, double, forge, respell, cut]),
     st.integers(0, 11),

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.config import Guard
@@ -116,7 +116,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=50), JSON, max_size=8), st.integers(200, 1000))
 def test_output_is_kept_or_cut_to_its_limit(output: dict[str, Any], limit: int) -> None:
     cut = cut_output(output, limit)

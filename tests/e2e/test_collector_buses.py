@@ -18,6 +18,8 @@ from moothall.domain.event import EventType, Recorded
 from moothall.testing.bus import MemoryBus
 from moothall.testing.story import SEATS, START, Remembering, Story, full
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture(params=["memory", "jetstream"])
 async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CollectorBus]:

@@ -21,6 +21,8 @@ from moothall.config import Bus
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.errors import BusUnavailable, ConfigurationError
 
+pytestmark = pytest.mark.e2e
+
 SETTINGS = Bus(retry_seconds=0.01)
 
 

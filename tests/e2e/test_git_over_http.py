@@ -1,0 +1,73 @@
+"""Repositories by URL: a real git server over HTTP that wants a credential."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Workspace
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import AlreadyExists, ConfigurationError, RepositoryError
+from moothall.testing.githttp import git_server
+from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_sample
+from moothall.workspace.clone import Change
+from moothall.workspace.repositories import TrustedRepositories
+
+pytestmark = pytest.mark.e2e
+
+
+class Unprepared:
+    """Prepares nothing."""
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        return Prepared(base, base.sha, ())
+
+
+async def winning(trusted: TrustedRepositories, base: Base) -> str:
+    content = (SAMPLE["src/utils.py"] + SOLUTION).encode()
+    change = Change("src/utils.py", "100644", content)
+    return (await trusted.clone(base.repository).commit_changes(base.sha, [change], "solve")).diff
+
+
+async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -> None:
+    sample = make_sample(tmp_path / "sample")
+    served = tmp_path / "served"
+    served.mkdir()
+    sample.git("clone", "--quiet", "--bare", str(sample.path), str(served / "app.git"))
+    remote = Repo(served / "app.git")
+    remote.git("config", "http.receivepack", "true")
+    remote.git("tag", "-a", "v1", "-m", "one")
+    settings = Workspace(allowed_schemes=("http",))
+    pair = base64.b64encode(b"x-access-token:s3cret").decode()
+    with git_server(served, required=f"Basic {pair}") as server:
+        url = f"{server.url}/app.git"
+        trusted = TrustedRepositories(tmp_path / "data", settings, Unprepared(), roots=(), secrets={"APP_TOKEN": "s3cret"})
+        with pytest.raises(RepositoryError, match="cannot reach"):
+            await trusted.resolve(RepositoryRef(url=url))
+        await trusted.register(url, id="app", credential="env:APP_TOKEN", push="push")
+        base = await trusted.resolve(RepositoryRef(id="app"))
+        assert base.sha == sample.head
+        assert (await trusted.resolve(RepositoryRef(id="app", ref="v1"))).sha == sample.head
+        assert (await trusted.resolve(RepositoryRef(id="app", ref="main"))).sha == sample.head
+        with pytest.raises(RepositoryError, match=r"no ref 'nope'.*main, v1"):
+            await trusted.resolve(RepositoryRef(id="app", ref="nope"))
+        diff = await winning(trusted, base)
+        sha = await trusted.deliver(base, diff, "moothall/task-1", "m")
+        assert await trusted.deliver(base, diff, "moothall/task-1", "m") == sha
+        assert remote.git("rev-parse", "moothall/task-1") == sha
+        with pytest.raises(AlreadyExists):
+            await trusted.deliver(base, diff, "moothall/task-1", "other")
+        assert (await trusted.register(url)).push == "push"  # what isn't said stays
+        await trusted.register(url, push="none")
+        await trusted.deliver(base, diff, "moothall/task-2", "m")
+        assert remote.git("branch", "--list", "moothall/task-2") == ""
+        await trusted.register(url, id="app", credential="env:MISSING")
+        with pytest.raises(ConfigurationError, match="env:MISSING"):
+            await trusted.resolve(RepositoryRef(id="app"))
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+    assert b"s3cret" not in kept
+    assert pair.encode() not in kept
