@@ -130,6 +130,10 @@ class Limits(_Section):
     calls: int = Field(500, ge=0)
     cost_usd: float = Field(0.0, ge=0)
     malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
+    patience: float = Field(
+        1.0, ge=0, description="after a proven answer the other seats get its time again, times this; 0: all the time"
+    )
+    patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
     quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
     grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")

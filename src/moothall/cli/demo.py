@@ -11,9 +11,11 @@ from moothall.cli.council import Narrator, hold_council, tell_outcome
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.ids import new_task_id
-from moothall.domain.task import DeliberationRequest
+from moothall.domain.task import Constraints, DeliberationRequest
 
 TASK = "Add hello_world() function to src/utils.py"
+_TURNS = 4
+"""The small model is right within three turns or goes in circles."""
 
 
 @click.command()
@@ -48,6 +50,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
         task_id=task_id,
         num_agents=agents,
         seed=seed,
+        constraints=Constraints(max_iterations=_TURNS),
         repository=await register(settings, str(sample), ""),
     )
     async with open_house(settings, narrator.say) as house:

@@ -13,6 +13,10 @@ Early stop: once a strict majority of all seats has proposed the very same patch
 proven, and nobody has written tests, the seats without a proposal are cancelled. A later patch could win only by being
 smaller, or by tests of its own author that the majority's patch fails: the agreement of a majority is taken over waiting
 for that. Where reviews were asked for there is no early stop.
+
+Patience: once a candidate is proven and through the gates, the other seats get the time that it took once more
+(`limits.patience`, at least `limits.patience_seconds`); then those without a proposal are late. A seat that goes in circles
+must not hold up an answer that stands.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from moothall.council.assembly import Council, Parts, Sitting, convene
 from moothall.council.facts import Facts
@@ -177,17 +181,40 @@ async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
     if not council.approaches:
         await find_approaches(council, len(council.sittings) if council.d.protocol != "single" else 1)
     tasks: list[tuple[Sitting, asyncio.Task[None]]] = []
+    started = datetime.now(UTC)
+    waiting: list[asyncio.Task[None]] = []
 
     async def sit(sitting: Sitting) -> None:
         await propose(council, sitting)
         if _decided(council):
             council.stopped_early = True
-            for other, task in tasks:
-                if not other.drafts and not task.done():
-                    task.cancel()
+            _unseat(tasks)
+            for task in waiting:
+                task.cancel()
+        elif not waiting and _has_proven(council):
+            waiting.append(group.create_task(_lose_patience(council, tasks, datetime.now(UTC) - started)))
+        if waiting and all(other.drafts or task.done() or other is sitting for other, task in tasks):
+            waiting[0].cancel()
 
     async with asyncio.TaskGroup() as group:
         tasks += [(sitting, group.create_task(sit(sitting), name=sitting.seat)) for sitting in sittings]
+
+
+def _unseat(tasks: Sequence[tuple[Sitting, asyncio.Task[None]]]) -> list[Sitting]:
+    """Stop the seats that have proposed nothing yet and return them."""
+    stopped = [(sitting, task) for sitting, task in tasks if not sitting.drafts and not task.done()]
+    for _, task in stopped:
+        task.cancel()
+    return [sitting for sitting, _ in stopped]
+
+
+async def _lose_patience(council: Council, tasks: Sequence[tuple[Sitting, asyncio.Task[None]]], took: timedelta) -> None:
+    limits = council.parts.limits
+    await asyncio.sleep(max(took.total_seconds() * limits.patience, limits.patience_seconds))
+    stopped = _unseat(tasks)
+    await asyncio.gather(*(task for sitting, task in tasks if sitting in stopped), return_exceptions=True)
+    for sitting in stopped:
+        sitting.end(SeatStatus.LATE, "OUT_OF_PATIENCE", "a proven answer was there and this seat took more than as long again")
 
 
 async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()) -> None:
@@ -205,6 +232,13 @@ def _decided(council: Council) -> bool:
         return False
     good = Counter(item.proposal.diff for item in council.judged if item.passes and item.candidate.proven)
     return any(2 * count > len(council.sittings) for count in good.values())
+
+
+def _has_proven(council: Council) -> bool:
+    """Whether the others are waited for with patience only."""
+    if not council.parts.limits.patience or council.d.peer_review or council.d.protocol not in {"vote", "tests_then_verify"}:
+        return False
+    return any(item.passes and item.candidate.proven for item in council.judged)
 
 
 def _good(council: Council) -> bool:

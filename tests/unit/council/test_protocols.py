@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from moothall.config import Limits
 from moothall.council.protocols import HOST_STOPS
 from moothall.council.recording import Recording
 from moothall.domain.event import Event, EventType
@@ -154,6 +155,26 @@ async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
     assert outcomes(events) == {ONE: "proposed", TWO: "late DEADLINE_EXCEEDED", THREE: "proposed"}
     assert datetime.now(UTC) < d.deadline
     assert house.workspaces.alive == set()
+
+
+async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) -> None:
+    patient = Limits(patience=0.1, patience_seconds=0.2)
+    async with council(by_seat(one=append(), two=forever, three=forever), limits=patient) as house:
+        events = await house.run(house.deliberation("vote"))
+    assert outcomes(events) == {ONE: "proposed", TWO: "late OUT_OF_PATIENCE", THREE: "late OUT_OF_PATIENCE"}
+    assert house.workspaces.alive == set()
+
+
+async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council: Any) -> None:
+    patient = Limits(patience=0.1, patience_seconds=0.0)
+
+    async def slowly() -> str:
+        await asyncio.sleep(1)
+        return append()
+
+    async with council(by_seat(one=append(WRONG), two=slowly, three=finish()), limits=patient) as house:
+        events = await house.run(house.deliberation("vote"))
+    assert outcomes(events)[TWO] == "proposed"
 
 
 async def test_a_deadline_that_is_over_still_ends_every_seat(council: Any) -> None:
