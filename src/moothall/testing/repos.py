@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 SAMPLE: Mapping[str, str] = {
     "README.md": "# Sample\n\nA small library with a missing function.\n",
@@ -80,10 +82,25 @@ def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Rep
     """Make a repository; without `files` it has no commit."""
     path.mkdir(parents=True)
     repo = Repo(path)
-    repo.git("init", "--quiet")
-    if files is not None:
-        repo.commit(files, "first")
+    if files is None:
+        repo.git("init", "--quiet")
+        return repo
+    for name, (content, mode) in _made(tuple(files.items())).items():
+        repo.write({name: content})
+        (path / name).chmod(mode)
+    repo.git("update-index", "-q", "--refresh")  # it knows the files by their inodes
     return repo
+
+
+@cache
+def _made(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
+    """Every file, with its mode, of a repository with one commit: made by git once, copied from then on."""
+    with TemporaryDirectory() as folder:
+        repo = Repo(Path(folder))
+        repo.git("init", "--quiet")
+        repo.commit(dict(files), "first")
+        found = sorted(path for path in repo.path.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mode) for path in found}
 
 
 def make_sample(path: Path) -> Repo:

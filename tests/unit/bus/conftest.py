@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from moothall.bus.connection import connection
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.bus.server import embedded_server
 from moothall.config import Bus
@@ -16,9 +17,26 @@ AnyBus = MemoryBus | JetStreamBus
 Opened = Callable[..., AbstractAsyncContextManager[Any]]
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """One nats-server for all tests of the bus: its URL."""
+    async with embedded_server(Bus(), tmp_path_factory.mktemp("server") / "bus") as url:
+        yield url
+
+
+async def emptied(url: str) -> str:
+    """Forget all that a server holds."""
+    async with connection(Bus(), url, on_lost=lambda: None) as client:
+        js = client.jetstream()
+        for stream in await js.streams_info():
+            await js.delete_stream(stream.config.name or "")
+    return url
+
+
 @pytest.fixture(params=["memory", "jetstream"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+def opened(request: pytest.FixtureRequest) -> Opened:
     """Opens the bus under test, with settings and the operator's secrets as named."""
+    url: str = "" if request.param == "memory" else request.getfixturevalue("server")
 
     @asynccontextmanager
     async def memory(settings: Bus, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
@@ -26,7 +44,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
 
     @asynccontextmanager
     async def jetstream(settings: Bus, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
-        async with embedded_server(settings, tmp_path / "bus") as url, open_bus(settings, url, secrets=secrets) as bus:
+        async with open_bus(settings, await emptied(url), secrets=secrets) as bus:
             yield bus
 
     def open_any(secrets: tuple[str, ...] = (), **settings: Any) -> AbstractAsyncContextManager[AnyBus]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +38,20 @@ class Files:
         return await git_tool(self.clone, self.state, tool, arguments, self.changes, restore=self.restore)
 
 
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with the clone `c.git` of the sample, and the sha that was fetched."""
+    folder = tmp_path_factory.mktemp("fetched")
+    repo = make_sample(folder / "sample")
+    clone = TrustedClone(folder / "repos" / "c.git", Workspace())
+    return folder / "repos", asyncio.run(clone.fetch(str(repo.path), "HEAD"))
+
+
 @pytest.fixture
-async def files(tmp_path: Path) -> Files:
-    repo = make_sample(tmp_path / "sample")
-    clone = TrustedClone(tmp_path / "repos" / "c.git", Workspace())
-    return Files(clone, await clone.fetch(str(repo.path), "HEAD"))
+def files(fetched: tuple[Path, str], tmp_path: Path) -> Files:
+    repos, sha = fetched
+    shutil.copytree(repos, tmp_path / "repos")
+    return Files(TrustedClone(tmp_path / "repos" / "c.git", Workspace()), sha)
 
 
 async def test_status_says_what_changed(files: Files) -> None:

@@ -17,6 +17,8 @@ from moothall.workspace.layout import environment_key, prepared_key
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 
+pytestmark = pytest.mark.e2e
+
 SETUP = (
     ("sh", "-c", "echo tool > /env/tool; echo dep > dep.txt; echo changed > a.txt; mkdir -p deps; echo d > deps/d; rm b.txt"),
 )
