@@ -40,7 +40,7 @@ async def test_a_proven_winner_is_left_as_a_branch(command: Command, repo: Path)
 
 
 async def test_failing_tests_leave_no_winner(command: Command, repo: Path) -> None:
-    done = await command("deliberate", "--repo", str(repo), "--rounds", "1", "--json", f"WRONG: {TASK}")
+    done = await command("deliberate", "--repo", str(repo), "--turns", "2", "--json", f"WRONG: {TASK}")
     assert done.code == 1, done.err
     assert done.document["winner_id"] == ""
     assert done.document["final_state"] == "no_winner"

@@ -25,6 +25,7 @@ from moothall.domain.task import Constraints, DeliberationRequest
 @click.option("--rubric", default="", help="What reviewers judge by.")
 @click.option("--require", "requirements", multiple=True, help="A requirement that reviewers judge as met or not; repeatable.")
 @click.option("--timeout", type=int, default=0, help="Seconds for the whole deliberation.")
+@click.option("--turns", type=int, default=0, help="Turns that a seat may take; limits.turns by default.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
@@ -45,6 +46,7 @@ def deliberate(
     rubric: str,
     requirements: tuple[str, ...],
     timeout: int,
+    turns: int,
     seed: int | None,
     task_id: str,
     as_json: bool,
@@ -57,7 +59,7 @@ def deliberate(
         description=task,
         role=role,
         task_id=task_id,
-        constraints=Constraints(rubric=rubric, requirements=requirements, timeout_seconds=timeout),
+        constraints=Constraints(rubric, requirements, max_iterations=turns, timeout_seconds=timeout),
         rounds=rounds,
         num_agents=agents,
         protocol=protocol,
