@@ -17,9 +17,9 @@ AnyBus = MemoryBus | JetStreamBus
 Opened = Callable[..., AbstractAsyncContextManager[Any]]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """One nats-server for all tests of the bus: its URL."""
+    """One nats-server for the tests of a module: its URL."""
     async with embedded_server(Bus(), tmp_path_factory.mktemp("server") / "bus") as url:
         yield url
 
