@@ -49,7 +49,7 @@ _SPELLING = {
 }
 # Measured with the small local model, right at the first turn, temperatures 0.2 to 1.0, two tasks: an example whose code holds
 # a string in double quotes (escaped inside JSON) 1 of 6: it forgets to close its own; one in single quotes 10 of 12, the
-# misses being copies of the example's body; one without any string 11 of 12.
+# misses being copies of the example's body; one without any string 26 of 30.
 _IS_EVEN = r"\n\ndef is_even(number: int) -> bool:\n    return number % 2 == 0\n"
 _EXAMPLE = {
     "json": '{"thought": "is_even is missing, append it", "actions": [{"tool": "files.append", "args": '

@@ -38,8 +38,8 @@ BUILT_IN_APPROACHES = (
 async def find_approaches(council: Council, count: int) -> None:
     """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which.
 
-    The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 11 in
-    12 without): under `auto` its seats differ by temperature and seed alone.
+    The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 26 in
+    30 without): under `auto` its seats differ by temperature and seed alone.
     """
     llm = council.parts.llm
     wanted = llm.approaches == "on" or (llm.approaches == "auto" and llm.base_url is not None)
