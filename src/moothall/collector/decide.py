@@ -111,7 +111,8 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
                 candidate,
                 applies=facts.value.applies,
                 regressions=facts.value.regressions,
-                proven=facts.value.proven,
+                # Tests of other seats ran only where they fail on the base.
+                proven=facts.value.proven or any(run.passed and run.author != proposed.value.seat for run in candidate.cross),
                 behaviour=facts.value.behaviour,
             )
         found.append(candidate)

@@ -11,7 +11,7 @@ from moothall.council.assembly import Council
 from moothall.council.recheck import facts_text
 from moothall.council.reply import MalformedReplyError, read_review, review_schema
 from moothall.council.reviews import Answer, review_of
-from moothall.council.text import CHARS_PER_TOKEN, clip
+from moothall.council.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -50,8 +50,9 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
         "",
     )
     room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
+    shown = readable_diff(answer.text) if council.prepared else answer.text
     messages = prompts.review_prompt(
-        council.system, council.shared, clip(answer.text, room), evidence=clip(facts, room // 3), wanted=wanted, mode=council.mode
+        council.system, council.shared, clip(shown, room), evidence=clip(facts, room // 3), wanted=wanted, mode=council.mode
     )
     for attempt in range(1, _TRIES + 1):
         request = ChatRequest(

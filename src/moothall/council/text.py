@@ -30,3 +30,8 @@ def fence(label: str, text: str) -> str:
     while mark in text or mark in plain_label:
         mark = digest(mark, text)[:8]
     return f"--- {plain_label} [{mark}] ---\n{text.rstrip()}\n--- end [{mark}] ---"
+
+
+def readable_diff(diff: str) -> str:
+    """Return a git diff without the lines that name objects: to a model they are long and mean nothing."""
+    return "\n".join(line for line in diff.splitlines() if not line.startswith(("index ", "diff --git ")))

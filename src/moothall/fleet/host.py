@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moothall.council.desk import subjects_of
-from moothall.council.protocols import Parts, deliberate
+from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded, new_event
@@ -71,7 +71,8 @@ class Host:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            task.cancel()
+            # This host ends, the deliberation does not: another takes it up from what is recorded.
+            task.cancel(HOST_STOPS)
             await asyncio.wait({task})
             raise
         finally:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -141,7 +142,9 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             where = f"at {settings.address}" if settings.address else "on this machine"
             raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
         try:
-            yield
+            # Ray tells of a worker's death on stdout, where callers expect our own document only.
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
         finally:
             await asyncio.to_thread(ray.shutdown)
     finally:

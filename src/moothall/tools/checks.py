@@ -51,6 +51,7 @@ def pytest_command(argv: Sequence[str], paths: Sequence[str] = (), keyword: str 
     options = [
         *("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={REPORT}", "--rootdir=."),
         "--continue-on-collection-errors",
+        *("-q", "--no-header", "--tb=short"),  # what a model or a person needs to mend it, and no more
         *((f"-k={keyword}",) if keyword else ()),
     ]
     split = list(argv).index("--") if "--" in argv else len(argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -9,6 +10,7 @@ from moothall.bus.jetstream import open_bus
 from moothall.config import Settings
 from moothall.council.protocols import Parts
 from moothall.domain.ids import digest
+from moothall.domain.secrets import scrub
 from moothall.fleet.host import Host
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
@@ -39,6 +41,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
             publisher=bus,
             limits=settings.limits,
             llm=settings.llm,
+            clean=functools.partial(scrub, known=_secrets(settings)),
         )
         host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host)
         ready()
