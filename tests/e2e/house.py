@@ -54,7 +54,11 @@ def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     if "WRONG" in prompt:
         return turn("files.append", path="src/utils.py", content=WRONG)
     if "NOTES" in prompt:
-        return turn("files.write", path="NOTES.md", content="# Notes\n") if "NOTES.md" not in prompt else '{"thought": "", "finish": "ok"}'
+        return (
+            turn("files.write", path="NOTES.md", content="# Notes\n")
+            if "NOTES.md" not in prompt
+            else '{"thought": "", "finish": "ok"}'
+        )
     if "HAIKU" in prompt:
         return json.dumps({"thought": "", "finish": "An old silent pond"})
     own_words = f"\n# written by {seat_of(headers)[-1]}\n" if "VARIED" in prompt else ""

@@ -16,7 +16,7 @@ from house import Command, git
 from moothall.domain.ids import new_task_id
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc
+from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -24,9 +24,9 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def stub(command: Command) -> AsyncIterator[orchestrator_pb2_grpc.OrchestratorServiceAsyncStub]:
+async def stub(command: Command) -> AsyncIterator[OrchestratorServiceStub]:
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)  # type: ignore[misc] # the stub takes either kind of channel
+        yield OrchestratorServiceStub(channel)
 
 
 def credentials(command: Command) -> tuple[tuple[str, str], ...]:
@@ -39,7 +39,7 @@ async def registered(command: Command, repo: Path) -> common_pb2.Repository:
     return common_pb2.Repository(id=json.loads(done.out)["id"])
 
 
-async def test_submit_then_poll(command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub) -> None:
+async def test_submit_then_poll(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
     who = credentials(command)
     request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
     submitted = await stub.SubmitDeliberation(request, metadata=who)
@@ -57,18 +57,14 @@ async def test_submit_then_poll(command: Command, repo: Path, stub: orchestrator
     assert git(repo, "branch", "--list", f"moothall/{submitted.task_id}")
 
 
-async def test_a_seed_era_client_gets_an_answer(
-    command: Command, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
-) -> None:
+async def test_a_seed_era_client_gets_an_answer(command: Command, stub: OrchestratorServiceStub) -> None:
     request = pb.DeliberateRequest(task_description="Write a HAIKU", role="DEV", rounds=1, num_agents=2)
     response = await stub.Deliberate(request, metadata=credentials(command), timeout=120)
     assert response.winner_id
     assert response.results[0].proposal.content == "An old silent pond"
 
 
-async def test_stream_then_watch_from_a_seq(
-    command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
-) -> None:
+async def test_stream_then_watch_from_a_seq(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
     who = credentials(command)
     request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
     seen = [update async for update in stub.StreamDeliberation(request, metadata=who, timeout=120)]
@@ -82,9 +78,7 @@ async def test_stream_then_watch_from_a_seq(
     assert again == [seq for seq in seqs if seq > middle]
 
 
-async def test_cancel_stops_the_calls_within_a_second(
-    command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
-) -> None:
+async def test_cancel_stops_the_calls_within_a_second(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
     who = credentials(command)
     request = pb.DeliberateRequest(task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo))
     submitted = await stub.SubmitDeliberation(request, metadata=who)
@@ -101,15 +95,13 @@ async def test_cancel_stops_the_calls_within_a_second(
     assert git(repo, "branch", "--list", "moothall/*") == ""
 
 
-async def test_without_the_token_nothing_is_answered(stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub) -> None:
+async def test_without_the_token_nothing_is_answered(stub: OrchestratorServiceStub) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=new_task_id()))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_over_the_api_no_local_path_is_readable(
-    command: Command, repo: Path, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub
-) -> None:
+async def test_over_the_api_no_local_path_is_readable(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
     request = pb.DeliberateRequest(task_description=TASK, role="DEV", repository=common_pb2.Repository(url=str(repo)))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.SubmitDeliberation(request, metadata=credentials(command))
