@@ -102,5 +102,14 @@ async def _dead(settings: Settings, replay_seq: int | None) -> int:
     return 0
 
 
+@log.command()
+@errors_spoken
+def asyncapi() -> None:
+    """Print the AsyncAPI document of all events, made from the registry."""
+    from moothall.bus.asyncapi import asyncapi as document
+
+    click.echo(json.dumps(document(), indent=2))
+
+
 def _say(line: str) -> None:
     click.echo(line, err=True)
