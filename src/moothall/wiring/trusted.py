@@ -12,7 +12,7 @@ from moothall.config import Settings, environment
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError, NotFound
+from moothall.errors import ConfigurationError, InvalidRequest, NotFound
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
@@ -37,7 +37,7 @@ async def register(settings: Settings, where: str, ref: str) -> RepositoryRef:
     repositories = trusted_repositories(settings)
     try:
         known = "" if await asyncio.to_thread(Path(where).exists) else repositories.registry.get(where, LOCAL.tenant).id
-    except NotFound:
+    except (NotFound, InvalidRequest):
         known = ""
     named = RepositoryRef(id=known or (await repositories.register(where)).id, ref=ref)
     await repositories.resolve(named)
