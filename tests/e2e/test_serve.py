@@ -12,11 +12,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from house import Command, git
+from house import Command, descendants, git
 from moothall.domain.ids import new_task_id
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from moothall.testing.model import ScriptedModel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -78,7 +79,9 @@ async def test_stream_then_watch_from_a_seq(command: Command, repo: Path, stub: 
     assert again == [seq for seq in seqs if seq > middle]
 
 
-async def test_cancel_stops_the_calls_within_a_second(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
+async def test_cancel_stops_calls_and_workspaces(
+    command: Command, model: ScriptedModel, repo: Path, stub: OrchestratorServiceStub
+) -> None:
     who = credentials(command)
     request = pb.DeliberateRequest(task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo))
     submitted = await stub.SubmitDeliberation(request, metadata=who)
@@ -92,6 +95,11 @@ async def test_cancel_stops_the_calls_within_a_second(command: Command, repo: Pa
     assert cancelled.status == pb.DELIBERATION_STATUS_CANCELLED
     last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
     assert last.status == "CANCELLED"
+    async with asyncio.timeout(10):  # the calls end at the model server, and no sandbox works for it any more
+        while model._in_flight or any(
+            submitted.task_id in " ".join(child.cmdline()) for child in descendants(command.server_pid)
+        ):
+            await asyncio.sleep(0.05)
     assert git(repo, "branch", "--list", "moothall/*") == ""
 
 

@@ -75,4 +75,4 @@ def tell_outcome(outcome: Outcome, *, json_wanted: bool) -> int:
         show_outcome(Console(highlight=False), outcome)
     if not outcome.winner_id:
         return EXIT_NONE
-    return 0 if outcome.proven or not outcome.results[0].diff else EXIT_UNPROVEN
+    return 0 if outcome.proven else EXIT_UNPROVEN

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
@@ -13,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec
 import click
 
 from moothall.config import Settings, load_settings
-from moothall.errors import MoothallError
+from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
 P = ParamSpec("P")
@@ -34,7 +35,9 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
 
 
 def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a sentence on stderr and exit code 2; a bug keeps its traceback."""
+    """Turn our errors into a sentence on stderr and exit code 2. A bug keeps its traceback, but ends with 2 too:
+    1 would say that there was no winner.
+    """
 
     @functools.wraps(command)
     def spoken(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -42,10 +45,13 @@ def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except MoothallError as error:
             refuse(error)
-        except BaseExceptionGroup as group:
-            first = _first_of_ours(group)
+        except OSError as error:
+            refuse(ConfigurationError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
+        except Exception as error:  # noqa: BLE001 - told in full, with the exit code that says so
+            first = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else None
             if first is None:
-                raise
+                traceback.print_exception(error)
+                sys.exit(EXIT_WRONG)
             refuse(first)
 
     return spoken

@@ -194,7 +194,4 @@ def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
 
 def as_json(outcome: Outcome) -> str:
     """Return the one JSON document of `--json`."""
-    document = dump(outcome)
-    for result in document["results"]:
-        result["checks"] = {item["check"]: item["verdict"] for item in result["evidence"]}
-    return json.dumps(document, indent=2)
+    return json.dumps(dump(outcome), indent=2)

@@ -183,6 +183,7 @@ def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[
                 revision=proposal.revision,
                 operations=proposal.operations,
                 created_at_ms=proposal.created_at_ms,
+                checks={item.check: str(item.verdict) for item in candidate.evidence},
             )
         )
     return tuple(results)

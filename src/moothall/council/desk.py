@@ -5,6 +5,7 @@ Stateless over the bus, so any process that reaches the bus can have one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -88,7 +89,7 @@ class Desk:
         event = new_event(
             EventType.DELIBERATION_REQUESTED,
             deliberation.task_id,
-            dump(deliberation) | {"request_digest": request_digest},
+            dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)},
             correlationid=deliberation.story_id or deliberation.task_id,
             tenant=who.tenant,
             time=self._clock().isoformat(),
@@ -176,6 +177,12 @@ def plan(request: DeliberationRequest, who: Principal, defaults: Defaults, now: 
         raise InvalidRequest("the task is empty; say in a sentence what should be done")
     if len(description) > limits.task_chars:
         raise InvalidRequest(f"the task has {len(description)} characters; at most {limits.task_chars} (limits.task_chars)")
+    budget = request.budget
+    if not (min(budget.tokens, budget.seconds, budget.calls) >= 0 and 0 <= budget.cost_usd < math.inf):
+        raise InvalidRequest(f"a budget is made of numbers from 0 (the default) up; this one is {budget}")
+    texts = (request.constraints.rubric, *request.constraints.requirements, *request.constraints.metadata.values())
+    if sum(map(len, texts)) > limits.task_chars:
+        raise InvalidRequest(f"rubric, requirements and metadata together have more than {limits.task_chars} characters")
     protocol = _protocol(request.protocol)
     seats = _within("num_agents", request.num_agents or DEFAULT_SEATS, 1, limits.agents)
     if protocol == "single":

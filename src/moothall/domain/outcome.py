@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
@@ -45,6 +46,7 @@ class Result:
     revision: int = 0
     operations: tuple[Operation, ...] = ()
     created_at_ms: int = 0
+    checks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

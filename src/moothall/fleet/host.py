@@ -19,7 +19,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
-from moothall.errors import MoothallError, Permanent
+from moothall.errors import MoothallError, RepositoryError, Temporary
 from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
 from moothall.telemetry import get_logger
 
@@ -90,8 +90,10 @@ class Host:
         prepared, refusal = None, None
         try:
             prepared = await self._prepare(deliberation)
-        except* Permanent as group:
+        except* (MoothallError, OSError) as group:
             refusal = _first(group)
+        if isinstance(refusal, Temporary):
+            raise refusal
         if refusal is not None:
             await self._give_up(deliberation, refusal)
         else:
@@ -138,12 +140,13 @@ class Host:
             await self.bus.publish(_event(EventType.SEAT_FINISHED, deliberation, data, seat))
 
 
-def _first(group: BaseExceptionGroup[Permanent]) -> Permanent:
+def _first(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, Permanent)  # noqa: S101 - except* lets nothing else in
-    return error
+    if isinstance(error, MoothallError):
+        return error
+    return RepositoryError(f"the repository cannot be prepared: {error}; is the disk full? Free some, or set MOOTHALL_DATA_DIR")
 
 
 def _event(kind: EventType, deliberation: Deliberation, data: Mapping[str, object], ordinal: str) -> Event:

@@ -102,7 +102,12 @@ class Pool:
     async def _fresh(self, place: Place) -> Box:
         self._number += 1
         box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings)
-        await box.start()
+        try:
+            await box.start()
+        except OSError as error:
+            raise WorkspaceFailed(
+                f"a workspace cannot be made in {self._folder}: {error.strerror or error}; is the disk full?"
+            ) from error
         return box
 
     def _discard(self, box: Box) -> None:

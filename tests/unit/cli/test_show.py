@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from moothall.cli.show import as_json, changed_lines, line_of, plain, show_outcome
+from moothall.cli.show import changed_lines, line_of, plain, show_outcome
 from moothall.domain.event import EventType, Recorded, new_event
-from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 
 DIFF = "diff --git a/x b/x\nindex 1..2\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n-old\n+new\n+more\n"
@@ -49,10 +47,3 @@ def test_the_end_says_who_won_and_why(winner: str, wanted: str) -> None:
     said = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
     assert wanted in said
     assert "because" in said
-
-
-def test_the_json_document_names_checks_by_verdict() -> None:
-    evidence = (Evidence("tests", Verdict.PASSED, passed=2),)
-    result = Result(1, "agent-dev-001", "dev", 0.6, (), passed_gates=True, proven=True, evidence=evidence)
-    document = json.loads(as_json(Outcome("t", DeliberationStatus.COMPLETED, results=(result,))))
-    assert document["results"][0]["checks"] == {"tests": "passed"}

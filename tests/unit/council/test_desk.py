@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from moothall.config import Limits
 from moothall.council.desk import Defaults, Desk, plan
+from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
@@ -53,6 +55,9 @@ def test_single_has_one_seat() -> None:
         (DeliberationRequest(description="x", role="dev", rounds=-2), "rounds is -2"),
         (DeliberationRequest(description="x", role="dev", protocol="debat"), "did you mean debate?"),
         (DeliberationRequest(description="x", role="dev", task_id="A/B"), "is not an id"),
+        (DeliberationRequest(description="x", role="dev", budget=Budget(tokens=-5)), "from 0"),
+        (DeliberationRequest(description="x", role="dev", budget=Budget(cost_usd=math.nan)), "from 0"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(rubric="y" * 20_001)), "together"),
         (DeliberationRequest(description="x", role="dev", constraints=Constraints(timeout_seconds=10**9)), "timeout_seconds"),
         (DeliberationRequest(description="x", role="dev", constraints=Constraints(max_iterations=99)), "max_iterations is 99"),
     ],

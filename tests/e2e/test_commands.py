@@ -1,0 +1,74 @@
+"""The smaller commands, as processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from house import Command
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
+    done = await command("doctor", "--json")
+    assert done.code == 0, done.out
+    parts = {finding["part"]: finding for finding in done.document}
+    for wall in ("bubblewrap", "network", "seccomp", "landlock", "memory", "processes", "disk", "files"):
+        assert parts[f"sandbox {wall}"]["ok"], parts[f"sandbox {wall}"]
+    assert parts["bus"]["ok"]
+    assert parts["model"]["detail"].endswith("replies as json")
+
+
+async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    done = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1")("doctor", "--json")
+    assert done.code == 1
+    parts = {finding["part"]: finding for finding in done.document}
+    assert not parts["data directory"]["ok"]
+    assert "MOOTHALL_DATA_DIR" in parts["data directory"]["mend"]
+    assert not parts["model"]["ok"]
+
+
+async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> None:
+    asked = await command("deliberate", "--agents", "1", "--json", "Write a HAIKU")
+    task_id = asked.document["task_id"]
+    done = await command("log", "tail", "--task", task_id, "--json")
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert [event["type"] for event in events][:2] == ["moothall.deliberation.requested", "moothall.deliberation.started"]
+    assert events[-1]["type"] == "moothall.deliberation.decided"
+    everything = await command("log", "tail")
+    assert everything.code == 0, everything.err
+    assert task_id in everything.out
+    assert (await command("log", "dead")).out.strip().endswith("dead letters")
+    audit = await command("audit", "verify")
+    assert audit.code == 0, audit.out
+    assert audit.out.strip().endswith("whole")
+
+
+async def test_a_changed_audit_record_is_found(command: Command, repo: Path, tmp_path: Path) -> None:
+    alone = Command(tmp_path / "data", command.model_url)
+    assert (await alone("deliberate", "--repo", str(repo), "--agents", "1", "--json", "Add hello_world()")).code == 0
+    chain = next((alone.data_dir / "audit").rglob("*.jsonl"))
+    text = chain.read_text(encoding="utf-8")
+    assert "files.append" in text
+    chain.write_text(text.replace("files.append", "files.delete", 1), encoding="utf-8")
+    done = await alone("audit", "verify")
+    assert done.code == 1
+    assert done.out.strip().endswith("NOT whole")
+
+
+async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
+    done = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})("config", "--json")
+    assert done.document["llm"]["retries"] == 5
+    assert "very-secret" not in done.out
+
+
+@pytest.mark.parametrize("args", [("demo",), ("repo", "list"), ("deliberate", "x")])
+async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(args: tuple[str, ...]) -> None:
+    done = await Command(Path("/proc/nope"), "http://127.0.0.1:9/v1")(*args)
+    assert done.code == 2 or args == ("repo", "list")
+    assert "Traceback" not in done.err
+    assert done.code == 0 or "/proc/nope" in done.err
