@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import TextIO
 
 import click
 from rich.console import Console
+from rich.text import Text
 
-from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN
-from moothall.cli.show import as_json, line_of, show_outcome
+from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG
+from moothall.cli.show import as_json, line_of, plain, show_outcome
 from moothall.collector.progress import Progress, describe
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
+from moothall.errors import MoothallError
 from moothall.ports import Deliberations
 
 _CANCEL_SECONDS = 5.0
@@ -30,7 +35,7 @@ class Narrator:
 
     def say(self, line: str) -> None:
         """Print a line about what is being set up."""
-        self.console.print(f"[dim]{'':<16}{line}[/dim]")
+        self.console.print(Text(f"{'':<16}{line}", style="dim"))
 
     async def follow(self, desk: Deliberations, task_id: str) -> Outcome:
         """Show every event until the decision and return it."""
@@ -42,7 +47,7 @@ class Narrator:
                     self.console.print(line)
                 progress, step = describe(progress, recorded)
                 if spinner is not None:
-                    spinner.update(f"{step.percent} %  {step.step}")
+                    spinner.update(Text(f"{step.percent} %  {plain(step.step)}"))
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)
         return await desk.result(task_id, LOCAL)
@@ -50,11 +55,16 @@ class Narrator:
 
 async def hold_council(desk: Deliberations, request: DeliberationRequest, narrator: Narrator) -> Outcome:
     """Submit and follow to the end. Interrupted, it cancels the deliberation and waits until its hands are still."""
-    deliberation = await desk.submit(request, LOCAL)
+    ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
+    request = replace(request, task_id=request.task_id or new_task_id())
     try:
-        return await narrator.follow(desk, deliberation.task_id)
-    except asyncio.CancelledError:
-        await asyncio.shield(_cancel(desk, deliberation.task_id))
+        await desk.submit(request, LOCAL)
+        ours = True
+        return await narrator.follow(desk, request.task_id)
+    except BaseException:
+        if ours:
+            with suppress(MoothallError):
+                await asyncio.shield(_cancel(desk, request.task_id))
         raise
 
 
@@ -67,12 +77,17 @@ async def _cancel(desk: Deliberations, task_id: str) -> None:
             click.echo(f"moothall: {task_id} did not confirm its cancellation in time", err=True)
 
 
-def tell_outcome(outcome: Outcome, *, json_wanted: bool) -> int:
-    """Print the end on stdout and return the exit code: 0 proven, 3 unproven, 1 no winner."""
+def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
+    """Print the end and return the exit code: 0 proven, 3 unproven, 1 no winner, 2 one that could not be delivered.
+
+    `out` is the process's stdout as it was before a house was opened: inside, stray prints go to stderr.
+    """
     if json_wanted:
-        click.echo(as_json(outcome))
+        click.echo(as_json(outcome), file=out)
     else:
-        show_outcome(Console(highlight=False), outcome)
+        show_outcome(Console(file=out, highlight=False), outcome)
     if not outcome.winner_id:
         return EXIT_NONE
+    if outcome.final_state == "failed":
+        return EXIT_WRONG
     return 0 if outcome.proven else EXIT_UNPROVEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import click
@@ -74,10 +75,9 @@ async def _deliberate(settings: Settings, request: DeliberationRequest, repo: st
     from moothall.wiring.house import check_early, open_house
     from moothall.wiring.trusted import register
 
-    narrator = Narrator(quiet=as_json)
+    narrator, out = Narrator(quiet=as_json), sys.stdout
     check_early(settings, request)
     if repo:
         request = replace(request, repository=await register(settings, repo, ref))
     async with open_house(settings, narrator.say) as house:
-        outcome = await hold_council(house.desk, request, narrator)
-    return tell_outcome(outcome, json_wanted=as_json)
+        return tell_outcome(await hold_council(house.desk, request, narrator), out, json_wanted=as_json)

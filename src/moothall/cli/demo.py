@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from moothall.cli.council import Narrator, hold_council, tell_outcome
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.ids import new_task_id
+from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
 
 TASK = "Add hello_world() function to src/utils.py"
@@ -38,7 +40,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     from moothall.workspace.sample import make_sample_repository
 
     started = time.monotonic()
-    narrator = Narrator(quiet=as_json)
+    narrator, out = Narrator(quiet=as_json), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id
     await make_sample_repository(sample)
@@ -55,15 +57,15 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     )
     async with open_house(settings, narrator.say) as house:
         outcome = await hold_council(house.desk, request, narrator)
-    code = tell_outcome(outcome, json_wanted=as_json)
+        code = tell_outcome(outcome, out, json_wanted=as_json)
     if not as_json:
-        _say_what_next(sample, outcome.branch, time.monotonic() - started)
+        _say_what_next(sample, outcome, time.monotonic() - started)
     return code
 
 
-def _say_what_next(sample: Path, branch: str, seconds: float) -> None:
+def _say_what_next(sample: Path, outcome: Outcome, seconds: float) -> None:
     click.echo(f"\nThe repository is {sample} ({seconds:.0f} s in all).")
-    if branch:
-        click.echo(f"See the winner: git -C {sample} show {branch}")
-    else:
+    if outcome.branch:
+        click.echo(f"See the winner: git -C {sample} show {outcome.branch}")
+    elif not outcome.winner_id:
         click.echo("No seat solved the task this time; another seed may: moothall demo --seed 7")

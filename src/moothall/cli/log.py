@@ -37,7 +37,7 @@ async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: boo
     from moothall.wiring.house import open_log
 
     subjects = subjects_of(check_id(task_id, "task_id")) if task_id else (">",)
-    async with open_log(settings, _say) as bus:
+    async with open_log(settings, _say, alone=not follow) as bus:
         events = bus.follow(subjects, after_seq) if follow else bus.replay(subjects, after_seq)
         async with aclosing(events):
             async for recorded in events:

@@ -45,9 +45,11 @@ def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except MoothallError as error:
             refuse(error)
+        except BrokenPipeError:
+            raise  # click ends quietly when nobody reads on
         except OSError as error:
             refuse(ConfigurationError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
-        except Exception as error:  # noqa: BLE001 - told in full, with the exit code that says so
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told in full, with the exit code that says so
             first = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else None
             if first is None:
                 traceback.print_exception(error)

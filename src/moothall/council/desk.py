@@ -95,6 +95,9 @@ class Desk:
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
+        recorded = await self._requested(deliberation.task_id)
+        if recorded is None or recorded.event.data.get("request_digest") != request_digest:
+            raise AlreadyExists(f"task_id {deliberation.task_id!r} was taken by another deliberation just now")
         await self._bus.enqueue(f"agent.requests.{deliberation.role}", event)
         return deliberation
 

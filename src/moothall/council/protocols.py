@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from moothall.council.assembly import Council, Parts, Sitting, convene
 from moothall.council.facts import Facts
@@ -47,6 +48,7 @@ HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
 
 _FIRST_SEATS = 2
+E = TypeVar("E", bound=MoothallError)
 _CLOSE_SECONDS = 5.0
 
 
@@ -76,7 +78,11 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
     except ExceptionGroup as group:
         if unavailable := group.subgroup(BusUnavailable):
             raise _first(unavailable) from group
-        raise
+        ours, bugs = group.split(MoothallError)
+        if ours is None or bugs is not None:
+            raise
+        for sitting in council.sittings:  # such as a disk that is full or a sandbox that does not start any more
+            sitting.end(SeatStatus.FAILED, _first(ours).code, _first(ours).message)
     await _finish(council)
 
 
@@ -101,7 +107,7 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
         await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
 
 
-def _first(group: BaseExceptionGroup[BusUnavailable]) -> BusUnavailable:
+def _first(group: BaseExceptionGroup[E]) -> E:
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 

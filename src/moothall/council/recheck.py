@@ -14,7 +14,7 @@ from moothall.domain.evidence import CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
-from moothall.errors import PatchRefused, WorkspaceFailed
+from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspaces
 from moothall.ranking import Assessment, assess, passes_gates
 
@@ -95,7 +95,7 @@ class Bench:
             except PatchRefused:
                 applies = False
                 break
-            except WorkspaceFailed:
+            except (WorkspaceFailed, SandboxUnavailable):
                 continue  # what did not run is missing, and missing never passes
         return assess(base.runs, runs, base.base.profile, own_tests=proposal.own_tests, applies=applies)
 
@@ -168,7 +168,7 @@ class Bench:
                 self._workspaces.open(self._prepared, name, patch=patch, extra=author.diff, judged=True) as workspace,
             ):
                 run = await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline)
-        except (PatchRefused, WorkspaceFailed) as error:
+        except (PatchRefused, WorkspaceFailed, SandboxUnavailable) as error:
             run = replace(run, output=error.message)
         self._crossed[key] = run
         return run

@@ -63,10 +63,15 @@ class Host:
         """Run one deliberation to its end, in a task of its own so that a cancel stops it and not the pulling."""
         deliberation = load(Deliberation, recorded.event.data)
         task_id = deliberation.task_id
-        recording, over = await self._remember(task_id)
-        if over or task_id in self._running:
+        running = self._running.get(task_id)
+        if running is not None:
+            # Delivered again while it runs here: this delivery ends as that one does, or an ack would lose the work.
+            await asyncio.wait({running})
+            if not running.cancelled():
+                running.result()
             return
-        task = asyncio.create_task(self._deliberate(deliberation, recording), name=f"deliberation-{task_id}")
+        # Known before anything is awaited, so that no cancel is missed.
+        task = asyncio.create_task(self._take_up(deliberation), name=f"deliberation-{task_id}")
         self._running[task_id] = task
         try:
             await asyncio.wait({task})
@@ -85,6 +90,11 @@ class Host:
         events = [item.event async for item in self.bus.replay(subjects_of(task_id))]
         over = any(event.type in {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED} for event in events)
         return Recording.of(events), over
+
+    async def _take_up(self, deliberation: Deliberation) -> None:
+        recording, over = await self._remember(deliberation.task_id)
+        if not over:
+            await self._deliberate(deliberation, recording)
 
     async def _deliberate(self, deliberation: Deliberation, recording: Recording) -> None:
         prepared, refusal = None, None

@@ -129,8 +129,8 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
         }
     )
     try:
-        try:
-            await asyncio.to_thread(
+        starting = asyncio.ensure_future(
+            asyncio.to_thread(
                 ray.init,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -138,6 +138,14 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
                 ignore_reinit_error=False,
                 **options,
             )
+        )
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A thread cannot be stopped: what it starts has to be there before it can be shut down.
+            await asyncio.wait({starting})
+            await asyncio.to_thread(ray.shutdown)
+            raise
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
             where = f"at {settings.address}" if settings.address else "on this machine"
             raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error

@@ -17,13 +17,13 @@ from moothall.council.desk import Defaults, Desk, plan
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
-from moothall.errors import ConfigurationError
+from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.wiring import lock
 from moothall.wiring.parts import started
 from moothall.wiring.trusted import trusted_repositories
 
 Tell = Callable[[str], None]
-_ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS = 300.0, 0.1, 0.5
+_ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS = 300.0, 0.1, 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -
                     f"process {address.pid} serves the data directory {settings.data_dir} already; "
                     "stop it or set MOOTHALL_DATA_DIR to another one"
                 ) from error
-            yield await _attach(settings, address, stack)
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(_watch_owner(settings), name="owner")
+                yield await _attach(settings, address, stack)
+                watching.cancel()
             return
         house, collector = await _build(settings, tell, stack, serving=serving)
         yield house
@@ -66,13 +69,20 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -
 
 
 @asynccontextmanager
-async def open_log(settings: Settings, tell: Tell) -> AsyncIterator[JetStreamBus]:
-    """The bus alone: of the process that serves, or started for as long as this takes. Needs no Ray and no model."""
+async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> AsyncIterator[JetStreamBus]:
+    """The bus alone: of the process that serves, or, with `alone`, started for as long as this takes.
+
+    Needs no Ray and no model.
+    """
     from moothall.wiring.sources import bus_url
 
     async with AsyncExitStack() as stack:
         try:
             stack.enter_context(lock.held(settings.data_dir))
+            if not alone:
+                raise ConfigurationError(
+                    f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out"
+                )
             url = await stack.enter_async_context(bus_url(settings))
         except lock.Taken:
             url = (await _found(settings, tell)).bus_url
@@ -94,6 +104,20 @@ async def _found(settings: Settings, tell: Tell) -> lock.Address:
             f"another process holds {settings.data_dir} but does not say where it serves; set MOOTHALL_DATA_DIR to another one"
         ) from error
     return address
+
+
+async def _watch_owner(settings: Settings) -> None:
+    """Raise `BusUnavailable` when the process that serves is gone: its bus would never answer again."""
+    while True:
+        await asyncio.sleep(_OWNER_SECONDS)
+        try:
+            with lock.held(settings.data_dir):
+                break
+        except lock.Taken:
+            continue
+    raise BusUnavailable(
+        f"the process that served {settings.data_dir} ended; run the command again with the same --task-id, the work goes on"
+    )
 
 
 async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitStack) -> House:

@@ -40,6 +40,7 @@ def held(data_dir: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Taken from error
+        withdraw(data_dir)  # of one who was killed
         yield
     finally:
         os.close(handle)

@@ -20,7 +20,7 @@ from moothall.config import Settings
 from moothall.domain import codec
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
-from moothall.errors import RepositoryError
+from moothall.errors import InvalidRequest, RepositoryError
 from moothall.sandbox.spawn import drop_uid
 from moothall.workspace.box import Place, own, remove_tree
 from moothall.workspace.clone import TrustedClone
@@ -60,14 +60,17 @@ class Preparer:
             await self._set_up(base, key, files, tell)
             prepared = Prepared(base, key, files)
             prepared = replace(prepared, runs=await self._run_checks(prepared, tell))
-            await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
+            if all(
+                run.status == "success" for run in prepared.runs.values()
+            ):  # one that ran out of time says nothing of the base
+                await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
             return prepared
 
     def _known(self, base: Base, key: str) -> Prepared | None:
         try:
             stored = codec.load(Prepared, json.loads(self._layout.prepared(key).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
+        except (FileNotFoundError, ValueError, InvalidRequest):
+            return None  # not there, or half written
         place = self._layout.place(base, key)
         complete = all(path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ())))
         return replace(stored, base=base) if complete else None
@@ -124,18 +127,20 @@ class Preparer:
             variables=variables,
         )
         end = time.monotonic() + self._settings.workspace.setup_seconds
-        async with self._workspaces.pool.started(place, keep=True) as box:
-            for argv in base.profile.setup:
-                tell(f"setting up: {' '.join(argv)}"[:200])
-                answer = await box.request("setup", wall_seconds=end - time.monotonic(), argv=argv, env=box.variables())
-                if answer.get("status") != "success" or answer.get("exit_code") != 0:
-                    raise RepositoryError(_why_setup(argv, answer, network=network))
-            upper = box.upper
+        folder = None
         try:
-            if await asyncio.to_thread(_keep_untracked, upper, frozenset(files)):
-                upper.rename(making / "layer")
+            async with self._workspaces.pool.started(place, keep=True) as box:
+                folder = box.folder
+                for argv in base.profile.setup:
+                    tell(f"setting up: {' '.join(argv)}"[:200])
+                    answer = await box.request("setup", wall_seconds=end - time.monotonic(), argv=argv, env=box.variables())
+                    if answer.get("status") != "success" or answer.get("exit_code") != 0:
+                        raise RepositoryError(_why_setup(argv, answer, network=network))
+            if await asyncio.to_thread(_keep_untracked, box.upper, frozenset(files)):
+                box.upper.rename(making / "layer")
         finally:
-            await remove_tree(upper.parent)
+            if folder is not None:
+                await remove_tree(folder)
 
     async def _run_checks(self, prepared: Prepared, tell: Progress) -> dict[str, CheckRun]:
         runs = {}
