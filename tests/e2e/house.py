@@ -134,14 +134,21 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 async def all_gone(processes: list[psutil.Process], seconds: float = 20) -> list[str]:
-    """Return the command lines of those that are still alive after at most `seconds`."""
+    """Return those that are still alive after at most `seconds`."""
     alive = processes
     for _ in range(int(seconds * 10)):
-        alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        alive = [process for process in alive if _lives(process)]
         if not alive:
             return []
         await asyncio.sleep(0.1)
-    return [" ".join(process.cmdline())[:200] for process in alive]
+    return [str(process) for process in alive]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def mounts_below(path: Path) -> list[str]:

@@ -62,8 +62,8 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     below = descendants(process.pid)
     process.kill()
     await process.wait()
-    # Two agents of Ray look for their parent only every few seconds.
-    assert await all_gone(below, 60) == []
+    # Two agents of Ray's own notice their parent's end only after about a minute.
+    assert await all_gone(below, 150) == []
     assert mounts_below(tmp_path) == []
     # The same model answers now: the recorded request is taken up and decided.
     async with scripted_model(scripted(_cured)) as cured:
