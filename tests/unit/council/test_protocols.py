@@ -32,6 +32,8 @@ from moothall.testing.council import (
 from moothall.testing.model import Fault, phase_of, seat_of
 from moothall.testing.repos import SAMPLE, SOLUTION
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
 OWN_TEST = "from utils import greet, hello_world\n\n\ndef test_more():\n    assert hello_world() == greet('World')\n"

@@ -20,6 +20,8 @@ from moothall.testing.local import PYTEST, Local, local, python
 from moothall.testing.repos import SAMPLE, SOLUTION
 from moothall.workspace.local import LocalWorkspace
 
+pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
+
 UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
 CHECKS = {"tests": PYTEST}
 FILES = {**SAMPLE, "pkg/one.txt": "1\n", "pkg/two.txt": "2\n", "run.sh": "echo\n"}
