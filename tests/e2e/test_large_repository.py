@@ -1,0 +1,44 @@
+"""A repository with a file of a gigabyte: pinned, prepared and worked on without holding it in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from house import git
+from moothall.config import load_settings
+from moothall.domain.evidence import Verdict
+from moothall.wiring.trusted import open_hands, register
+from moothall.workspace.sample import make_sample_repository
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+GIGABYTE = 1_000_000_000
+
+
+async def test_a_file_of_a_gigabyte_is_carried_but_never_held(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    (repo / "big.bin").touch()
+    os.truncate(repo / "big.bin", GIGABYTE)
+    git(repo, "-c", "core.compression=1", "add", "big.bin")
+    git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "a gigabyte")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    settings = load_settings(data_dir=tmp_path / "data")
+    ref = await register(settings, str(repo), "")
+    async with open_hands(settings) as hands:
+        prepared = await hands.repositories.prepare(await hands.repositories.resolve(ref))
+        assert "big.bin" in prepared.files
+        async with hands.workspaces.open(prepared, "large") as workspace:
+            run = await workspace.check("tests")
+            assert run.verdict == Verdict.FAILED  # the sample's own: it ran
+            patch = await workspace.patch("nothing")
+            assert patch.diff == ""
+    await asyncio.to_thread(shutil.rmtree, tmp_path)  # pytest would keep it for three runs
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 400_000, f"{grown} KB more at the peak"
