@@ -96,8 +96,10 @@ async def test_it_listens_on_the_loopback_only(url: str) -> None:
     assert [{place.ip for place in places} for places in own] == [{"127.0.0.1"}]
 
 
+# A shell that starts the suite in the background has SIGINT ignored, and children inherit that.
 PARENT = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from moothall.config import load_settings
 from moothall.model.local import local_model_server
