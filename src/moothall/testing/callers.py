@@ -16,6 +16,7 @@ from moothall.services.server import Server, grpc_server
 from moothall.testing.desk import MemoryDesk
 
 TOKEN = "a-token-of-the-tests"  # noqa: S105 - of tests
+_LAST_WORDS_SECONDS = 5
 OTHER = "a-token-of-another-tenant"
 TOKENS = {TOKEN: LOCAL, OTHER: Principal("eve", "elsewhere")}
 
@@ -46,6 +47,7 @@ async def serving(desk: MemoryDesk, **settings: Any) -> AsyncIterator[Serving]:
     """Serve `desk` until the context ends."""
     asked = config.Grpc(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with AsyncExitStack() as callers, grpc_server(asked, config.Limits(), desk, TOKENS) as server:
-        # The caller outlives the server, to see how it ends.
-        channel = await callers.enter_async_context(grpc.aio.insecure_channel(server.target))
+        # The caller outlives the server, to see how it ends: what the server sent last may still be on its way.
+        channel = grpc.aio.insecure_channel(server.target)
+        callers.push_async_callback(channel.close, _LAST_WORDS_SECONDS)
         yield Serving(server, channel, Client(channel))
