@@ -5,6 +5,7 @@
     │   ├── ModelUnavailable
     │   ├── BusUnavailable
     │   ├── AuditUnavailable
+    │   ├── GraphUnavailable
     │   └── RateLimited
     └── Permanent            the same request will fail again
         ├── InvalidRequest       the caller sent something that cannot be right
@@ -63,6 +64,12 @@ class AuditUnavailable(Temporary):
     """The audit could not be written: what it should record does not happen."""
 
     code = "AUDIT_UNAVAILABLE"
+
+
+class GraphUnavailable(Temporary):
+    """The graph did not take or give anything. It is behind the log, so nothing is lost."""
+
+    code = "GRAPH_UNAVAILABLE"
 
 
 class RateLimited(Temporary):
