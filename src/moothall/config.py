@@ -2,7 +2,7 @@
 
 `MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`), which
 overrides the defaults. An unset URL means the embedded part. A secret may name a file that holds
-it: `MOOTHALL_LLM__API_KEY_FILE`. No other module reads the environment.
+it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other module reads the environment.
 """
 
 from __future__ import annotations
@@ -24,10 +24,35 @@ from pydantic_settings import (
 )
 
 from moothall.errors import ConfigurationError
+from moothall.misspelt import wrong_variables
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secret_files(cls, data: Any) -> Any:
+        """A secret that is not given itself is what its `<name>_file` holds. A secret without such a field is a bug."""
+        if not isinstance(data, dict):
+            return data
+        return data | {
+            name: _read_secret(f"{name}_file", Path(data[f"{name}_file"]))
+            for name in cls.model_fields
+            if data.get(f"{name}_file") and f"{name}_file" in cls.model_fields and not data.get(name)
+        }
+
+
+def _read_secret(name: str, path: Path) -> str:
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"{name} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} {path} is not text") from error
+    if not secret:
+        raise ValueError(f"{name} {path} is empty")
+    return secret
 
 
 class Llm(_Section):
@@ -63,6 +88,7 @@ class Bus(_Section):
 
     url: str | None = None
     token: SecretStr | None = None
+    token_file: Path | None = None
     credentials_file: Path | None = None
     replicas: int = Field(1, ge=1, le=5)
     sync_interval: str = Field("2m", description="how often the embedded server syncs to disk; 'always' costs 0.6 ms a write")
@@ -160,6 +186,7 @@ class Grpc(_Section):
     host: str = "127.0.0.1"
     port: int = Field(50055, ge=0, le=65535)
     token: SecretStr | None = None
+    token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
@@ -172,6 +199,41 @@ class Log(_Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
+
+
+class Trace(_Section):
+    """Where OpenTelemetry spans go: nowhere, until an exporter is chosen. See docs/telemetry.md."""
+
+    exporter: Literal["off", "otlp", "console"] = Field(
+        "off", description="otlp: gRPC to endpoint; console: JSON lines on stderr"
+    )
+    endpoint: str = Field(
+        "http://127.0.0.1:4317", pattern="^https?://", description="OTLP over gRPC; https:// for a collector elsewhere"
+    )
+    headers: SecretStr | None = Field(None, description="sent with every export: name=value,name=value")
+    headers_file: Path | None = None
+    service: str = Field("moothall", description="service.name of the spans")
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of traces begun here that is recorded; a caller's own flag decides for its"
+    )
+    content: bool = Field(False, description="record prompts and answers too, scrubbed of secrets")
+    attribute_chars: int = Field(2000, ge=100, description="of one attribute; more is cut")
+    queue_spans: int = Field(8192, ge=1, description="spans that wait to be sent; what is more is dropped")
+    delay_seconds: float = Field(2.0, gt=0, description="spans are sent together, this often")
+    timeout_seconds: float = Field(5.0, gt=0, description="one export, and what the end of a process waits for the last")
+
+
+class Metrics(_Section):
+    """Figures for Prometheus, at http://host:port/metrics of `moothall serve`."""
+
+    enabled: bool = True
+    host: str = Field("127.0.0.1", description="anything but loopback needs metrics.token")
+    port: int | None = Field(
+        None, ge=0, le=65535, description="empty: 9464, and none where that is taken; a port named here must be free; 0: any"
+    )
+    token: SecretStr | None = Field(None, description="bearer token that a scraper must show")
+    token_file: Path | None = None
+    report_seconds: float = Field(5.0, gt=0, description="how often hosts report theirs to the serving process")
 
 
 class Settings(BaseSettings):
@@ -193,14 +255,8 @@ class Settings(BaseSettings):
     guard: Guard = Guard()
     grpc: Grpc = Grpc()
     log: Log = Log()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_secret_files(cls, data: Any) -> Any:
-        llm = data.get("llm") if isinstance(data, dict) else None
-        if isinstance(llm, dict) and llm.get("api_key_file") and not llm.get("api_key"):
-            data["llm"] = {**llm, "api_key": Path(llm["api_key_file"]).read_text(encoding="utf-8").strip()}
-        return data
+    trace: Trace = Trace()
+    metrics: Metrics = Metrics()
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -214,6 +270,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     """Return the effective settings; raises `ConfigurationError` naming each wrong one."""
+    if wrong_names := wrong_variables(Settings, "MOOTHALL_", os.environ):
+        raise ConfigurationError("; ".join(wrong_names))
     from_file = _read_toml(config) if config else {}
 
     class Loaded(Settings):

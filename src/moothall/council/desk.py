@@ -12,8 +12,10 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Protocol
 
+from moothall import telemetry
 from moothall.config import Limits
 from moothall.domain.budget import Budget
+from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
@@ -68,6 +70,13 @@ class Desk:
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check, fill in defaults, pin the base commit, record and enqueue."""
+        with telemetry.span("submit") as span:
+            deliberation = await self._submit(request, who)
+            span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
+            span.set({"moothall.protocol": deliberation.protocol, "moothall.seats": len(deliberation.seats)})
+            return deliberation
+
+    async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         request_digest = digest(str(sorted(dump(request).items())), who.tenant, who.name)
         if request.task_id:
             check_id(request.task_id, "task_id")
@@ -92,6 +101,7 @@ class Desk:
             dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)},
             correlationid=deliberation.story_id or deliberation.task_id,
             tenant=who.tenant,
+            traceparent=telemetry.traceparent(),
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
@@ -99,6 +109,7 @@ class Desk:
         if recorded is None or recorded.event.data.get("request_digest") != request_digest:
             raise AlreadyExists(f"task_id {deliberation.task_id!r} was taken by another deliberation just now")
         await self._bus.enqueue(f"agent.requests.{deliberation.role}", event)
+        telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
@@ -144,7 +155,9 @@ class Desk:
             EventType.DELIBERATION_CANCELLED,
             task_id,
             {"task_id": task_id, "reason": reason[:1000], "by": who.name},
+            causationid=requested_id(task_id),
             tenant=who.tenant,
+            traceparent=telemetry.traceparent(),
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from moothall import telemetry
+from moothall.domain.causes import cause_of
 from moothall.domain.event import EventType, new_event
 from moothall.domain.task import Deliberation
 from moothall.ports import Publisher
@@ -26,9 +28,11 @@ class Facts:
             self.d.task_id,
             {"task_id": self.d.task_id, **data},
             ordinal=ordinal,
+            causationid=cause_of(kind, self.d.task_id, ordinal, data),
             source=self.source,
             correlationid=self.d.story_id or self.d.task_id,
             tenant=self.d.tenant,
+            traceparent=telemetry.traceparent(),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         await self.publisher.publish(event)

@@ -82,13 +82,17 @@ def new_event(
     *,
     ordinal: str | int = 0,
     cause: str = "",
+    causationid: str = "",
     source: str = "serve",
     correlationid: str = "",
     tenant: str = "local",
     traceparent: str = "",
     time: str = "",
 ) -> Event:
-    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the same id."""
+    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the same id.
+
+    `causationid` names the event that led here where the ordinal alone tells this one from its siblings.
+    """
     return Event(
         id=event_id(event_type, subject, cause, ordinal),
         type=event_type,
@@ -96,7 +100,7 @@ def new_event(
         data=data,
         source=source,
         correlationid=correlationid or subject,
-        causationid=cause,
+        causationid=cause or causationid,
         traceparent=traceparent,
         tenant=tenant,
         time=time,

@@ -14,7 +14,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 
+from moothall import telemetry
 from moothall.config import Guard
+from moothall.domain.causes import called_id
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -144,9 +146,12 @@ class Gate:
             seat.workspace_id,
             data,
             ordinal=result.request_id,
+            # The seats' request ids begin with the call id of the model's answer that asked for this.
+            causationid=called_id(seat.task_id, result.request_id.rpartition(".")[0]),
             source=self._source,
             correlationid=seat.task_id,
             tenant=seat.tenant,
+            traceparent=telemetry.traceparent(),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         await self._publisher.publish(event)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from moothall.config import Log
+from moothall.telemetry.context import place
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
+    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 _settings = Log()
 _file: Path | None = None
@@ -26,24 +27,34 @@ def configure_logs(settings: Log, file: Path | None = None) -> None:
     _settings, _file = settings, file
 
 
-class _Stderr:
+class Stderr:
     """Standard error as it is when a line is written: whoever replaced and closed it meanwhile must fail no caller."""
 
     def write(self, text: str) -> int:
+        """Write."""
         return sys.stderr.write(text)
 
     def flush(self) -> None:
+        """Flush."""
         sys.stderr.flush()
 
     def isatty(self) -> bool:
+        """Whether a person reads it."""
         return sys.stderr.isatty()
 
 
 def _sink() -> TextIO:
     if _file is None:
-        return cast("TextIO", _Stderr())
+        return cast("TextIO", Stderr())
     _file.parent.mkdir(parents=True, exist_ok=True)
     return _file.open("a", encoding="utf-8", buffering=1)
+
+
+def _say_where(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
+    """Add the task, the seat and the trace that the line is about. Looked up only when a line is written."""
+    for name, value in place().items():
+        values.setdefault(name, value)
+    return values
 
 
 class Logger:
@@ -61,7 +72,7 @@ class Logger:
         logger: FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(sink),
             processors=[
-                structlog.contextvars.merge_contextvars,
+                _say_where,
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.format_exc_info,

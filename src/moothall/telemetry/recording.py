@@ -1,0 +1,259 @@
+"""Spans that are recorded with OpenTelemetry and sent on by a thread of its own. Imported only where that is switched on.
+
+A collector that is not there costs nothing but what was to be sent to it: the queue is bounded and drops what is too
+much, and the end of a process waits for it `trace.timeout_seconds` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Token
+from types import TracebackType
+from typing import IO, Self, cast
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+from moothall import __version__
+from moothall.config import Trace
+from moothall.domain.secrets import scrub
+from moothall.errors import ConfigurationError, MoothallError
+from moothall.telemetry import metrics, spans
+from moothall.telemetry.context import here
+from moothall.telemetry.logs import Stderr, get_logger
+from moothall.telemetry.spans import Kind, Span, Value
+
+log = get_logger(__name__)
+
+_KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
+_TOLD_SECONDS = 60.0
+
+
+class _Recorded(Span):
+    __slots__ = ("_attached", "_attributes", "_here", "_kind", "_links", "_name", "_parent", "_recorder", "_span")
+
+    def __init__(
+        self,
+        recorder: OtelRecorder,
+        name: str,
+        attributes: Mapping[str, Value] | None,
+        *,
+        kind: Kind,
+        parent: str | None,
+        links: Sequence[str],
+    ) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._attributes = attributes
+        self._kind = kind
+        self._parent = parent
+        self._links = links
+        self._span: trace.Span = trace.INVALID_SPAN
+        self._attached: Token[otel_context.Context] | None = None
+        self._here: Token[str] | None = None
+
+    def __enter__(self) -> Self:
+        recorder = self._recorder
+        self._span = recorder.tracer.start_span(
+            self._name,
+            context=_remote(self._parent) if self._parent is not None else None,
+            kind=_KINDS[self._kind],
+            attributes=recorder.clean(self._attributes) if self._attributes else None,
+            links=[trace.Link(found) for link in self._links if (found := _context_of(link)) is not None],
+            record_exception=False,  # a message or a stack may hold what must not leave; `__exit__` says the code
+            set_status_on_exception=False,
+        )
+        self._attached = otel_context.attach(trace.set_span_in_context(self._span))
+        found = self._span.get_span_context()
+        self._here = here.set(f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /) -> None:
+        if self._here is not None:
+            here.reset(self._here)
+        if self._attached is not None:
+            otel_context.detach(self._attached)
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._span.set_attribute("moothall.cancelled", value=True)
+        elif isinstance(error, MoothallError):
+            self.fail(error.code, error.message)
+        elif error is not None:
+            self.fail(type(error).__qualname__)
+        self._span.end()
+
+    def set(self, attributes: Mapping[str, Value]) -> None:
+        if self._span.is_recording():
+            self._span.set_attributes(self._recorder.clean(attributes))
+
+    def fail(self, code: str, message: str = "") -> None:
+        if self._span.is_recording():
+            self._span.set_attribute("error.type", code)
+            self._span.set_status(trace.StatusCode.ERROR, self._recorder.clean_text(message) or None)
+
+
+class OtelRecorder:
+    """Makes OpenTelemetry spans without a secret in them. Implements `spans.Recorder`."""
+
+    def __init__(self, tracer: trace.Tracer, settings: Trace, secrets: Sequence[str]) -> None:
+        self.tracer = tracer
+        self._settings = settings
+        self._secrets = tuple(secrets)
+
+    @property
+    def content(self) -> bool:
+        """Whether prompts and answers are recorded."""
+        return self._settings.content
+
+    def span(
+        self, name: str, attributes: Mapping[str, Value] | None, kind: Kind, parent: str | None, links: Sequence[str]
+    ) -> Span:
+        """Return a span that begins when it is entered."""
+        return _Recorded(self, name, attributes, kind=kind, parent=parent, links=links)
+
+    def clean(self, attributes: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the attributes with every text scrubbed and cut."""
+        return {
+            name: self.clean_text(value) if isinstance(value, str) else value for name, value in attributes.items() if value != ""
+        }
+
+    def clean_text(self, text: str) -> str:
+        """Scrub first: a secret that is cut in two is not found any more."""
+        return scrub(text, self._secrets)[: self._settings.attribute_chars]
+
+
+def _context_of(traceparent: str) -> trace.SpanContext | None:
+    found = spans.read_traceparent(traceparent)
+    if not found:
+        return None
+    _, trace_id, span_id, flags = found.split("-")
+    return trace.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(int(flags, 16)))
+
+
+def _remote(traceparent: str) -> otel_context.Context:
+    """The context that a span with this parent begins in; a fresh one, and so a new trace, where it is no traceparent."""
+    found = _context_of(traceparent)
+    fresh = otel_context.Context()
+    return fresh if found is None else trace.set_span_in_context(trace.NonRecordingSpan(found), fresh)
+
+
+@asynccontextmanager
+async def recording(
+    settings: Trace, process: str, *, secrets: Sequence[str] = (), exporter: SpanExporter | None = None
+) -> AsyncIterator[None]:
+    """Record this process's spans until the context ends, then send what is left for at most `timeout_seconds`.
+
+    `process` names it in the spans. `exporter` in place of the settings' own is for tests. Raises `ConfigurationError`.
+    """
+    chosen = exporter or _exporter(settings)
+    provider = TracerProvider(
+        resource=Resource.create(
+            {"service.name": settings.service, "service.version": __version__, "service.instance.id": process}
+        ),
+        sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
+        span_limits=SpanLimits(max_attributes=64, max_links=16, max_attribute_length=settings.attribute_chars),
+        shutdown_on_exit=False,
+    )
+    provider.add_span_processor(
+        BatchSpanProcessor(
+            chosen,
+            max_queue_size=settings.queue_spans,
+            schedule_delay_millis=settings.delay_seconds * 1000,
+            max_export_batch_size=min(512, settings.queue_spans),
+        )
+    )
+    with _heard():
+        spans.record_with(OtelRecorder(provider.get_tracer("moothall", __version__), settings, secrets))
+        try:
+            yield
+        finally:
+            spans.record_with(None)
+            await _close(provider, chosen, settings.timeout_seconds)
+
+
+async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: float) -> None:
+    """Send what is left. A daemon thread, so that a collector that does not answer holds no process back."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def close() -> None:
+        provider.shutdown()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=close, name="spans: last export", daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            await done.wait()
+    except TimeoutError:
+        log.warning("the last spans were not taken in time and are lost", seconds=seconds)
+        await asyncio.to_thread(exporter.shutdown)  # ends its waiting and so the thread
+
+
+def _exporter(settings: Trace) -> SpanExporter:
+    if settings.exporter == "console":
+        return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n", out=cast("IO[str]", Stderr()))
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigurationError(
+            "trace.exporter is otlp, and its package is not installed: pip install 'moothall[otlp]'"
+        ) from error
+    return OTLPSpanExporter(
+        endpoint=settings.endpoint,
+        insecure=settings.endpoint.startswith("http://"),
+        headers=_headers(settings),
+        timeout=settings.timeout_seconds,
+    )
+
+
+def _headers(settings: Trace) -> dict[str, str]:
+    """Read `name=value,name=value`. Raises `ConfigurationError` without saying what was in it."""
+    if settings.headers is None:
+        return {}
+    found = {}
+    for pair in settings.headers.get_secret_value().split(","):
+        name, equals, value = pair.strip().partition("=")
+        if not name or not equals:
+            raise ConfigurationError("trace.headers is not name=value[,name=value]")
+        found[name.strip().lower()] = value.strip()
+    return found
+
+
+class _Complaints(logging.Handler):
+    """What OpenTelemetry complains about, as our own line once a minute: it would say it at every attempt."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told = -_TOLD_SECONDS
+
+    def emit(self, record: logging.LogRecord) -> None:
+        metrics.TRACE_COMPLAINTS.add()
+        now = time.monotonic()
+        if now - self._told >= _TOLD_SECONDS:
+            self._told = now
+            log.warning("spans cannot be sent; the work goes on", reason=scrub(record.getMessage())[:300])
+
+
+class _heard:  # noqa: N801 - reads as a verb
+    """OpenTelemetry's own log goes through ours."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("opentelemetry")
+        self._handler = _Complaints()
+
+    def __enter__(self) -> None:
+        self._logger.addHandler(self._handler)
+        self._propagated, self._logger.propagate = self._logger.propagate, False
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self._handler)
+        self._logger.propagate = self._propagated

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from moothall import telemetry
+from moothall.telemetry.context import place
+
+PROGRAM = """
+import asyncio
+from moothall import telemetry
+from moothall.config import Log
+
+telemetry.configure_logs(Log(format="json"))
+log = telemetry.get_logger("moothall.test")
+
+async def seat(name):
+    with telemetry.bound(seat=name):
+        await asyncio.sleep(0)
+        log.info("begun")
+
+async def main():
+    with telemetry.span("call", parent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), telemetry.bound(task_id="task-a"):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(seat("one"))
+            group.create_task(seat("two"))
+        log.info("own", task_id="task-b")
+    log.info("after")
+
+asyncio.run(main())
+"""
+
+
+def test_lines_carry_task_seat_and_trace() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["event"], line.get("task_id"), line.get("seat")) for line in lines] == [
+        ("begun", "task-a", "one"),
+        ("begun", "task-a", "two"),
+        ("own", "task-b", None),
+        ("after", None, None),
+    ]
+    assert {line.get("trace_id") for line in lines[:3]} == {"0af7651916cd43dd8448eb211c80319c"}
+    assert lines[0]["span_id"] == "b7ad6b7169203331"
+    assert "trace_id" not in lines[3]
+
+
+def test_where_nothing_is_bound_nothing_is_said() -> None:
+    with telemetry.bound(task_id="task-a"), telemetry.bound(seat="one"):
+        assert place() == {"task_id": "task-a", "seat": "one"}
+    assert place() == {}

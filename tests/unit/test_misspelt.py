@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from moothall.config import Settings, load_settings
+from moothall.errors import ConfigurationError
+from moothall.misspelt import known_variables
+
+
+@pytest.mark.parametrize(
+    ("variable", "wanted"),
+    [
+        ("MOOTHALL_LLM__BASEURL", "did you mean MOOTHALL_LLM__BASE_URL?"),
+        ("MOOTHALL_LLMS__MODEL", "did you mean MOOTHALL_LLM__MODEL?"),
+        ("MOOTHALL_GRPC_PORT", "did you mean MOOTHALL_GRPC__PORT?"),
+        ("MOOTHALL_DATADIR", "did you mean MOOTHALL_DATA_DIR?"),
+        ("MOOTHALL_ZZZ", "`moothall config` lists all"),
+    ],
+)
+def test_a_mistyped_variable_is_an_error_that_names_the_right_one(
+    variable: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "50055")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert f"{variable} is no setting" in str(caught.value)
+    assert wanted in str(caught.value)
+
+
+def test_what_a_variable_holds_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOOTHALL_LLM__APIKEY", "sk-very-secret")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert "very-secret" not in str(caught.value)
+
+
+def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MOOTHALL_SERVICE_HOST": "10.0.0.7",
+        "MOOTHALL_SERVICE_PORT": "50055",
+        "MOOTHALL_SERVICE_PORT_GRPC": "50055",
+        "MOOTHALL_GRPC_PORT": "tcp://10.0.0.7:50055",
+        "MOOTHALL_PORT_50055_TCP": "tcp://10.0.0.7:50055",
+        "MOOTHALL_PORT_50055_TCP_PROTO": "tcp",
+        "MOOTHALL_PORT_50055_TCP_PORT": "50055",
+        "MOOTHALL_PORT_50055_TCP_ADDR": "10.0.0.7",
+    }.items():
+        monkeypatch.setenv(name, value)
+    load_settings()
+
+
+def test_every_setting_has_a_variable_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = set(known_variables(Settings, "MOOTHALL_"))
+    assert {"MOOTHALL_SEED", "MOOTHALL_LLM__MODEL", "MOOTHALL_LLM"} <= variables
+    monkeypatch.setenv("moothall_llm__model", "lower")
+    monkeypatch.setenv("MOOTHALL_BUS", '{"replicas": 3}')
+    settings = load_settings()
+    assert (settings.llm.model, settings.bus.replicas) == ("lower", 3)
+
+
+def secrets(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += secrets(field.annotation, (*path, name))
+        elif SecretStr in (field.annotation, *get_args(field.annotation)):
+            found.append((*path, name))
+    return found
+
+
+SECRETS = secrets(Settings)
+
+
+def test_there_are_secrets() -> None:
+    assert {("llm", "api_key"), ("bus", "token"), ("grpc", "token"), ("trace", "headers")} <= set(SECRETS)
+
+
+@pytest.mark.parametrize("path", SECRETS, ids=".".join)
+def test_every_secret_comes_from_a_file_too(path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    variable = f"MOOTHALL_{'__'.join(path).upper()}"
+    monkeypatch.setenv(f"{variable}_FILE", str(file))
+    with pytest.raises(ConfigurationError, match=f"{path[-1]}_file .*No such file"):
+        load_settings()
+    file.write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=f"{path[-1]}_file .*is empty"):
+        load_settings()
+    file.write_text("from-the-file\n", encoding="utf-8")
+
+    def read() -> str:
+        section = getattr(load_settings(), path[0])
+        secret = getattr(section, path[1])
+        assert isinstance(secret, SecretStr)
+        return secret.get_secret_value()
+
+    assert read() == "from-the-file"
+    assert "from-the-file" not in load_settings().model_dump_json()
+    monkeypatch.setenv(variable, "given-itself")
+    assert read() == "given-itself"
