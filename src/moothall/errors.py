@@ -6,6 +6,7 @@
     │   ├── BusUnavailable
     │   ├── AuditUnavailable
     │   ├── GraphUnavailable
+    │   ├── Superseded           another has taken this work up
     │   └── RateLimited
     └── Permanent            the same request will fail again
         ├── InvalidRequest       the caller sent something that cannot be right
@@ -70,6 +71,12 @@ class GraphUnavailable(Temporary):
     """The graph did not take or give anything. It is behind the log, so nothing is lost."""
 
     code = "GRAPH_UNAVAILABLE"
+
+
+class Superseded(Temporary):
+    """Another has taken this work up: whoever had it says no more about it, not even that it is done."""
+
+    code = "SUPERSEDED"
 
 
 class RateLimited(Temporary):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class Taking:
     concurrency: int
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
+    leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -68,21 +70,46 @@ class Taking:
                 await asyncio.sleep(0.2)
 
     async def _keep_alive(self) -> None:
+        """Tell the server that what is held is worked on; where that came too late, it belongs to others already."""
+        patience = self.stored.settings.ack_wait_seconds
+        told = time.monotonic()
         while True:
-            await asyncio.sleep(self.stored.settings.ack_wait_seconds / 3)
+            await asyncio.sleep(patience / 3)
+            if time.monotonic() - told > patience and self.held:
+                self._lose()
+            if self.stored.client.is_connected:
+                told = time.monotonic()
             for message in tuple(self.held.values()):
                 with suppress(nats.errors.Error):
                     await heeding(message.in_progress())
 
+    def _lose(self) -> None:
+        """This process stood still, or was cut off, for so long that its messages were delivered anew."""
+        log.warning("stood still for too long; its messages go to others", durable=self.spec.name, held=len(self.held))
+        self.held.clear()
+        for lease in self.leases.values():
+            lease.reschedule(0)
+        self.freed.set()
+
     async def _work(self) -> None:
         while True:
             message = await self.waiting.get()
+            if message.reply not in self.held:
+                continue  # lost while it waited
+            lease = asyncio.timeout(None)
+            self.leases[message.reply] = lease
             try:
-                await self._handle(message)
+                async with lease:
+                    await self._handle(message)
+            except TimeoutError:
+                if not lease.expired():
+                    raise
             except Exception:
                 # A bug. The message stays unanswered: it comes again when its time is up.
                 self.held.pop(message.reply, None)
                 raise
+            finally:
+                del self.leases[message.reply]
             self.held.pop(message.reply, None)
             self.freed.set()
 

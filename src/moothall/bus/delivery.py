@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
-from moothall.errors import Permanent, Temporary
+from moothall.errors import Permanent, Superseded, Temporary
 from moothall.ports import Handler
 
 LONGEST_DELAY = 60.0
@@ -34,7 +34,12 @@ class Bury:
     reason: str
 
 
-Verdict = Ack | Nak | Bury
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """No answer: another has it."""
+
+
+Verdict = Ack | Nak | Bury | Leave
 
 
 def delay_of(settings: Bus, deliveries: int, asked: float | None) -> float:
@@ -60,6 +65,8 @@ async def judge(
         return Bury("UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer")
     try:
         await handler(Recorded(seq, await unpack(), extra))
+    except Superseded:
+        return Leave()
     except Temporary as error:
         if deliveries >= settings.max_deliver:
             return Bury(error.code, f"still failing at delivery {deliveries}: {error.message}")

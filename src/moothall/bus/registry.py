@@ -157,7 +157,14 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             checks="check name to verdict",
         ),
         _spec(_E.SEAT_PROPOSED, _RESULTS, _SEAT, candidate="id of the proposal", proposal="content, diff, commit, operations"),
-        _spec(_E.SEAT_REVIEWED, _RESULTS, _SEAT, candidate="what was judged", review="score, met, unmet, comment"),
+        _spec(
+            _E.SEAT_REVIEWED,
+            _RESULTS,
+            _SEAT,
+            candidate="what was judged",
+            fingerprint="of what was judged",
+            review="score, met, unmet, comment",
+        ),
         _spec(_E.SEAT_REVISED, _RESULTS, _SEAT, candidate="id of the revision", proposal="content, diff, commit, operations"),
         _spec(_E.SEAT_FAILED, _RESULTS, _SEAT, error="code and message"),
         _spec(_E.SEAT_FINISHED, _RESULTS, _SEAT, outcome="status, error, usage; the seat's last event"),
@@ -192,9 +199,11 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _RESULTS,
             _SEAT,
             candidate="what was checked",
+            fingerprint="of the proposal that was checked: two hosts at once may make two of one name",
             evidence="check, verdict, counts, output",
             assessment="applies, required, regressions, proven, behaviour; with the check `applies`",
             cross_author="whose tests, with the check `cross`",
+            cross_fingerprint="of the proposal that these tests are taken from",
         ),
         _spec(
             _E.DECISION_MADE,
@@ -244,7 +253,14 @@ class SignalSpec:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-SIGNALS = (SignalSpec("agent.cancel.{task_id}", "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),)
+SIGNALS = (
+    SignalSpec("agent.cancel.{task_id}", "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
+    SignalSpec(
+        "agent.taken.{task_id}",
+        "A host took up work that was delivered before: whoever had it has lost it.",
+        {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
+    ),
+)
 
 
 def check_token(value: object, what: str) -> str:

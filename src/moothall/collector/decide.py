@@ -13,9 +13,9 @@ from typing import TypeVar
 from moothall.collector.fold import UNDATED, Fact, State
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import Candidate, Place, SeatOutcome, SeatStatus
+from moothall.domain.proposal import Candidate, Place, Proposal, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
-from moothall.ranking import rank
+from moothall.ranking import Assessment, rank
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -92,18 +92,20 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
     if state.requested is None:
         return ()
     seats, about_text = set(state.requested.value.seats), state.requested.value.base_sha is None
+    proposals = [proposal for proposal in _standing(state) if proposal.seat in seats]
+    tests = _latest_tests(proposals)
     found = []
-    for name, proposed in sorted(state.proposals.items()):
-        if proposed.value.seat not in seats:
-            continue
-        facts = state.assessments.get(name)
+    for proposal in proposals:
+        of = {(proposal.candidate, proposal.fingerprint), (proposal.candidate, "")}
+        facts = _assessment(state, proposal)
+        cross = [(key, fact.value) for key, fact in sorted(state.cross.items()) if key[:2] in of]
         candidate = Candidate(
-            proposal=proposed.value,
+            proposal=proposal,
             # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
             required=facts.value.required if facts else (RECHECK,),
-            evidence=tuple(fact.value for (owner, _), fact in sorted(state.evidence.items()) if owner == name),
-            cross=tuple(fact.value for (owner, _), fact in sorted(state.cross.items()) if owner == name),
-            reviews=tuple(fact.value for (owner, *_), fact in sorted(state.reviews.items()) if owner == name),
+            evidence=tuple(fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of),
+            cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
+            reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
             about_text=about_text,
         )
         if facts is not None:
@@ -112,11 +114,34 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
                 applies=facts.value.applies,
                 regressions=facts.value.regressions,
                 # Tests of other seats ran only where they fail on the base.
-                proven=facts.value.proven or any(run.passed and run.author != proposed.value.seat for run in candidate.cross),
+                proven=facts.value.proven or any(run.passed and run.author != proposal.seat for run in candidate.cross),
                 behaviour=facts.value.behaviour,
             )
         found.append(candidate)
     return tuple(found)
+
+
+def _standing(state: State) -> list[Proposal]:
+    """Return one proposal a name. Where two hosts made two, the one that was judged stands, of equals the earlier."""
+    names: dict[str, list[Fact[Proposal]]] = {}
+    for (name, _), fact in state.proposals.items():
+        names.setdefault(name, []).append(fact)
+
+    def worth(fact: Fact[Proposal]) -> tuple[bool, datetime, str]:
+        return _assessment(state, fact.value) is None, fact.time, fact.event_id
+
+    return [min(facts, key=worth).value for _, facts in sorted(names.items())]
+
+
+def _assessment(state: State, proposal: Proposal) -> Fact[Assessment] | None:
+    name = proposal.candidate
+    return state.assessments.get((name, proposal.fingerprint)) or state.assessments.get((name, ""))
+
+
+def _latest_tests(proposals: Iterable[Proposal]) -> dict[str, str]:
+    """Say by author which of its proposals its tests are taken from: the latest that brought any."""
+    bringing = (proposal for proposal in proposals if proposal.own_tests)
+    return {proposal.seat: proposal.fingerprint for proposal in sorted(bringing, key=lambda item: item.revision)}
 
 
 def _until(state: State, last: datetime) -> State:
@@ -157,7 +182,7 @@ def _proposed_by(state: State, seat: str) -> bool:
 
 
 def _evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
-    return {item.proposal.seat for item in candidates if item.about_text or item.proposal.candidate in state.assessments}
+    return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
 
 
 def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[Result, ...]:

@@ -42,8 +42,10 @@ class Fact(Generic[T]):
 class State:
     """All facts of one deliberation that its outcome depends on.
 
-    Keys: candidate; (candidate, check); (candidate, author); (candidate, reviewer, event id); seat;
-    call id. Answers and prompts are not kept, so that a state stays small.
+    Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may have made
+    different proposals of one name, and what was found of one says nothing of the other; the digest is empty where
+    the event doesn't tell. Then follow check; author and the digest of the author's diff; reviewer and event id.
+    The others: seat; call id. Answers and prompts are not kept, so that a state stays small.
     """
 
     task_id: str
@@ -51,11 +53,11 @@ class State:
     started: Fact[bool] | None = None
     cancelled: Fact[str] | None = None
     decided: Fact[Outcome] | None = None
-    proposals: Mapping[str, Fact[Proposal]] = field(default_factory=dict)
-    assessments: Mapping[str, Fact[Assessment]] = field(default_factory=dict)
-    evidence: Mapping[tuple[str, str], Fact[Evidence]] = field(default_factory=dict)
-    cross: Mapping[tuple[str, str], Fact[CrossRun]] = field(default_factory=dict)
-    reviews: Mapping[tuple[str, str, str], Fact[Review]] = field(default_factory=dict)
+    proposals: Mapping[tuple[str, str], Fact[Proposal]] = field(default_factory=dict)
+    assessments: Mapping[tuple[str, str], Fact[Assessment]] = field(default_factory=dict)
+    evidence: Mapping[tuple[str, str, str], Fact[Evidence]] = field(default_factory=dict)
+    cross: Mapping[tuple[str, str, str, str], Fact[CrossRun]] = field(default_factory=dict)
+    reviews: Mapping[tuple[str, str, str, str], Fact[Review]] = field(default_factory=dict)
     failures: Mapping[str, Fact[SeatOutcome]] = field(default_factory=dict)
     finished: Mapping[str, Fact[SeatOutcome]] = field(default_factory=dict)
     calls: Mapping[str, Fact[tuple[str, Usage]]] = field(default_factory=dict)
@@ -95,6 +97,11 @@ def _text(data: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"the event's data has no {name}: expected a text that is not empty")
     return value
+
+
+def _told(data: Mapping[str, Any], name: str) -> str:
+    """Return a text that older events lack: then it is empty."""
+    return _text(data, name) if name in data else ""
 
 
 def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -147,27 +154,29 @@ def _decided(state: State, event: Event, time: datetime) -> State:
 
 def _proposed(state: State, event: Event, time: datetime) -> State:
     proposal = load(Proposal, _object(event.data, "proposal"))
-    return replace(state, proposals=_with(state.proposals, proposal.candidate, Fact(time, event.id, proposal)))
+    key = (proposal.candidate, proposal.fingerprint)
+    return replace(state, proposals=_with(state.proposals, key, Fact(time, event.id, proposal)))
 
 
 def _checked(state: State, event: Event, time: datetime) -> State:
-    candidate = _text(event.data, "candidate")
+    key = (_text(event.data, "candidate"), _told(event.data, "fingerprint"))
     evidence = load(Evidence, _object(event.data, "evidence"))
     author = event.data.get("cross_author")
     if author is not None:
         run = CrossRun(_text(event.data, "cross_author"), passed=evidence.verdict is Verdict.PASSED)
-        return replace(state, cross=_with(state.cross, (candidate, run.author), Fact(time, event.id, run)))
+        tests = _told(event.data, "cross_fingerprint")
+        return replace(state, cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run)))
     if event.data.get("assessment") is not None:
         assessment = load(Assessment, _object(event.data, "assessment"))
-        state = replace(state, assessments=_with(state.assessments, candidate, Fact(time, event.id, assessment)))
-    return replace(state, evidence=_with(state.evidence, (candidate, evidence.check), Fact(time, event.id, evidence)))
+        state = replace(state, assessments=_with(state.assessments, key, Fact(time, event.id, assessment)))
+    return replace(state, evidence=_with(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence)))
 
 
 def _reviewed(state: State, event: Event, time: datetime) -> State:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
     given = {**_object(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
-    key = (candidate, reviewer, event.id)
+    key = (candidate, _told(event.data, "fingerprint"), reviewer, event.id)
     return replace(state, reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given))))
 
 

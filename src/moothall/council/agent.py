@@ -111,6 +111,14 @@ class Agent:
         self._specs = tuple(specs)
         self._exchanges: list[Exchange] = []
 
+    def place(self) -> tuple[int, int]:
+        """Say how far it has come; `back_to` goes back there."""
+        return len(self._exchanges), len(self.operations)
+
+    def back_to(self, place: tuple[int, int]) -> None:
+        """Forget what came after `place`: it will be done again."""
+        del self._exchanges[place[0] :], self.operations[place[1] :]
+
     def tell(self, text: str) -> None:
         """Add something to what the model hears next, as before a revision."""
         last = self._exchanges[-1]

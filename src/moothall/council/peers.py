@@ -75,12 +75,13 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
             messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no review: {error}"))
             continue
         reviews = [review_of(read, reviewer, proposal, wanted) for proposal in answer.proposals]
-        for review in reviews:
+        for review, proposal in zip(reviews, answer.proposals, strict=True):
             await council.facts.say(
                 EventType.SEAT_REVIEWED,
-                f"{step}/{review.candidate}",
+                f"{step}/{review.candidate}/{proposal.fingerprint}",
                 seat=reviewer,
                 candidate=review.candidate,
+                fingerprint=proposal.fingerprint,
                 review=dump(review),
             )
         return reviews

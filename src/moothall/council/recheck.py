@@ -19,7 +19,7 @@ from moothall.ports import Workspaces
 from moothall.ranking import Assessment, assess, passes_gates
 
 _OUTPUT = 8000
-_TRIES = 2
+_TRIES = 3  # an executor may be killed under a check
 _RED = {"failed", "errored"}
 
 
@@ -101,10 +101,10 @@ class Bench:
 
     async def _publish(self, judged: Judged) -> None:
         found, proposal = judged.assessment, judged.proposal
-        about = {"seat": proposal.seat, "candidate": proposal.candidate}
+        about = {"seat": proposal.seat, "candidate": proposal.candidate, "fingerprint": proposal.fingerprint}
         await self._facts.say(
             EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/applies",
+            f"{proposal.candidate}/{proposal.fingerprint}/applies",
             **about,
             evidence=dump(Evidence("applies", Verdict.PASSED if found.applies else Verdict.FAILED, proven=found.proven)),
             assessment={
@@ -118,7 +118,10 @@ class Bench:
         for item in found.evidence:
             shown = replace(item, output=clip(item.output, _OUTPUT))
             await self._facts.say(
-                EventType.CHECK_FINISHED, f"{proposal.candidate}/check/{item.check}", **about, evidence=dump(shown)
+                EventType.CHECK_FINISHED,
+                f"{proposal.candidate}/{proposal.fingerprint}/check/{item.check}",
+                **about,
+                evidence=dump(shown),
             )
 
     async def cross(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
@@ -144,7 +147,7 @@ class Bench:
                 group.create_task(self._run_tests(patch, author))
         crossed = [(item, author, self._crossed[digest(item.proposal.diff), digest(author.diff)]) for item, author in pairs]
         for item, author, run in crossed:
-            await self._publish_cross(item.proposal, author.seat, run)
+            await self._publish_cross(item.proposal, author, run)
         votes: dict[str, list[CrossRun]] = {}
         for item, author, run in crossed:
             votes.setdefault(item.proposal.candidate, []).append(CrossRun(author.seat, run.verdict is Verdict.PASSED))
@@ -162,18 +165,23 @@ class Bench:
             return self._crossed[key]
         name = workspace_name(self._facts.d.task_id, "cross", key[0][:8], key[1][:8])
         run = CheckRun("cross", Verdict.MISSING)
-        try:
-            async with (
-                self._places,
-                self._workspaces.open(self._prepared, name, patch=patch, extra=author.diff, judged=True) as workspace,
-            ):
-                run = await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline)
-        except (PatchRefused, WorkspaceFailed, SandboxUnavailable) as error:
-            run = replace(run, output=error.message)
+        for _ in range(_TRIES):
+            try:
+                async with (
+                    self._places,
+                    self._workspaces.open(self._prepared, name, patch=patch, extra=author.diff, judged=True) as workspace,
+                ):
+                    run = await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline)
+                break
+            except PatchRefused as error:
+                run = replace(run, output=error.message)
+                break
+            except (WorkspaceFailed, SandboxUnavailable) as error:
+                run = replace(run, output=error.message)
         self._crossed[key] = run
         return run
 
-    async def _publish_cross(self, proposal: Proposal, author: str, run: CheckRun) -> None:
+    async def _publish_cross(self, proposal: Proposal, author: Proposal, run: CheckRun) -> None:
         outcomes = list(run.cases.values())
         evidence = Evidence(
             check="cross",
@@ -187,11 +195,13 @@ class Bench:
         )
         await self._facts.say(
             EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/cross/{author}",
+            f"{proposal.candidate}/{proposal.fingerprint}/cross/{author.seat}/{author.fingerprint}",
             seat=proposal.seat,
             candidate=proposal.candidate,
+            fingerprint=proposal.fingerprint,
             evidence=dump(evidence),
-            cross_author=author,
+            cross_author=author.seat,
+            cross_fingerprint=author.fingerprint,
         )
 
 

@@ -65,6 +65,7 @@ class RecordedModel:
         self._settings = settings
         self._clean = clean
         self._used: dict[str, Usage] = {}
+        self._heard: dict[str, ChatReply] = {}
 
     def used(self, seat: str) -> Usage:
         """Return what a seat's calls used, those of earlier runs included."""
@@ -72,11 +73,14 @@ class RecordedModel:
 
     async def ask(self, request: ChatRequest) -> ChatReply:
         """Return the answer. No secret is in what is sent. Raises what the model raises, and `BudgetExceeded`."""
+        if (heard := self._heard.get(request.call_id)) is not None:
+            return heard  # a turn that is done again, in a fresh workspace
         _, seat, phase, _ = request.call_id.split("/")
         known = self._recording.answers.get(request.call_id)
         if known is not None:
             self._ledger.settle(request.call_id, known.usage)
             self._count(seat, known.usage)
+            self._heard[request.call_id] = known
             return known
         messages = tuple(replace(message, content=self._clean(message.content)) for message in request.messages)
         self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
@@ -101,6 +105,7 @@ class RecordedModel:
             finish_reason=reply.finish_reason,
             duration_ms=reply.duration_ms,
         )
+        self._heard[request.call_id] = reply
         return reply
 
     def _count(self, seat: str, usage: Usage) -> None:

@@ -18,13 +18,18 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
-from moothall.errors import BusUnavailable, DeadlineExceeded, MoothallError
+from moothall.domain.repository import Prepared
+from moothall.errors import BusUnavailable, DeadlineExceeded, MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.guard.grants import grant_for
 from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
 from moothall.ranking import Assessment
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 _APPROACH_TOKENS = 40
+_WORKSPACES = 3  # that a seat may use up for one proposal
 
 BUILT_IN_APPROACHES = (
     "the most direct change",
@@ -131,15 +136,7 @@ async def _propose(council: Council, sitting: Sitting) -> None:
         draft = await agent.answer("propose", 0, council.work_until)
     else:
         name = workspace_name(council.d.task_id, sitting.seat)
-        async with council.parts.workspaces.open(council.prepared, name) as workspace:
-            draft = await agent.work(
-                _context(council, sitting, workspace, council.work_until),
-                council.parts.gate,
-                council.prepared,
-                phase="propose",
-                round_=0,
-                max_turns=council.d.max_turns,
-            )
+        draft = await _work(council, sitting, council.prepared, name, phase="propose", round_=0, until=council.work_until)
     await _submit(council, sitting, draft, 0)
 
 
@@ -152,19 +149,51 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
     else:
         # Its own workspace, opened again on its own patch: the same files, a fresh executor.
         name = workspace_name(council.d.task_id, sitting.seat, f"r{round_}")
-        async with council.parts.workspaces.open(council.prepared, name, patch=judged.proposal.diff) as workspace:
-            draft = await agent.work(
-                _context(council, sitting, workspace, council.until),
-                council.parts.gate,
-                council.prepared,
-                phase="revise",
-                round_=round_,
-                max_turns=council.d.max_turns,
-                start=sitting.drafts[-1],
-            )
+        draft = await _work(
+            council, sitting, council.prepared, name, phase="revise", round_=round_, until=council.until, start=sitting.drafts[-1]
+        )
     same = draft.patch.diff == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
     if not same:
         await _submit(council, sitting, draft, round_)
+
+
+async def _work(
+    council: Council,
+    sitting: Sitting,
+    prepared: Prepared,
+    name: str,
+    *,
+    phase: str,
+    round_: int,
+    until: datetime,
+    start: Draft | None = None,
+) -> Draft:
+    """Let the agent work in a workspace that holds `start`, if any.
+
+    A workspace that is lost is opened afresh and the turns so far are done in it again: their answers are known, so
+    that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
+    """
+    agent = _agent(sitting)
+    place = agent.place()
+    patch = start.patch.diff if start and start.patch else ""
+    for lost in range(1, _WORKSPACES + 1):
+        try:
+            async with council.parts.workspaces.open(prepared, name, patch=patch) as workspace:
+                return await agent.work(
+                    _context(council, sitting, workspace, until),
+                    council.parts.gate,
+                    prepared,
+                    phase=phase,
+                    round_=round_,
+                    max_turns=council.d.max_turns,
+                    start=start,
+                )
+        except (WorkspaceFailed, SandboxUnavailable) as error:
+            if lost == _WORKSPACES:
+                raise
+            log.warning("workspace lost; its turns are done again", workspace=name, reason=error.message)
+            agent.back_to(place)
+    raise AssertionError("unreachable")
 
 
 async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: int) -> None:
@@ -183,7 +212,8 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
     sitting.drafts.append(draft)
     sitting.status, sitting.code, sitting.message = SeatStatus.PROPOSED, "", ""
     kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
-    await council.facts.say(kind, proposal.candidate, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal))
+    ordinal = f"{proposal.candidate}/{proposal.fingerprint}"
+    await council.facts.say(kind, ordinal, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal))
     if council.bench is None:
         sitting.judged.append(Judged(proposal, Assessment(applies=True)))
     else:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from moothall.domain.budget import Usage
 from moothall.domain.evidence import Evidence
+from moothall.domain.ids import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class Proposal:
     def candidate(self) -> str:
         """Unique within the deliberation."""
         return self.seat if self.revision == 0 else f"{self.seat}.r{self.revision}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for proposals that say the same; what is found of one belongs to no other."""
+        return digest(self.diff or self.content)[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Knows nothing of Ray, so that it runs the same in a Ray actor, in a test or alon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,13 +18,17 @@ from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.repository import Prepared
+from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
-from moothall.errors import MoothallError, RepositoryError, Temporary
+from moothall.errors import MoothallError, RepositoryError, SandboxUnavailable, Superseded, Temporary, WorkspaceFailed
 from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
+
+_LOOK_SECONDS = 5.0  # how often the log is asked whether what is in hand is over: a signal may be lost
+_PREPARATIONS = 3
+_OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
 class HostBus(Publisher, Log, Consumer, Signals, Protocol):
@@ -31,20 +36,37 @@ class HostBus(Publisher, Log, Consumer, Signals, Protocol):
 
 
 @dataclass(slots=True)
+class _Running:
+    """A deliberation in hand, and by which of its deliveries."""
+
+    task: asyncio.Task[None]
+    deliveries: int
+    lost: bool = False
+    """Another has it, or shall have it: it is neither done nor over."""
+
+
+@dataclass(slots=True)
 class Host:
-    """Everything one host process works with. `run` goes on until cancelled."""
+    """Everything one host process works with. `run` goes on until cancelled.
+
+    A deliberation is done by one host at a time, as far as that can be had: a host that stood still for too long
+    loses its work to another. It hears of that when it goes on, and stops without a word.
+    """
 
     name: str
     bus: HostBus
     repositories: Repositories
     parts: Parts
     concurrency: int
-    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _self: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def run(self) -> None:
         """Pull and work until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_for_cancels(), name="cancels")
+            group.create_task(self._listen_for_takers(), name="takers")
+            group.create_task(self._look_for_ends(), name="ends")
             for role in ROLES:
                 group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=self.concurrency), name=f"pull-{role}")
 
@@ -55,43 +77,83 @@ class Host:
 
     async def _listen_for_cancels(self) -> None:
         async for _, data in self.bus.signals("agent.cancel.*"):
-            task = self._running.get(str(data.get("task_id", "")))
-            if task is not None:
-                task.cancel()
+            self._stop(str(data.get("task_id", "")))
+
+    async def _listen_for_takers(self) -> None:
+        async for _, data in self.bus.signals("agent.taken.*"):
+            task_id, deliveries = str(data.get("task_id", "")), data.get("deliveries")
+            running = self._running.get(task_id)
+            if running is None or data.get("host") == self._self or not isinstance(deliveries, int):
+                continue
+            if deliveries > running.deliveries:
+                log.warning("another host has taken this up; leaving it to that one", task_id=task_id)
+                running.lost = True
+                self._stop(task_id, HOST_STOPS)
+
+    async def _look_for_ends(self) -> None:
+        """Stop what is over though no signal said so: it was lost, or the end came from elsewhere."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for task_id in list(self._running):
+                try:
+                    over = await self._is_over(task_id)
+                except Temporary as error:
+                    log.info("could not look whether it is over", task_id=task_id, reason=error.message)
+                    break
+                if over is not None:
+                    self._stop(task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS)
+
+    async def _is_over(self, task_id: str) -> EventType | None:
+        async for recorded in self.bus.replay((f"agent.responses.{task_id}",)):
+            if recorded.event.type in _OVER:
+                return recorded.event.type
+        return None
+
+    def _stop(self, task_id: str, message: str | None = None) -> None:
+        running = self._running.get(task_id)
+        if running is not None:
+            running.task.cancel(message)
 
     async def _work(self, recorded: Recorded) -> None:
         """Run one deliberation to its end, in a task of its own so that a cancel stops it and not the pulling."""
         deliberation = load(Deliberation, recorded.event.data)
         task_id = deliberation.task_id
-        running = self._running.get(task_id)
-        if running is not None:
+        deliveries = int(recorded.extra.get("deliveries", "1"))
+        while (known := self._running.get(task_id)) is not None:
             # Delivered again while it runs here: this delivery ends as that one does, or an ack would lose the work.
-            await asyncio.wait({running})
-            if not running.cancelled():
-                running.result()
-            return
+            known.deliveries = max(known.deliveries, deliveries)
+            await asyncio.wait({known.task})
+            if not known.lost:
+                _end_of(known.task)
+                return
+            await asyncio.sleep(0)  # until whoever ran it has let go
         # Known before anything is awaited, so that no cancel is missed.
-        task = asyncio.create_task(self._take_up(deliberation), name=f"deliberation-{task_id}")
-        self._running[task_id] = task
+        task = asyncio.create_task(self._take_up(deliberation, deliveries), name=f"deliberation-{task_id}")
+        running = self._running[task_id] = _Running(task, deliveries)
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # This host ends, the deliberation does not: another takes it up from what is recorded.
+            # This host ends or lost its work, the deliberation does not end: it is taken up from what is recorded.
+            running.lost = True
             task.cancel(HOST_STOPS)
             await asyncio.wait({task})
             raise
         finally:
             del self._running[task_id]
-        if not task.cancelled():
-            task.result()
+        if running.lost:
+            raise Superseded(f"{task_id} was taken up by another host")
+        _end_of(task)
 
     async def _remember(self, task_id: str) -> tuple[Recording, bool]:
         """Return what was recorded of this deliberation before, and whether it is over."""
         events = [item.event async for item in self.bus.replay(subjects_of(task_id))]
-        over = any(event.type in {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED} for event in events)
+        over = any(event.type in _OVER for event in events)
         return Recording.of(events), over
 
-    async def _take_up(self, deliberation: Deliberation) -> None:
+    async def _take_up(self, deliberation: Deliberation, deliveries: int) -> None:
+        if deliveries > 1:
+            taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
+            await self.bus.signal(f"agent.taken.{deliberation.task_id}", taken)
         recording, over = await self._remember(deliberation.task_id)
         if not over:
             await self._deliberate(deliberation, recording)
@@ -123,9 +185,20 @@ class Host:
                 loop.call_soon_threadsafe(steps.put_nowait, step)
 
             try:
-                return await self.repositories.prepare(base, tell)
+                return await self._prepared(base, tell)
             finally:
                 steps.put_nowait(None)
+
+    async def _prepared(self, base: Base, tell: Callable[[str], None]) -> Prepared:
+        """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
+        for lost in range(1, _PREPARATIONS + 1):
+            try:
+                return await self.repositories.prepare(base, tell)
+            except (WorkspaceFailed, SandboxUnavailable) as error:
+                if lost == _PREPARATIONS:
+                    raise
+                log.warning("preparation was cut short; trying again", sha=base.sha[:12], reason=error.message)
+        raise AssertionError("unreachable")
 
     async def _tell_progress(self, deliberation: Deliberation, steps: asyncio.Queue[str | None]) -> None:
         number = 0
@@ -148,6 +221,12 @@ class Host:
             outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
             data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
             await self.bus.publish(_event(EventType.SEAT_FINISHED, deliberation, data, seat))
+
+
+def _end_of(task: asyncio.Task[None]) -> None:
+    """Raise what a task raised; that it was cancelled is an end like another."""
+    if not task.cancelled():
+        task.result()
 
 
 def _first(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:

@@ -1,0 +1,91 @@
+"""Two hosts that worked at the same time: what was found of one proposal says nothing of another of the same name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from moothall.collector import decide, fold
+from moothall.collector.fold import State
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.proposal import Proposal, Review
+from moothall.testing.story import SEATS, Story
+
+FIRST, SECOND, THIRD = SEATS
+
+
+def proposal(seat: str, body: str, **more: Any) -> Proposal:
+    return Proposal(seat, "dev", body, f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n", **more)
+
+
+def proposes(story: Story, made: Proposal) -> Story:
+    kind = EventType.SEAT_REVISED if made.revision else EventType.SEAT_PROPOSED
+    return story.add(kind, {"seat": made.seat, "candidate": made.candidate, "proposal": dump(made)})
+
+
+def checks(story: Story, made: Proposal, *, green: bool) -> Story:
+    verdict = Verdict.PASSED if green else Verdict.FAILED
+    about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
+    facts = {"applies": True, "required": ["tests"], "regressions": [], "proven": green, "behaviour": verdict.value}
+    story.add(EventType.CHECK_FINISHED, {**about, "evidence": dump(Evidence("tests", verdict))})
+    applies = dump(Evidence("applies", Verdict.PASSED))
+    return story.add(EventType.CHECK_FINISHED, {**about, "evidence": applies, "assessment": facts})
+
+
+def crosses(story: Story, made: Proposal, author: Proposal, *, passed: bool) -> Story:
+    evidence = dump(Evidence("cross", Verdict.PASSED if passed else Verdict.FAILED))
+    about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
+    whose = {"cross_author": author.seat, "cross_fingerprint": author.fingerprint}
+    return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **whose})
+
+
+def folded(story: Story) -> State:
+    state = None
+    for event in story.events:
+        state = fold(state, event)
+    assert state is not None
+    return state
+
+
+def test_evidence_belongs_to_the_proposal_that_it_judged() -> None:
+    bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
+    story = proposes(proposes(Story().begun(), bad), good)
+    checks(story, good, green=True)
+    for seat in SEATS:
+        story.finished(seat)
+    outcome = decide(folded(story))
+    assert [result.diff for result in outcome.results] == [good.diff]  # the one that was judged stands
+    assert outcome.winner_id == FIRST
+    assert outcome.results[0].checks == {"applies": "passed", "tests": "passed"}
+
+
+def test_of_two_that_were_judged_the_earlier_stands_with_its_own_evidence() -> None:
+    bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
+    story = proposes(proposes(Story().begun(), bad), good)
+    checks(checks(story, good, green=True), bad, green=False)
+    about = {"seat": SECOND, "candidate": FIRST, "fingerprint": good.fingerprint}
+    story.add(EventType.SEAT_REVIEWED, {**about, "review": dump(Review(SECOND, FIRST, 1.0))})
+    for seat in SEATS:
+        story.finished(seat)
+    outcome = decide(folded(story))
+    assert [result.diff for result in outcome.results] == [bad.diff]
+    assert outcome.results[0].checks == {"applies": "passed", "tests": "failed"}
+    assert outcome.results[0].reviews == ()  # they were about the other one
+    assert outcome.winner_id == ""
+
+
+def test_tests_that_their_author_has_changed_in_a_revision_count_no_more() -> None:
+    solved = proposal(FIRST, "solved")
+    first = proposal(SECOND, "old tests", own_tests=("tests/test_new.py",))
+    later = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)
+    story = Story().begun()
+    for made in (solved, first, later):
+        checks(proposes(story, made), made, green=True)
+    crosses(story, solved, first, passed=False)
+    crosses(story, solved, later, passed=True)
+    for seat in SEATS:
+        story.finished(seat)
+    place = next(result for result in decide(folded(story)).results if result.seat == FIRST)
+    assert "Passes the tests of 1 of 1 other author." in place.reasons
