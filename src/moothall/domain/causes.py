@@ -36,7 +36,7 @@ def _seat(task_id: str, seat: object) -> str:
 def _candidate(task_id: str, data: Mapping[str, Any]) -> str:
     name = str(data.get("candidate", ""))
     kind = EventType.SEAT_REVISED if "." in name else EventType.SEAT_PROPOSED
-    return event_id(kind, task_id, "", name)
+    return event_id(kind, task_id, "", f"{name}/{data.get('fingerprint', '')}")
 
 
 _CAUSES: Mapping[EventType, Callable[[str, str, Mapping[str, Any]], str]] = {

@@ -9,7 +9,7 @@ def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
     began = new_event(EventType.DELIBERATION_STARTED, "t", {}, ordinal="")
     seat = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="agent-dev-001")
     called = new_event(EventType.MODEL_CALLED, "t", {}, ordinal="t/agent-dev-001/propose/0.1")
-    revised = new_event(EventType.SEAT_REVISED, "t", {}, ordinal="agent-dev-001.r1")
+    revised = new_event(EventType.SEAT_REVISED, "t", {}, ordinal="agent-dev-001.r1/0123")
     assert requested_id("t") == asked.id
     assert called_id("t", "t/agent-dev-001/propose/0.1") == called.id
     assert cause_of(EventType.DELIBERATION_STARTED, "t", "", {}) == asked.id
@@ -17,7 +17,7 @@ def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
     assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "-"}) == began.id
     assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "agent-dev-001"}) == seat.id
     assert cause_of(EventType.SEAT_TURN, "t", "agent-dev-001/propose/0.1", {}) == called.id
-    assert cause_of(EventType.CHECK_FINISHED, "t", "…", {"candidate": "agent-dev-001.r1"}) == revised.id
+    assert cause_of(EventType.CHECK_FINISHED, "t", "…", {"candidate": "agent-dev-001.r1", "fingerprint": "0123"}) == revised.id
     assert cause_of(EventType.STORY_CREATED, "t", "", {}) == ""
 
 
