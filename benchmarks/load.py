@@ -1,0 +1,115 @@
+"""Callers: some at once, each of whom begins again when it has its answer. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Act = Callable[[], Awaitable[object]]
+Probe = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` deliberations ended in `seconds`, with `at_once` of them under way; `waits` are their own wall seconds.
+
+    `cpu` is seconds by part of the system; `caller` and `stub` are no parts of it and told apart.
+    """
+
+    at_once: int
+    count: int
+    seconds: float
+    waits: tuple[float, ...]
+    cpu: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Deliberations a second."""
+        return self.count / self.seconds
+
+    @property
+    def wait(self) -> float:
+        """The median wall seconds of one."""
+        return statistics.median(self.waits)
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU milliseconds of one over all processes of the system."""
+        return sum(self.parts_ms().values())
+
+    def parts_ms(self) -> dict[str, float]:
+        """The same by part."""
+        return {part: value * 1000 / self.count for part, value in self.cpu.items() if part not in {"caller", "stub"}}
+
+    def document(self) -> dict[str, Any]:
+        """As JSON takes it; `read` reads it again."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Run:
+        """Read a document."""
+        return cls(**{**document, "waits": tuple(document["waits"])})
+
+
+def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in now.items()}
+
+
+async def in_turn(act: Act, count: int, probe: Probe) -> Run:
+    """One after the other."""
+    waits: list[float] = []
+    before, began = probe(), time.perf_counter()
+    for _ in range(count):
+        start = time.perf_counter()
+        await act()
+        waits.append(time.perf_counter() - start)
+    return Run(1, count, time.perf_counter() - began, tuple(waits), _since(probe(), before))
+
+
+async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, settle: float = 0.0) -> Run:
+    """`at_once` of them under way, measured for `seconds` in the middle: neither the start nor the end is in the figures.
+
+    The measuring begins `settle` seconds after the start, and not before each caller could have had one answer.
+    """
+    ended: list[tuple[float, float]] = []
+    over = False
+
+    async def caller() -> None:
+        while not over:
+            start = time.perf_counter()
+            await act()
+            now = time.perf_counter()
+            ended.append((now, now - start))
+
+    async with asyncio.TaskGroup() as group:
+        start = time.perf_counter()
+        for _ in range(at_once):
+            group.create_task(caller())
+        while len(ended) < at_once or time.perf_counter() < start + settle:  # noqa: ASYNC110 - time is what is waited for
+            await asyncio.sleep(0.02)
+        before, began = probe(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        used, stopped = _since(probe(), before), time.perf_counter()
+        over = True
+    waits = tuple(wait for when, wait in ended if began <= when < stopped)
+    return Run(at_once, len(waits), stopped - began, waits, used)
+
+
+async def all_at_once(act: Act, count: int, probe: Probe) -> Run:
+    """`count` of them begun together, until the last one has ended."""
+    waits: list[float] = []
+
+    async def one() -> None:
+        start = time.perf_counter()
+        await act()
+        waits.append(time.perf_counter() - start)
+
+    before, began = probe(), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(one())
+    return Run(count, count, time.perf_counter() - began, tuple(waits), _since(probe(), before))
