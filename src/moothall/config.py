@@ -163,6 +163,10 @@ class Limits(_Section):
     quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
     grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
+    agent_chars: int = Field(4000, ge=100, description="capabilities and metadata of a registered agent, together")
+    context_tokens: int = Field(2000, ge=100, description="excerpt of the graph that a seat or a caller is given")
+    plan_tasks: int = Field(64, ge=1, description="tasks of one plan")
+    plans: int = Field(32, ge=1, description="plans whose tasks are handed out side by side; more wait")
 
 
 class Guard(_Section):

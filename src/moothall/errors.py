@@ -12,6 +12,7 @@
         ├── InvalidRequest       the caller sent something that cannot be right
         ├── NotFound
         ├── AlreadyExists
+        ├── NoCouncil            the role's council was deleted, or nobody sits in it
         ├── Refused              policy, grants or identity say no
         ├── BudgetExceeded
         ├── DeadlineExceeded
@@ -107,6 +108,12 @@ class AlreadyExists(Permanent):
     """The id is taken by something else."""
 
     code = "ALREADY_EXISTS"
+
+
+class NoCouncil(Permanent):
+    """The role's council was deleted, or nobody sits in it."""
+
+    code = "NO_COUNCIL"
 
 
 class Refused(Permanent):

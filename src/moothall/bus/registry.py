@@ -82,7 +82,13 @@ WORK = StreamSpec(
 )
 AUDIT = StreamSpec("AUDIT", ("audit", "audit.*"), "limits", "Who did what: a hash chain for each tenant and writer.")
 DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "What could not be handled, with the reason.")
-STREAMS = (EVENTS, WORK, AUDIT, DEAD)
+COUNCILS = StreamSpec(
+    "COUNCILS",
+    ("council.*",),
+    "limits",
+    "Who sits for which role, by tenant. Apart from the log, so that pruning forgets no council.",
+)
+STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
 
 DOCUMENTS_BUCKET = "deliberations"
 BLOBS_BUCKET = "blobs"
@@ -97,6 +103,8 @@ _TOOL = {
     "task_id": "the deliberation",
     "seat": "who asked",
 }
+_ROLE = {"tenant": "from the event", "role": "kind of work"}
+_COUNCIL = "council.{tenant}"
 _RESULTS, _RESPONSES, _AGILE = "agent.results.{task_id}", "agent.responses.{task_id}", "agile.events.{story_id}"
 
 
@@ -112,7 +120,14 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         _spec(_E.STORY_CHANGED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
         _spec(_E.STORY_TRANSITIONED, _AGILE, _STORY, from_state="before", to_state="after", event="what led there", actor="who"),
         _spec(_E.STORY_COMMENTED, _AGILE, _STORY, comment="the words", actor="who"),
-        _spec(_E.PLAN_DERIVED, _AGILE, {"story_id": "the story"}, plan_id="the plan", tasks="its tasks, in order"),
+        _spec(
+            _E.PLAN_DERIVED,
+            _AGILE,
+            {"story_id": "the story"},
+            plan_id="the plan",
+            tasks="its tasks, in order",
+            publish="whether councils get them",
+        ),
         _spec(
             _E.DELIBERATION_REQUESTED,
             _RESULTS,
@@ -223,6 +238,19 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             metrics="numbers",
         ),
         _spec(_E.AUDIT_RECORDED, "audit.{tenant}", {"tenant": "from the event"}, record="the chained record"),
+        _spec(
+            _E.PLAN_FINISHED,
+            _AGILE,
+            {"story_id": "the story"},
+            plan_id="the plan",
+            derivation_id="the plan.derived event that it ends",
+            status="completed, or failed",
+            tasks="task id to how it ended; SKIPPED where a dependency did not complete",
+        ),
+        _spec(_E.COUNCIL_CREATED, _COUNCIL, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),
+        _spec(_E.COUNCIL_DELETED, _COUNCIL, _ROLE),
+        _spec(_E.AGENT_REGISTERED, _COUNCIL, _ROLE, agent="id, capabilities, endpoint, metadata"),
+        _spec(_E.AGENT_UNREGISTERED, _COUNCIL, _ROLE, agent_id="which"),
     )
 }
 

@@ -138,7 +138,8 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     system = prompts.system_text(specs, mode)
     shown = None
     if prepared is not None:
-        room = parts.llm.context_tokens - parts.llm.max_tokens - tokens(system) - tokens(d.description)
+        taken = tokens(system) + tokens(d.description) + tokens(d.context)
+        room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken, 0)
         base = prepared.base
         shown = await show(prepared, d.description, lambda path: parts.repositories.read(base, path), int(room * _CONTEXT_SHARE))
     now = datetime.now(UTC)

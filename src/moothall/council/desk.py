@@ -9,30 +9,31 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from typing import Protocol
 
 from moothall import telemetry
 from moothall.config import Limits
+from moothall.council import params
+from moothall.council.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
+from moothall.domain.council import Council
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import (
-    DEFAULT_PROTOCOL,
-    DEFAULT_ROUNDS,
-    DEFAULT_SEATS,
-    PROTOCOLS,
-    Deliberation,
-    DeliberationRequest,
-    RepositoryRef,
-)
-from moothall.domain.task import Protocol as ProtocolName
+from moothall.domain.task import DEFAULT_ROUNDS, DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
+
+
+class Sitting(Protocol):
+    """Who sits for a role."""
+
+    def find(self, role: str, tenant: str) -> Council | None:
+        """Return the council that was made for it, None for the default one. Raises `NoCouncil`."""
+        ...
 
 
 class DeskBus(Publisher, Log, Work, Signals, Documents, Protocol):
@@ -62,7 +63,9 @@ class Desk:
         repositories: Repositories,
         defaults: Defaults,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        councils: Sitting | None = None,
     ) -> None:
+        self._councils = councils
         self._bus = bus
         self._repositories = repositories
         self._defaults = defaults
@@ -77,7 +80,8 @@ class Desk:
             return deliberation
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        request_digest = digest(str(sorted(dump(request).items())), who.tenant, who.name)
+        # Without the context: the graph grows, and a request that is repeated is the same one nevertheless.
+        request_digest = digest(str(sorted(dump(replace(request, context="")).items())), who.tenant, who.name)
         if request.task_id:
             check_id(request.task_id, "task_id")
             known = await self._requested(request.task_id)
@@ -87,7 +91,9 @@ class Desk:
                 # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
                 await self._bus.enqueue(f"agent.requests.{known.event.data['role']}", known.event)
                 return load(Deliberation, known.event.data)
-        deliberation = plan(request, who, self._defaults, self._clock())
+        role = read_role(request.role)
+        council = self._councils.find(role, who.tenant) if self._councils else None
+        deliberation = plan(request, who, self._defaults, self._clock(), council)
         if deliberation.repository is not None:
             base = await self._repositories.resolve(deliberation.repository, tenant=who.tenant)
             deliberation = replace(
@@ -184,10 +190,17 @@ class Desk:
         return requested
 
 
-def plan(request: DeliberationRequest, who: Principal, defaults: Defaults, now: datetime) -> Deliberation:
-    """Check a request and fill in its defaults. Raises `InvalidRequest` naming what is wrong and what would be right."""
+def plan(
+    request: DeliberationRequest, who: Principal, defaults: Defaults, now: datetime, council: Council | None = None
+) -> Deliberation:
+    """Check a request and fill in its defaults, the council's before the house's.
+
+    Raises `InvalidRequest` naming what is wrong and what would be right.
+    """
     limits = defaults.limits
     role = read_role(request.role)
+    if council is not None:
+        request = params.filled(request, council.config.params, params.COUNCIL)
     description = request.description.strip()
     if not description:
         raise InvalidRequest("the task is empty; say in a sentence what should be done")
@@ -199,10 +212,17 @@ def plan(request: DeliberationRequest, who: Principal, defaults: Defaults, now: 
     texts = (request.constraints.rubric, *request.constraints.requirements, *request.constraints.metadata.values())
     if sum(map(len, texts)) > limits.task_chars:
         raise InvalidRequest(f"rubric, requirements and metadata together have more than {limits.task_chars} characters")
-    protocol = _protocol(request.protocol)
-    seats = _within("num_agents", request.num_agents or DEFAULT_SEATS, 1, limits.agents)
+    if tokens(request.context) > limits.context_tokens:
+        raise InvalidRequest(f"the context has about {tokens(request.context)} tokens; at most {limits.context_tokens}")
+    protocol = params.check_protocol(request.protocol)
+    members = [agent.id for agent in council.agents] if council else []
+    seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents)
     if protocol == "single":
         seats = 1
+    if members and seats > len(members):
+        raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
+    rounds = request.rounds or (council.config.rounds if council else 0) or DEFAULT_ROUNDS[protocol]
+    default_one = bool(defaults.repository) and not request.about_text
     seconds = request.constraints.timeout_seconds or request.budget.seconds
     _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))
     house = Budget(tokens=limits.tokens, seconds=int(limits.deliberation_seconds), calls=limits.calls, cost_usd=limits.cost_usd)
@@ -211,29 +231,24 @@ def plan(request: DeliberationRequest, who: Principal, defaults: Defaults, now: 
         description=description,
         role=role,
         protocol=protocol,
-        seats=tuple(seat_id(role, number) for number in range(1, seats + 1)),
-        rounds=_within("rounds", request.rounds or DEFAULT_ROUNDS[protocol], 0, limits.rounds),
+        seats=tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1))),
+        rounds=_within("rounds", rounds, 0, limits.rounds),
         deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
         max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns),
         constraints=request.constraints,
         budget=_cheaper(request.budget.or_default(house), house),
-        repository=request.repository or (RepositoryRef(id=defaults.repository) if defaults.repository else None),
+        repository=request.repository or (RepositoryRef(id=defaults.repository) if default_one else None),
         adaptive=request.adaptive,
-        peer_review=request.peer_review,
-        story_id=request.story_id,
+        peer_review=request.peer_review or bool(council and council.config.peer_review),
+        story_id=check_id(request.story_id, "story_id") if request.story_id else "",
+        plan_id=check_id(request.plan_id, "plan_id") if request.plan_id else "",
+        origin=request.origin,
+        context=request.context,
+        reviewer=read_role(request.reviewer) if request.reviewer else "",
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
-
-
-def _protocol(name: str) -> ProtocolName:
-    chosen = name.strip().lower() or DEFAULT_PROTOCOL
-    if chosen not in PROTOCOLS:
-        near = get_close_matches(chosen, PROTOCOLS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
-    return chosen
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

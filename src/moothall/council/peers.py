@@ -52,7 +52,13 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
     room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown = readable_diff(answer.text) if council.prepared else answer.text
     messages = prompts.review_prompt(
-        council.system, council.shared, clip(shown, room), evidence=clip(facts, room // 3), wanted=wanted, mode=council.mode
+        council.system,
+        council.shared,
+        clip(shown, room),
+        evidence=clip(facts, room // 3),
+        wanted=wanted,
+        mode=council.mode,
+        role=council.d.reviewer,
     )
     for attempt in range(1, _TRIES + 1):
         request = ChatRequest(

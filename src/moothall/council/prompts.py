@@ -90,6 +90,8 @@ def criteria(constraints: Constraints) -> tuple[str, ...]:
 def shared_text(d: Deliberation, shown: Shown | None) -> str:
     """Return the task and what is shown of the repository: the same for every seat and phase."""
     parts = [fence("the task", d.description)]
+    if d.context:
+        parts.append(fence("what is known of the story from earlier work", d.context))
     if d.constraints.requirements or d.constraints.rubric.strip():
         numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria(d.constraints), 1))
         parts.append(fence("what the answer is judged by", numbered))
@@ -119,16 +121,17 @@ def seat_prompt(system: str, shared: str, role: str, approach: str, *, about_tex
 
 
 def review_prompt(
-    system: str, shared: str, candidate: str, *, evidence: str, wanted: Sequence[str], mode: ReplyMode
+    system: str, shared: str, candidate: str, *, evidence: str, wanted: Sequence[str], mode: ReplyMode, role: str = ""
 ) -> tuple[Message, ...]:
-    """Ask for a judgement of one candidate. Nobody is named: not the author, not the reviewer."""
+    """Ask for a judgement of one candidate, as the `role` where one is given. Nobody is named: not the author, not the reviewer."""
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(wanted, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
+    judge = f"{_ROLES[role]}\n" if role else ""
     shape = "" if mode == "json" else ' Reply with one JSON object: {"comment": …, "met": […], "unmet": […], "score": …}.'
     return _pair(
         system,
         shared,
-        f"Now judge a colleague's answer instead of doing the task.\n\n{fence('candidate', candidate)}{facts}\n\n"
+        f"{judge}Now judge a colleague's answer instead of doing the task.\n\n{fence('candidate', candidate)}{facts}\n\n"
         f"{fence('criteria', numbered)}\n\n"
         'Say in "comment" what is right and wrong; list in "met" the number of each criterion that is met, with a short literal '
         '"quote" from the candidate that shows it; in "unmet" the numbers of the others; give a "score" from 0 (useless) to 10 '

@@ -38,6 +38,11 @@ class EventType(StrEnum):
     DECISION_MADE = "moothall.decision.made"
     AGENT_PROGRESS = "moothall.agent.progress"
     AUDIT_RECORDED = "moothall.audit.recorded"
+    PLAN_FINISHED = "moothall.plan.finished"
+    COUNCIL_CREATED = "moothall.council.created"
+    COUNCIL_DELETED = "moothall.council.deleted"
+    AGENT_REGISTERED = "moothall.agent.registered"
+    AGENT_UNREGISTERED = "moothall.agent.unregistered"
 
 
 @dataclass(frozen=True, slots=True)

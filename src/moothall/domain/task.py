@@ -38,7 +38,10 @@ class RepositoryRef:
 
 @dataclass(frozen=True, slots=True)
 class DeliberationRequest:
-    """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does."""
+    """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
+
+    `about_text`: not even on the default repository.
+    """
 
     description: str
     role: str
@@ -53,6 +56,11 @@ class DeliberationRequest:
     peer_review: bool = False
     story_id: str = ""
     seed: int | None = None
+    about_text: bool = False
+    plan_id: str = ""
+    origin: str = ""
+    context: str = ""
+    reviewer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Deliberation:
     """One run of a council on a task, fully decided: no field is a default any more.
 
     `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
-    `deadline` is a UTC instant.
+    `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked directly; `context` an
+    excerpt of the graph; `reviewer` the role as which seats review, empty for their own.
     """
 
     task_id: str
@@ -81,3 +90,7 @@ class Deliberation:
     tenant: str = "local"
     principal: str = "local"
     seed: int = 0
+    plan_id: str = ""
+    origin: str = ""
+    context: str = ""
+    reviewer: str = ""

@@ -17,7 +17,7 @@ IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_i
 def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
     subject = registry.subject_of(new_event(kind, "x", IDS, tenant="acme"))
     stream = registry.stream_of(subject)
-    assert stream in {registry.EVENTS, registry.AUDIT}
+    assert stream in {registry.EVENTS, registry.AUDIT, registry.COUNCILS}
     assert any(registry.matches(pattern, subject) for pattern in stream.subjects)
 
 
@@ -36,6 +36,8 @@ def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
         (EventType.DECISION_MADE, "agile.events.story-1"),
         (EventType.AGENT_PROGRESS, "agent.progress.agent-dev-001"),
         (EventType.AUDIT_RECORDED, "audit.acme"),
+        (EventType.COUNCIL_CREATED, "council.acme"),
+        (EventType.PLAN_FINISHED, "agile.events.story-1"),
     ],
 )
 def test_subjects_are_those_of_the_wire(kind: EventType, subject: str) -> None:

@@ -1,0 +1,92 @@
+"""The tasks of a story and the order in which they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moothall.domain.task import Constraints, RepositoryRef
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What the product owner asks for, as far as it is known."""
+
+    id: str
+    title: str = ""
+    brief: str = ""
+    ac: tuple[str, ...] = ()
+    repository: RepositoryRef | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether there is anything to derive a task from."""
+        return bool(self.title or self.brief)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How tasks are derived. `order` are roles, first things first; roles that it leaves out come after.
+
+    `parallel`: tasks of one role are done side by side. `per_role` 0: one.
+    """
+
+    parallel: bool = False
+    order: tuple[str, ...] = ()
+    per_role: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicTask:
+    """The smallest unit that one council handles. `priority` from 1, which goes first."""
+
+    task_id: str
+    role: str
+    description: str
+    dependencies: tuple[str, ...] = ()
+    constraints: Constraints = field(default_factory=Constraints)
+    case_id: str = ""
+    plan_id: str = ""
+    priority: int = 1
+    repository: RepositoryRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends on is completed."""
+
+    story_id: str
+    plan_id: str
+    tasks: tuple[AtomicTask, ...]
+    publish: bool = False
+    actor: str = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningEvent:
+    """What happened to a story, told from outside. `timestamp_ms` since the epoch, 0 where it isn't known."""
+
+    event_type: str
+    case_id: str
+    plan_id: str = ""
+    from_state: str = ""
+    to_state: str = ""
+    timestamp_ms: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Tasks, and the id of the event that records or would record them."""
+
+    id: str
+    tasks: tuple[AtomicTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What became of a planning event; where nothing was derived, `message` says why."""
+
+    processed: bool
+    message: str
+    task_ids: tuple[str, ...] = ()

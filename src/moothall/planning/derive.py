@@ -1,0 +1,110 @@
+"""Deriving tasks from a story: by roles, in order, acyclic. The same input gives the same tasks with the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from moothall.domain.ids import check_id, digest, read_role
+from moothall.domain.plan import AtomicTask, Story, Strategy
+from moothall.domain.task import Constraints
+from moothall.errors import InvalidRequest
+
+ORDER = ("po", "architect", "data", "dev", "devops", "qa")
+"""Who comes first where a strategy doesn't say."""
+DEFAULT_ROLES = ("architect", "dev", "qa")
+WRITING = frozenset({"architect", "po"})
+"""Roles whose tasks are about text: what they decide is told to those who come after."""
+
+_ASKS = {
+    "po": "Say in checkable words what the user needs of this story.",
+    "architect": "Design this story: structure, interfaces, what it costs and what is left out.",
+    "data": "Do the data work of this story: shapes, migrations, edge cases.",
+    "dev": "Implement this story: working code, the smallest change that does it.",
+    "devops": "Make this story run: configuration, deployment, observability.",
+    "qa": "Test this story: tests that fail where it is not done.",
+}
+
+
+def derive(
+    story: Story, plan_id: str, roles: Sequence[str], strategy: Strategy, *, tenant: str, most: int, chars: int
+) -> tuple[AtomicTask, ...]:
+    """Return the tasks in the order in which they are done: a task depends on earlier ones only.
+
+    `most` bounds their number and `chars` a description. Raises `InvalidRequest` for an unknown role, a
+    role that would have to come before itself, and for too many tasks.
+    """
+    check_id(story.id, "case_id")
+    check_id(plan_id, "plan_id")
+    if strategy.per_role < 0:
+        raise InvalidRequest(f"max_tasks_per_role is {strategy.per_role}; it is a whole number from 0 (one) up")
+    tasks: list[AtomicTask] = []
+    before: tuple[str, ...] = ()
+    for role in ordered(roles, strategy.order):
+        groups = _groups(story.ac, strategy.per_role or 1)
+        if len(tasks) + len(groups) > most:
+            raise InvalidRequest(f"the plan has more than {most} tasks (limits.plan_tasks); lower max_tasks_per_role")
+        made: list[str] = []
+        for number, criteria in enumerate(groups, 1):
+            task = AtomicTask(
+                task_id=f"task-{digest(tenant, story.id, plan_id, role, str(number))[:16]}",
+                role=role,
+                description=_description(story, role, criteria, chars),
+                dependencies=before if strategy.parallel or not made else (made[-1],),
+                constraints=Constraints(requirements=criteria),
+                case_id=story.id,
+                plan_id=plan_id,
+                priority=len(tasks) + 1,
+                repository=None if role in WRITING else story.repository,
+            )
+            tasks.append(task)
+            made.append(task.task_id)
+        before = tuple(made) if strategy.parallel else (made[-1],)
+    return tuple(tasks)
+
+
+def ordered(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+    """Return the roles, first things first. Raises `InvalidRequest` where the order goes round in a circle."""
+    wanted = tuple(dict.fromkeys(read_role(role) for role in roles)) or DEFAULT_ROLES
+    given = tuple(read_role(role) for role in order)
+    for place, role in enumerate(given):
+        if role in given[:place]:
+            circle = " → ".join(given[given.index(role) : place + 1])
+            raise InvalidRequest(f"dependency_order goes round in a circle: {circle}; name each role once")
+        if role not in wanted:
+            raise InvalidRequest(f"dependency_order names {role}, which is not among the roles {', '.join(wanted)}")
+    return (*given, *(role for role in ORDER if role in wanted and role not in given))
+
+
+def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
+    """Raise `InvalidRequest` unless each task has its own id, depends on earlier ones only, and they are at most `most`."""
+    known: set[str] = set()
+    for task in tasks:
+        check_id(task.task_id, "task_id")
+        read_role(task.role)
+        if task.task_id in known:
+            raise InvalidRequest(f"task {task.task_id} is in the plan twice")
+        missing = [name[:80] for name in task.dependencies if name not in known]
+        if missing:
+            raise InvalidRequest(f"task {task.task_id} depends on {', '.join(missing)}, which is no earlier task of the plan")
+        known.add(task.task_id)
+        if len(known) > most:
+            raise InvalidRequest(f"the plan has more than {most} tasks (limits.plan_tasks)")
+
+
+def _groups(criteria: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """Divide the criteria into at most `most` runs of nearly equal length; none at all are one empty run."""
+    count = max(1, min(most, len(criteria)))
+    size, rest = divmod(len(criteria), count)
+    groups, start = [], 0
+    for number in range(count):
+        end = start + size + (number < rest)
+        groups.append(tuple(criteria[start:end]))
+        start = end
+    return groups
+
+
+def _description(story: Story, role: str, criteria: Sequence[str], chars: int) -> str:
+    told = "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
+    wanted = "".join(f"\n- {line}" for line in criteria)
+    parts = (f"{_ASKS[role]}\n\n{told}", f"It is done when:{wanted}" if wanted else "")
+    return "\n\n".join(part for part in parts if part)[:chars]

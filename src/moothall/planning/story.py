@@ -1,0 +1,74 @@
+"""What is known of a story: its events folded, and what a caller's metadata says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from moothall.domain.event import Event, EventType
+from moothall.domain.plan import Story, Strategy
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest
+
+_TELLING = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
+METADATA = ("title", "brief", "ac", "repository", "ref", "roles", "dependency_order", "max_tasks_per_role", "parallel_execution")
+"""What metadata may say of a story and its plan; other keys are kept and mean nothing here."""
+
+
+def fold(story: Story, event: Event) -> Story:
+    """Return the story with what an event says of it. What is malformed says nothing: the log is written by many."""
+    if event.type not in _TELLING or event.data.get("story_id") != story.id:
+        return story
+    data = event.data
+    return replace(
+        story,
+        title=_text(data.get("title")) or story.title,
+        brief=_text(data.get("brief")) or story.brief,
+        ac=_texts(data.get("ac")) or story.ac,
+        repository=_repository(data.get("repository"), _text(data.get("ref"))) or story.repository,
+    )
+
+
+def told(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return metadata as fields of a story's event; `ac` has a criterion on each line."""
+    fields: dict[str, Any] = {name: metadata[name] for name in ("title", "brief", "repository", "ref") if metadata.get(name)}
+    criteria = [line.strip().lstrip("-* ").strip() for line in metadata.get("ac", "").splitlines()]
+    return fields | ({"ac": [line for line in criteria if line]} if any(criteria) else {})
+
+
+def roles_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the roles that metadata names, with commas between them."""
+    return _listed(metadata.get("roles"))
+
+
+def strategy_of(metadata: Mapping[str, Any]) -> Strategy:
+    """Return how metadata wants tasks derived. Raises `InvalidRequest`."""
+    number = _text(metadata.get("max_tasks_per_role")) or "0"
+    if not (number.isascii() and number.isdecimal() and len(number) < 5):  # noqa: PLR2004 - thousands are enough
+        raise InvalidRequest(f"metadata max_tasks_per_role is {number[:40]!r}; it is a whole number from 0 up")
+    parallel = _text(metadata.get("parallel_execution")).lower() or "false"
+    if parallel not in {"true", "false"}:
+        raise InvalidRequest(f"metadata parallel_execution is {parallel[:40]!r}; it is true or false")
+    return Strategy(parallel == "true", _listed(metadata.get("dependency_order")), int(number))
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    return tuple(part.strip() for part in _text(value).split(",") if part.strip())
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(text for item in value if (text := _text(item))) if isinstance(value, list | tuple) else ()
+
+
+def _repository(value: object, ref: str) -> RepositoryRef | None:
+    """A story names a repository by its registered id, or by id, url and ref."""
+    if isinstance(value, Mapping):
+        found = RepositoryRef(_text(value.get("id")), _text(value.get("url")), _text(value.get("ref")) or ref)
+    else:
+        found = RepositoryRef(id=_text(value), ref=ref)
+    return found if found.id or found.url else None

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moothall.config import Limits
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.plan import PlanningEvent, Strategy
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.planning.planner import Planner
+from moothall.testing.bus import MemoryBus
+from moothall.testing.desk import MemoryDesk
+
+OTHER = Principal("eve", "elsewhere")
+MOVED = PlanningEvent(
+    "story.transitioned",
+    "story-1",
+    "plan-1",
+    "DRAFT",
+    "PLANNING",
+    1_700_000_000_000,
+    {
+        "title": "Greet",
+        "brief": "Say hello",
+        "ac": "- says hello\n- is polite",
+        "roles": "ARCHITECT, DEV, QA",
+        "repository": "repo",
+    },
+)
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+async def desk() -> MemoryDesk:
+    return MemoryDesk()
+
+
+@pytest.fixture
+def planner(bus: MemoryBus, desk: MemoryDesk) -> Planner:
+    return Planner(bus, desk, Limits())
+
+
+@asynccontextmanager
+async def running(planner: Planner) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(planner.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def events(bus: MemoryBus, kind: EventType) -> list[Event]:
+    return [item.event async for item in bus.replay(("agile.events.*",)) if item.event.type is kind]
+
+
+def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:
+    result = Result(1, f"agent-{role}-001", role, 1.0, ("proven",), True, True, content=content)
+    return Outcome(task_id, DeliberationStatus.COMPLETED, role=role, winner_id=result.seat, results=(result,), commit_sha=commit)
+
+
+async def test_a_story_that_moved_to_planning_is_done_in_order(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+    async with running(planner):
+        answer = await planner.process(MOVED, LOCAL)
+        assert answer.processed
+        design, code, tests = answer.task_ids
+        await until(lambda: desk.known() == [design])
+        assert desk.request(design).about_text
+        await desk.decide(won(design, "architect", "Use a function."))
+        await until(lambda: desk.known() == [design, code])
+        assert desk.request(code).context == "architect: Use a function."
+        assert desk.request(code).constraints.requirements == ("says hello", "is polite")
+        assert (desk.request(code).story_id, desk.request(code).plan_id) == ("story-1", "plan-1")
+        await desk.decide(won(code, "dev", commit="c0ffee"))
+        await until(lambda: desk.known() == [design, code, tests])
+        built_on = desk.request(tests).repository
+        assert built_on is not None
+        assert (built_on.id, built_on.ref) == ("repo", "c0ffee")
+        await desk.decide(won(tests, "qa", commit="cafe"))
+        async with asyncio.timeout(10):
+            while not (ended := await events(bus, EventType.PLAN_FINISHED)):
+                await asyncio.sleep(0.01)
+    assert ended[0].data["status"] == "completed"
+    assert ended[0].data["tasks"] == dict.fromkeys((design, code, tests), "COMPLETED")
+
+
+async def test_the_same_event_again_changes_nothing(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+    first = await planner.process(MOVED, LOCAL)
+    assert await planner.process(MOVED, LOCAL) == first
+    assert await Planner(bus, desk, Limits()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
+    assert len(await events(bus, EventType.PLAN_DERIVED)) == 1
+
+
+async def test_what_depends_on_a_task_without_a_winner_is_skipped(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+    async with running(planner):
+        answer = await planner.process(MOVED, LOCAL)
+        await until(desk.known)
+        await desk.decide(Outcome(answer.task_ids[0], DeliberationStatus.COMPLETED, role="architect"))
+        async with asyncio.timeout(10):
+            while not (ended := await events(bus, EventType.PLAN_FINISHED)):
+                await asyncio.sleep(0.01)
+    assert ended[0].data["status"] == "failed"
+    assert list(ended[0].data["tasks"].values()) == ["NO_WINNER", "SKIPPED", "SKIPPED"]
+    assert desk.known() == [answer.task_ids[0]]
+
+
+async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryBus, desk: MemoryDesk) -> None:
+    async with running(first := Planner(bus, desk, Limits())):
+        design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
+        await until(lambda: desk.known() == [design])
+    await desk.decide(won(design, "architect"))  # while nobody looks
+    async with running(Planner(bus, desk, Limits())):
+        await until(lambda: desk.known() == [design, code])
+        await desk.decide(won(code, "dev"))
+        await until(lambda: tests in desk.known())
+        await desk.decide(won(tests, "qa"))
+        async with asyncio.timeout(10):
+            while not await events(bus, EventType.PLAN_FINISHED):
+                await asyncio.sleep(0.01)
+    fresh = MemoryDesk()
+    async with running(third := Planner(bus, fresh, Limits())):
+        await until(lambda: third._begun)
+        await asyncio.sleep(0.05)
+        assert fresh.known() == []
+
+
+async def test_a_story_that_others_moved_on_the_bus_is_planned_too(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+    story = {"story_id": "story-2", "title": "Greet", "brief": "Say hello"}
+    await bus.publish(new_event(EventType.STORY_CREATED, "story-2", story))
+    moved = {"story_id": "story-2", "from_state": "draft", "to_state": "planning", "event": "plan", "actor": "po"}
+    await bus.publish(new_event(EventType.STORY_TRANSITIONED, "story-2", moved))
+    async with running(planner):
+        await until(desk.known)
+    (plan,) = await events(bus, EventType.PLAN_DERIVED)
+    assert [task["role"] for task in plan.data["tasks"]] == ["architect", "dev", "qa"]
+    assert desk.deliberation(desk.known()[0]).principal == "po"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"story_id": "story-1", "plan_id": "p", "tasks": "none", "publish": True},
+        {
+            "story_id": "story-1",
+            "plan_id": "p",
+            "tasks": [{"task_id": "a", "role": "dev", "description": "x", "dependencies": ["a"]}],
+        },
+        {"story_id": "story-1"},
+        {"story_id": "story-1", "to_state": "planning"},
+        {"story_id": "NOT-AN-ID", "to_state": "planning"},
+        {"story_id": "story-1", "to_state": "planning", "title": "x", "metadata": {"roles": "wizard"}},
+        {"story_id": "story-1", "to_state": "planning", "title": "x", "metadata": {"max_tasks_per_role": 5}, "plan_id": [1]},
+    ],
+)
+async def test_what_is_malformed_on_the_bus_leads_to_nothing(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner, data: dict[str, Any]
+) -> None:
+    kind = EventType.STORY_TRANSITIONED if "to_state" in data else EventType.PLAN_DERIVED
+    async with running(planner):
+        await bus.publish(new_event(kind, "story-1", data))
+        answer = await planner.process(replace(MOVED, case_id="story-9"), LOCAL)
+        await until(lambda: desk.known() == [answer.task_ids[0]])
+
+
+@pytest.mark.parametrize(
+    ("event", "wanted"),
+    [
+        (replace(MOVED, to_state="REVIEW"), "tasks are derived when a story moves to planning"),
+        (replace(MOVED, metadata={}), "nothing is known of story 'story-1'"),
+    ],
+)
+async def test_other_events_are_recorded_and_said_to_be_no_plan(
+    bus: MemoryBus, planner: Planner, event: PlanningEvent, wanted: str
+) -> None:
+    answer = await planner.process(event, LOCAL)
+    assert (answer.processed, answer.task_ids) == (False, ())
+    assert wanted in answer.message
+    assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
+    assert await events(bus, EventType.PLAN_DERIVED) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "wanted"),
+    [
+        (replace(MOVED, case_id=""), "case_id '' is not an id"),
+        (replace(MOVED, plan_id="A b"), "plan_id 'A b' is not an id"),
+        (replace(MOVED, event_type=" "), "event_type is empty"),
+        (replace(MOVED, timestamp_ms=-1), "timestamp_ms is -1"),
+        (replace(MOVED, timestamp_ms=2**62), "timestamp_ms"),
+        (replace(MOVED, metadata={"brief": "x" * 30_000}), "more than 20000 characters"),
+        (replace(MOVED, metadata={**MOVED.metadata} | {"roles": "wizard"}), "unknown role"),
+        (replace(MOVED, metadata={**MOVED.metadata} | {"max_tasks_per_role": "many"}), "max_tasks_per_role is 'many'"),
+    ],
+)
+async def test_what_is_wrong_with_an_event_is_named(planner: Planner, event: PlanningEvent, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        await planner.process(event, LOCAL)
+
+
+async def test_deriving_without_publishing_records_nothing(bus: MemoryBus, planner: Planner) -> None:
+    made = await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=False)
+    assert [task.role for task in made.tasks] == ["dev", "qa"]
+    assert await events(bus, EventType.PLAN_DERIVED) == []
+
+
+async def test_deriving_with_publishing_is_done_once(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+    with pytest.raises(NotFound, match="nothing is known of story"):
+        await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
+    await planner.process(replace(MOVED, to_state="draft"), LOCAL)
+    made = await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
+    assert await planner.derive("story-1", "plan-1", ["DEV"], Strategy(), LOCAL, publish=True) == made
+    with pytest.raises(AlreadyExists, match="choose another plan_id"):
+        await planner.derive("story-1", "plan-1", ["qa"], Strategy(), LOCAL, publish=True)
+    async with running(planner):
+        await until(lambda: desk.known() == [made.tasks[0].task_id])
+
+
+async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None:
+    await planner.process(MOVED, LOCAL)
+    with pytest.raises(NotFound):
+        await planner.derive("story-1", "plan-1", ["dev"], Strategy(), OTHER, publish=True)
+    mine = await planner.process(MOVED, LOCAL)
+    hers = await planner.process(MOVED, OTHER)
+    assert set(mine.task_ids).isdisjoint(hers.task_ids)
