@@ -232,20 +232,27 @@ async def test_code_that_kills_its_executor_fails_only_its_own_workspace(house: 
         assert (await house.call(neighbour, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
 
 
-def left_behind(house: Local) -> list[str]:
+@pytest.fixture
+def others() -> list[psutil.Process]:
+    """What runs below this process anyway: servers of other suites."""
+    return psutil.Process().children()
+
+
+def left_behind(house: Local, others: list[psutil.Process]) -> list[str]:
     folder = str(house.settings.data_dir)
     mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if folder in line]
-    children = [" ".join(child.cmdline())[:80] for child in psutil.Process().children(recursive=True)]
-    return mounts + [child for child in children if child]
+    new = [child for child in psutil.Process().children() if child not in others]
+    commands = [" ".join(process.cmdline())[:80] for child in new for process in (child, *child.children(recursive=True))]
+    return mounts + [command for command in commands if command]
 
 
-async def test_nothing_is_left_of_a_workspace(house: Local, prepared: Prepared) -> None:
+async def test_nothing_is_left_of_a_workspace(others: list[psutil.Process], house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "daemon") as workspace:
         code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n"
         answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
         assert answer["exit_code"] == 0
         assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, "bubblewrap's init and the executor"
-    assert left_behind(house) == []
+    assert left_behind(house, others) == []
     assert [path.name for path in house.workspaces.pool._folder.iterdir()] == ["lock"]
 
 
@@ -258,7 +265,7 @@ async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(house: L
         assert (await house.call(workspace, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
 
 
-async def test_cancelling_everything_leaves_nothing(house: Local) -> None:
+async def test_cancelling_everything_leaves_nothing(others: list[psutil.Process], house: Local) -> None:
     prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
 
     async def seat(name: str) -> None:
@@ -272,7 +279,7 @@ async def test_cancelling_everything_leaves_nothing(house: Local) -> None:
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(all_seats(), 0.5)
-    assert left_behind(house) == []
+    assert left_behind(house, others) == []
 
 
 async def test_a_deadline_that_has_passed(house: Local, prepared: Prepared) -> None:
@@ -281,8 +288,8 @@ async def test_a_deadline_that_has_passed(house: Local, prepared: Prepared) -> N
         assert isinstance(workspace, LocalWorkspace)
 
 
-async def test_a_patch_that_does_not_apply_opens_nothing(house: Local, prepared: Prepared) -> None:
+async def test_a_patch_that_does_not_apply_opens_nothing(others: list[psutil.Process], house: Local, prepared: Prepared) -> None:
     opening = house.workspaces.open(prepared, "x", patch="--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n")
     with pytest.raises(PatchRefused):
         await opening.__aenter__()
-    assert left_behind(house) == []
+    assert left_behind(house, others) == []
