@@ -19,6 +19,7 @@ from moothall.bus.registry import DurableSpec
 from moothall.bus.stored import Stored
 from moothall.errors import BusUnavailable, Permanent
 from moothall.ports import Handler
+from moothall.telemetry import metrics
 
 
 @dataclass(slots=True)
@@ -115,6 +116,8 @@ class Taking:
 
     async def _handle(self, message: Msg) -> None:
         place = message.metadata
+        if place.num_delivered > 1:
+            metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
             self.stored.settings,
             self.handler,
@@ -152,4 +155,5 @@ class Taking:
             await self.stored.put_raw(dead.subject_for(message.subject), message.data, headers)
         except (BusUnavailable, Permanent) as error:
             return Nak(self.stored.settings.retry_seconds, f"its dead letter could not be stored: {error.message}")
+        metrics.BUS_DEAD_LETTERS.add(self.spec.name)
         return why

@@ -8,6 +8,7 @@ from typing import Any
 
 from nats.js.errors import NotFoundError
 
+from moothall import telemetry
 from moothall.bus import codec, registry, setup
 from moothall.bus.acks import Acks
 from moothall.bus.connection import connection, log, translated
@@ -40,18 +41,23 @@ class JetStreamBus:
 
         Retried over a restart of the bus. Raises `BusUnavailable`, `InvalidRequest`.
         """
-        return await self._put(registry.subject_of(event), event)
+        return await self._put(registry.subject_of(event), event, "log")
 
     async def enqueue(self, subject: str, event: Event) -> None:
         """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
         if registry.stream_of(subject) is not registry.WORK:
             raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
-        await self._put(subject, event)
+        await self._put(subject, event, "work")
 
-    async def _put(self, subject: str, event: Event) -> int:
+    async def _put(self, subject: str, event: Event, to: str) -> int:
         for token in subject.split("."):
             registry.check_token(token, "subject")
-        return await self._stored.put_raw(subject, await self._packer.pack(event), {"Nats-Msg-Id": event.id})
+        with (
+            telemetry.span("publish", {"messaging.system": "nats", "messaging.message.id": event.id}, kind="producer") as span,
+            telemetry.metrics.BUS_PUBLISH_SECONDS.timed(to),
+        ):
+            span.set({"messaging.destination.name": subject, "moothall.event": event.type})
+            return await self._stored.put_raw(subject, await self._packer.pack(event), {"Nats-Msg-Id": event.id})
 
     async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""

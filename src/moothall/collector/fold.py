@@ -36,6 +36,8 @@ class Fact(Generic[T]):
     time: datetime
     event_id: str
     value: T
+    traceparent: str = ""
+    """Only of the request: the decision belongs to its trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def _requested(state: State, event: Event, time: datetime) -> State:
     # The end of time leaves no room for a grace; a day before it is as good as never.
     deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), _NEVER)
     deliberation = replace(deliberation, deadline=deadline)
-    return replace(state, requested=_earlier(state.requested, Fact(time, event.id, deliberation)))
+    return replace(state, requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent)))
 
 
 def _started(state: State, event: Event, time: datetime) -> State:

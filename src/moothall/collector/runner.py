@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from moothall import telemetry
 from moothall.collector.decide import decide, ready, standing
 from moothall.collector.fold import State, fold, task_of
 from moothall.config import Limits
@@ -26,9 +27,8 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
-from moothall.telemetry import get_logger
 
-log = get_logger(__name__)
+log = telemetry.get_logger(__name__)
 
 DURABLE = "collector"
 SUBJECTS = ("agent.results.{}", "agent.responses.{}")
@@ -46,6 +46,8 @@ class _Case:
     state: State
     shown: DeliberationStatus | None = None
     settling: bool = False
+    latest: str = ""
+    """The traceparent of the event that was folded last: what a decision came of."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while nobody is putting its status document."""
 
@@ -106,6 +108,7 @@ class Collector:
             fold(None, event)  # still tells a malformed event from a stray one
             return
         case.state = fold(case.state, event)
+        case.latest = event.traceparent
         await self._advance(case)
 
     async def _case(self, task_id: str) -> _Case | None:
@@ -167,23 +170,34 @@ class Collector:
         if case.settling:
             return
         case.settling = True
+        asked = case.state.requested
+        about = {"moothall.task_id": case.state.task_id}
         try:
-            state = await self._replayed(case.state.task_id, until_settled=True)
-            if state is None or state.requested is None:
-                self._cases.pop(case.state.task_id, None)
-                return
-            if state.decided is not None:
-                await self._close(case, state.decided.value)
-                return
-            deliberation = state.requested.value
-            outcome = decide(state, quorum=self._quorum, grace=self._grace)
-            if outcome.winner_id and deliberation.base_sha:
-                outcome = await self._delivered(deliberation, outcome)
-            await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
-            log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
-            await self._close(case, outcome)
+            with (
+                telemetry.span("decide", about, parent=asked.traceparent if asked else "", links=[case.latest]) as span,
+                telemetry.bound(task_id=case.state.task_id),
+                telemetry.metrics.DECIDE_SECONDS.timed(),
+            ):
+                await self._decide(case, span)
         finally:
             case.settling = False
+
+    async def _decide(self, case: _Case, span: telemetry.Span) -> None:
+        state = await self._replayed(case.state.task_id, until_settled=True)
+        if state is None or state.requested is None:
+            self._cases.pop(case.state.task_id, None)
+            return
+        if state.decided is not None:
+            await self._close(case, state.decided.value)
+            return
+        deliberation = state.requested.value
+        outcome = decide(state, quorum=self._quorum, grace=self._grace)
+        if outcome.winner_id and deliberation.base_sha:
+            outcome = await self._delivered(deliberation, outcome)
+        await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
+        log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
+        _count(outcome, span)
+        await self._close(case, outcome)
 
     async def _close(self, case: _Case, outcome: Outcome) -> None:
         """Show the end and forget the rest."""
@@ -202,8 +216,9 @@ class Collector:
         # The registry's id where it has one: a URL would be fetched and checked again.
         ref = RepositoryRef(id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or "")
         try:
-            base = await self._repositories.resolve(ref, tenant=deliberation.tenant)
-            sha = await self._repositories.deliver(base, winner.diff, branch, _message(deliberation, outcome))
+            with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.timed():
+                base = await self._repositories.resolve(ref, tenant=deliberation.tenant)
+                sha = await self._repositories.deliver(base, winner.diff, branch, _message(deliberation, outcome))
         except MoothallError as error:
             log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
             said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"
@@ -218,6 +233,7 @@ class Collector:
             cause=cause,
             correlationid=deliberation.story_id or deliberation.task_id,
             tenant=deliberation.tenant,
+            traceparent=telemetry.traceparent(),
             time=self._clock().isoformat(),
         )
 
@@ -252,6 +268,16 @@ class Collector:
             await self._settle(case)
         except MoothallError as error:
             log.warning("could not decide yet", task_id=case.state.task_id, code=error.code, reason=error.message)
+
+
+def _count(outcome: Outcome, span: telemetry.Span) -> None:
+    """Say how a deliberation ended, to the span and the figures. A crash before may have it counted again."""
+    span.set({"moothall.status": outcome.status, "moothall.final_state": outcome.final_state})
+    span.set({"moothall.winner": outcome.winner_id or "", "moothall.proven": outcome.proven})
+    telemetry.metrics.DELIBERATIONS_DECIDED.add(outcome.status, outcome.final_state, outcome.role)
+    telemetry.metrics.DELIBERATION_SECONDS.observe(outcome.duration_ms / 1000, outcome.status)
+    for seat in outcome.seats:
+        telemetry.metrics.SEATS_FINISHED.add(seat.status, outcome.role)
 
 
 def _is_open(status: object) -> bool:

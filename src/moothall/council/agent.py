@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from moothall import telemetry
 from moothall.config import Limits, Llm
 from moothall.council.facts import Facts
 from moothall.council.history import Exchange, window
@@ -127,14 +128,17 @@ class Agent:
     async def answer(self, phase: str, round_: int, deadline: datetime) -> Draft:
         """Return an answer in text; raises `MalformedReplies` and what the model raises."""
         for turn in range(1, self._limits.malformed_replies + 2):
-            said, text = await self._ask(phase, round_, turn, deadline, may_finish=True)
-            if isinstance(said, Turn) and said.finish is not None:
-                await self._tell_turn(phase, round_, turn, said.thought)
-                self._exchanges.append(Exchange(text, "", "answered"))
-                return Draft(said.finish.strip())
-            wrong = said if isinstance(said, str) else "There are no tools here: reply with finish, which is the whole answer."
-            await self._tell_turn(phase, round_, turn)
-            self._exchanges.append(Exchange(text, wrong, "malformed"))
+            with self._turn(phase, round_, turn):
+                said, text = await self._ask(phase, round_, turn, deadline, may_finish=True)
+                if isinstance(said, Turn) and said.finish is not None:
+                    await self._tell_turn(phase, round_, turn, said.thought)
+                    self._exchanges.append(Exchange(text, "", "answered"))
+                    return Draft(said.finish.strip())
+                wrong = (
+                    said if isinstance(said, str) else "There are no tools here: reply with finish, which is the whole answer."
+                )
+                await self._tell_turn(phase, round_, turn)
+                self._exchanges.append(Exchange(text, wrong, "malformed"))
         raise MalformedReplies(f"{self._limits.malformed_replies + 1} replies in a row were no answer")
 
     async def work(
@@ -159,44 +163,54 @@ class Agent:
         stale: frozenset[str] = frozenset()
         summary = ""
         for turn in range(1, max_turns + 1):
-            may_finish = state.changed or turn > _LOOKING
-            try:
-                said, text = await self._ask(phase, round_, turn, context.deadline, may_finish=may_finish, without=stale)
-            except (DeadlineExceeded, BudgetExceeded):
-                if state.changed:
-                    break  # what there is may still win
-                raise
-            if isinstance(said, str):
-                malformed += 1
-                await self._tell_turn(phase, round_, turn)
-                self._exchanges.append(Exchange(text, said, "malformed"))
-                if malformed > self._limits.malformed_replies:
-                    raise MalformedReplies(f"{malformed} replies were no turn; the last: {said[:300]}")
-                continue
-            if said.finish is not None:
-                summary = said.finish.strip()
-                await self._tell_turn(phase, round_, turn, said.thought)
-                objection = _objection(state, prepared)
-                if not objection or (state.changed and refusals >= self._limits.malformed_replies):
-                    self._exchanges.append(Exchange(text, "", "finished"))
+            with self._turn(phase, round_, turn):
+                may_finish = state.changed or turn > _LOOKING
+                try:
+                    said, text = await self._ask(phase, round_, turn, context.deadline, may_finish=may_finish, without=stale)
+                except (DeadlineExceeded, BudgetExceeded):
+                    if state.changed:
+                        break  # what there is may still win
+                    raise
+                if isinstance(said, str):
+                    malformed += 1
+                    await self._tell_turn(phase, round_, turn)
+                    self._exchanges.append(Exchange(text, said, "malformed"))
+                    if malformed > self._limits.malformed_replies:
+                        raise MalformedReplies(f"{malformed} replies were no turn; the last: {said[:300]}")
+                    continue
+                if said.finish is not None:
+                    summary = said.finish.strip()
+                    await self._tell_turn(phase, round_, turn, said.thought)
+                    objection = _objection(state, prepared)
+                    if not objection or (state.changed and refusals >= self._limits.malformed_replies):
+                        self._exchanges.append(Exchange(text, "", "finished"))
+                        break
+                    refusals += 1
+                    self._exchanges.append(Exchange(text, objection, "finished too early"))
+                    if refusals > self._limits.malformed_replies:
+                        raise NoChanges("the seat says that it is done and has changed nothing")
+                    continue
+                results = await self._act(said.actions, context, gate, f"{phase}/{round_}.{turn}")
+                ran = await self._look(state, context, prepared, results, f"turn {round_}.{turn}")
+                operations = self.operations[len(self.operations) - len(results) :]
+                await self._tell_turn(phase, round_, turn, said.thought, operations=operations, runs=state.runs if ran else None)
+                stale = _repeated(said.actions, before, ran=ran)
+                came = self._report(said.actions, results, state, prepared, ran=ran, stale=bool(stale))
+                before = said.actions
+                self._exchanges.append(Exchange(text, came, _brief(results, state)))
+                if ran and state.green and state.proven:
+                    summary = said.thought
                     break
-                refusals += 1
-                self._exchanges.append(Exchange(text, objection, "finished too early"))
-                if refusals > self._limits.malformed_replies:
-                    raise NoChanges("the seat says that it is done and has changed nothing")
-                continue
-            results = await self._act(said.actions, context, gate, f"{phase}/{round_}.{turn}")
-            ran = await self._look(state, context, prepared, results, f"turn {round_}.{turn}")
-            operations = self.operations[len(self.operations) - len(results) :]
-            await self._tell_turn(phase, round_, turn, said.thought, operations=operations, runs=state.runs if ran else None)
-            stale = _repeated(said.actions, before, ran=ran)
-            came = self._report(said.actions, results, state, prepared, ran=ran, stale=bool(stale))
-            before = said.actions
-            self._exchanges.append(Exchange(text, came, _brief(results, state)))
-            if ran and state.green and state.proven:
-                summary = said.thought
-                break
         return _draft(state, summary or "(no summary)", max_turns)
+
+    def _turn(self, phase: str, round_: int, turn: int) -> telemetry.Span:
+        about: dict[str, str | int] = {
+            "moothall.seat": self.seat,
+            "moothall.phase": phase,
+            "moothall.round": round_,
+            "moothall.turn": turn,
+        }
+        return telemetry.span("turn", about)
 
     async def _ask(
         self, phase: str, round_: int, turn: int, deadline: datetime, *, may_finish: bool, without: frozenset[str] = frozenset()
@@ -254,7 +268,8 @@ class Agent:
             return False
         profile = prepared.base.profile
         state.patch = patch
-        state.runs = {name: await context.workspace.check(name, deadline=context.deadline) for name in profile.checks}
+        with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
+            state.runs = {name: await context.workspace.check(name, deadline=context.deadline) for name in profile.checks}
         found = assess(prepared.runs, state.runs, profile, own_tests=patch.tests, applies=True)
         seen = Candidate(
             Proposal(self.seat, self.role, "", patch.diff),

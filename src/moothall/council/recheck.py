@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from moothall.council.facts import Facts
 from moothall.council.text import clip
+from moothall.council.watching import checked
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun, Evidence, Verdict
@@ -90,7 +91,8 @@ class Bench:
             try:
                 async with self._places, self._workspaces.open(base, name, patch=proposal.diff, judged=True) as workspace:
                     for check in base.base.profile.checks:
-                        runs[check] = await workspace.check(check, deadline=self._facts.d.deadline)
+                        with checked(check, name) as noted:
+                            runs[check] = noted(await workspace.check(check, deadline=self._facts.d.deadline))
                 break
             except PatchRefused:
                 applies = False
@@ -171,7 +173,8 @@ class Bench:
                     self._places,
                     self._workspaces.open(self._prepared, name, patch=patch, extra=author.diff, judged=True) as workspace,
                 ):
-                    run = await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline)
+                    with checked("cross", name) as noted:
+                        run = noted(await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline))
                 break
             except PatchRefused as error:
                 run = replace(run, output=error.message)

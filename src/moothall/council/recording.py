@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from moothall import telemetry
 from moothall.config import Llm
 from moothall.council.facts import Facts
 from moothall.council.text import tokens
+from moothall.council.watching import model_call
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
+from moothall.errors import BudgetExceeded
 from moothall.ports import ChatModel
 
 _MILLION = 1_000_000
@@ -81,11 +84,17 @@ class RecordedModel:
             self._ledger.settle(request.call_id, known.usage)
             self._count(seat, known.usage)
             self._heard[request.call_id] = known
+            telemetry.metrics.MODEL_REPLAYED.add()
             return known
         messages = tuple(replace(message, content=self._clean(message.content)) for message in request.messages)
-        self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
         try:
-            reply = await self._model.chat(replace(request, messages=messages))
+            self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
+        except BudgetExceeded:
+            telemetry.metrics.BUDGET_REFUSALS.add("model")
+            raise
+        try:
+            with model_call(request, messages, self._clean) as noted:
+                reply = noted(await self._model.chat(replace(request, messages=messages)))
         except BaseException:
             self._ledger.release(request.call_id)
             raise

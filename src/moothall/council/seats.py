@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 
+from moothall import telemetry
 from moothall.council import prompts
 from moothall.council.agent import Agent, Draft, Voice
 from moothall.council.assembly import Council, Sitting
@@ -106,6 +107,15 @@ async def revise(council: Council, sitting: Sitting, round_: int, reviews: Seque
 
 
 async def _bounded(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
+    about = {"moothall.seat": sitting.seat, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": sitting.seat}
+    with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
+        await _until(council, sitting, work, until)
+        span.set({"moothall.status": sitting.status})
+        if sitting.code:
+            span.fail(sitting.code, sitting.message)
+
+
+async def _until(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
     seconds = (until - datetime.now(UTC)).total_seconds()
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:

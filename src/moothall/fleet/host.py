@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from moothall import telemetry
 from moothall.council.desk import subjects_of
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording
+from moothall.domain.causes import cause_of
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.ids import ROLES
@@ -22,9 +24,8 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import MoothallError, RepositoryError, SandboxUnavailable, Superseded, Temporary, WorkspaceFailed
 from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
-from moothall.telemetry import get_logger
 
-log = get_logger(__name__)
+log = telemetry.get_logger(__name__)
 
 _LOOK_SECONDS = 5.0  # how often the log is asked whether what is in hand is over: a signal may be lost
 _PREPARATIONS = 3
@@ -128,7 +129,9 @@ class Host:
                 return
             await asyncio.sleep(0)  # until whoever ran it has let go
         # Known before anything is awaited, so that no cancel is missed.
-        task = asyncio.create_task(self._take_up(deliberation, deliveries), name=f"deliberation-{task_id}")
+        task = asyncio.create_task(
+            self._take_up(deliberation, deliveries, recorded.event.traceparent), name=f"deliberation-{task_id}"
+        )
         running = self._running[task_id] = _Running(task, deliveries)
         try:
             await asyncio.wait({task})
@@ -150,7 +153,17 @@ class Host:
         over = any(event.type in _OVER for event in events)
         return Recording.of(events), over
 
-    async def _take_up(self, deliberation: Deliberation, deliveries: int) -> None:
+    async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str) -> None:
+        about = _about(deliberation) | {"moothall.deliveries": deliveries}
+        with (
+            # Delivered again or elsewhere, it goes on in the trace of its request.
+            telemetry.span("deliberation", about, kind="consumer", parent=parent),
+            telemetry.bound(task_id=deliberation.task_id),
+            telemetry.metrics.DELIBERATIONS_IN_FLIGHT.held(),
+        ):
+            await self._go_on(deliberation, deliveries)
+
+    async def _go_on(self, deliberation: Deliberation, deliveries: int) -> None:
         if deliveries > 1:
             taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
             await self.bus.signal(f"agent.taken.{deliberation.task_id}", taken)
@@ -161,7 +174,8 @@ class Host:
     async def _deliberate(self, deliberation: Deliberation, recording: Recording) -> None:
         prepared, refusal = None, None
         try:
-            prepared = await self._prepare(deliberation)
+            with telemetry.span("prepare"):
+                prepared = await self._prepare(deliberation)
         except* (MoothallError, OSError) as group:
             refusal = _first(group)
         if isinstance(refusal, Temporary):
@@ -244,7 +258,20 @@ def _event(kind: EventType, deliberation: Deliberation, data: Mapping[str, objec
         deliberation.task_id,
         data,
         ordinal=ordinal,
+        causationid=cause_of(kind, deliberation.task_id, ordinal, data),
         source="host",
         correlationid=deliberation.story_id or deliberation.task_id,
         tenant=deliberation.tenant,
+        traceparent=telemetry.traceparent(),
     )
+
+
+def _about(deliberation: Deliberation) -> dict[str, str | int]:
+    """What its span says of a deliberation."""
+    return {
+        "moothall.task_id": deliberation.task_id,
+        "moothall.tenant": deliberation.tenant,
+        "moothall.role": deliberation.role,
+        "moothall.protocol": deliberation.protocol,
+        "moothall.seats": len(deliberation.seats),
+    }

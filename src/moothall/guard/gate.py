@@ -26,6 +26,7 @@ from moothall.guard.budget import check_budget, reserved, timed
 from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.steps import Checked, check_grants, check_identity, check_schema, note_of
+from moothall.guard.watching import tool_call
 from moothall.ports import Publisher
 from moothall.tools.arguments import arguments_digest
 
@@ -49,6 +50,10 @@ class Gate:
         and `CancelledError` (audited as cancelled). An audit that cannot be written gives an error result: before
         the run, the tool did not run.
         """
+        with tool_call(seat, call) as noted:
+            return noted(await self._call(seat, call))
+
+    async def _call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
         started = monotonic()
         entry = Entry(
             tenant=seat.tenant,

@@ -160,7 +160,9 @@ class OpenAIModel:
         """Make one attempt."""
         started = time.monotonic()
         assembly = Assembly()
-        async with self._call("POST", "chat/completions", json=body, headers={"X-Request-Id": call_id}) as response:
+        async with self._call(
+            "POST", "chat/completions", json=body, headers={"X-Request-Id": call_id} | telemetry.headers()
+        ) as response:
             match response.content_type:
                 case "text/event-stream":
                     await self._read_stream(response, assembly, on_text)
@@ -291,6 +293,7 @@ class OpenAIModel:
                         f"model call {call_id}: {self._url} failed {tried} times ({failure.reason}), and its deadline "
                         f"comes before another attempt could"
                     ) from failure
+                telemetry.metrics.MODEL_RETRIES.add()
                 log.warning(
                     "model call failed, trying again", call_id=call_id, reason=failure.reason, tried=tried, delay=round(delay, 2)
                 )

@@ -19,6 +19,7 @@ from moothall import config
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
 from moothall.services.status import OPEN_SERVICES, abort
+from moothall.telemetry import metrics
 
 _caller: ContextVar[Principal] = ContextVar("caller")
 
@@ -122,6 +123,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_request: Any, context: Any) -> None:
+    metrics.GRPC_CALLS.add("other", grpc.StatusCode.UNAUTHENTICATED.name)
     await abort(
         context,
         grpc.StatusCode.UNAUTHENTICATED,

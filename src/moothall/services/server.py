@@ -20,6 +20,7 @@ from moothall.ports import Deliberations
 from moothall.services.identity import IdentityInterceptor, is_loopback
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.status import ErrorInterceptor
+from moothall.services.watching import WatchInterceptor
 
 _ORCHESTRATOR = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
 _KEEPALIVE_TIMEOUT_MS = 20_000
@@ -54,7 +55,7 @@ async def grpc_server(
     credentials = await asyncio.to_thread(_credentials, settings)
     server = grpc.aio.server(
         # The first one sees a call first: nothing is answered, not even an error, before it is known who asks.
-        interceptors=(IdentityInterceptor(tokens), ErrorInterceptor()),
+        interceptors=(IdentityInterceptor(tokens), WatchInterceptor(), ErrorInterceptor()),
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )

@@ -58,7 +58,7 @@ SANDBOX_LAYER = _gauge(
 
 # bus
 BUS_PUBLISH_SECONDS = _histogram(
-    "moothall_bus_publish_seconds", "From handing over a message until it is on the bus's disk.", "stream"
+    "moothall_bus_publish_seconds", "From handing over an event until it is on the bus's disk; to is log or work.", "to"
 )
 BUS_REDELIVERIES = _counter("moothall_bus_redeliveries_total", "Messages that were delivered again.", "durable")
 BUS_DEAD_LETTERS = _counter("moothall_bus_dead_letters_total", "Messages that were given up.", "durable")

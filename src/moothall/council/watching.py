@@ -1,0 +1,96 @@
+"""What spans and figures say of a council's model calls and checks.
+
+Model calls in the words of OpenTelemetry's conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from moothall import telemetry
+from moothall.domain.chat import ChatReply, ChatRequest, Message
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.errors import MoothallError
+
+Noted = Callable[[ChatReply], ChatReply]
+_NO_MODEL = "unknown"
+
+
+@contextmanager
+def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callable[[str], str]) -> Iterator[Noted]:
+    """Watch one call; give its reply to what is yielded. `messages` is what is really sent, without secrets."""
+    started = perf_counter()
+    model, outcome = _NO_MODEL, "INTERNAL"
+    _, seat, phase, _ = request.call_id.split("/")
+    about: dict[str, str | int | float] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.seed": request.seed,
+        "gen_ai.output.type": "json" if request.schema else "text",
+        "moothall.call_id": request.call_id,
+        "moothall.seat": seat,
+        "moothall.phase": phase,
+    }
+    with telemetry.span("chat", about, kind="client") as span, telemetry.metrics.MODEL_CALLS_IN_FLIGHT.held():
+
+        def noted(reply: ChatReply) -> ChatReply:
+            nonlocal model, outcome
+            model, outcome = reply.model or _NO_MODEL, "ok"
+            usage = reply.usage
+            span.set(
+                {
+                    "gen_ai.response.model": model,
+                    "gen_ai.request.model": model,
+                    "gen_ai.response.finish_reasons": reply.finish_reason,
+                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                }
+            )
+            if telemetry.wants_content():
+                span.set({"gen_ai.input.messages": _shown(messages), "gen_ai.output.messages": clean(reply.text)})
+            tokens = telemetry.metrics.MODEL_TOKENS
+            tokens.add(model, "prompt", amount=usage.prompt_tokens)
+            tokens.add(model, "cached", amount=usage.cached_tokens)
+            tokens.add(model, "completion", amount=usage.completion_tokens)
+            if usage.cost_usd:
+                telemetry.metrics.MODEL_COST.add(model, amount=usage.cost_usd)
+            return reply
+
+        try:
+            yield noted
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        except MoothallError as error:
+            outcome = error.code
+            raise
+        finally:
+            telemetry.metrics.MODEL_CALLS.add(model, outcome)
+            telemetry.metrics.MODEL_CALL_SECONDS.observe(perf_counter() - started, model)
+
+
+@contextmanager
+def checked(check: str, workspace: str) -> Iterator[Callable[[CheckRun], CheckRun]]:
+    """Watch one check on a clean checkout; give its run to what is yielded."""
+    label = telemetry.metrics.check_label(check)
+    about = {"moothall.check": check, "moothall.workspace": workspace}
+    with telemetry.span("check", about) as span, telemetry.metrics.CHECK_SECONDS.timed(label):
+
+        def noted(run: CheckRun) -> CheckRun:
+            span.set({"moothall.verdict": run.verdict, "moothall.duration_ms": run.duration_ms})
+            if run.verdict in {Verdict.ERRORED, Verdict.MISSING}:  # a red test is an answer, not a failure
+                span.fail(run.verdict)
+            telemetry.metrics.CHECKS.add(label, run.verdict)
+            return run
+
+        yield noted
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    return json.dumps([{"role": message.role, "content": message.content} for message in messages], ensure_ascii=False)
