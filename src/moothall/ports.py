@@ -10,13 +10,16 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
+from moothall.domain.briefing import Briefing, BriefingRequest
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.domain.council import Agent, Council, CouncilConfig
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.plan import Derivation, PlanningEvent, Processed, Strategy
 from moothall.domain.repository import Base, Patch, Prepared
+from moothall.domain.tally import Metrics, Totals
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 
@@ -247,4 +250,42 @@ class Councils(Protocol):
 
     async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
         """Take an agent out. Raises `NotFound`."""
+        ...
+
+
+class Plans(Protocol):
+    """Tasks from stories."""
+
+    async def process(self, told: PlanningEvent, who: Principal) -> Processed:
+        """Record what happened to a story; one that moved to planning gets its tasks, which councils take up."""
+        ...
+
+    async def derive(
+        self, case_id: str, plan_id: str, roles: Sequence[str], strategy: Strategy, who: Principal, *, publish: bool
+    ) -> Derivation:
+        """Return the tasks of a story; with `publish` they are recorded, and councils take them up."""
+        ...
+
+
+class Tallies(Protocol):
+    """Figures of a tenant."""
+
+    async def totals(self, who: Principal) -> Totals:
+        """Return how much there was."""
+        ...
+
+    async def metrics(self, who: Principal, range_ms: int = 0) -> Metrics:
+        """Return the figures of the last `range_ms`, 0 for all."""
+        ...
+
+    def busy(self, who: Principal) -> Mapping[str, frozenset[str]]:
+        """Return by role the agents that have a seat now."""
+        ...
+
+
+class Briefings(Protocol):
+    """What is known of a task before it begins."""
+
+    async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
+        """Return what is known of a story or task, within the budget. Raises `InvalidRequest`, `GraphUnavailable`."""
         ...

@@ -168,7 +168,10 @@ def _seat(state: State, seat: str) -> SeatOutcome:
     """What became of a seat; one that never answered is late, or cancelled with all of them."""
     usage = _total(spent for caller, spent in _values(state.calls) if caller == seat)
     if seat in state.finished:
-        return replace(state.finished[seat].value, usage=usage if usage.calls else state.finished[seat].value.usage)
+        ended = state.finished[seat]
+        return replace(
+            ended.value, usage=usage if usage.calls else ended.value.usage, duration_ms=_since_request(state, ended.time)
+        )
     if state.cancelled is not None:
         return SeatOutcome(seat, SeatStatus.CANCELLED, usage=usage)
     if seat in state.failures:
@@ -222,6 +225,7 @@ def _outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
         story_id=deliberation.story_id,
         role=deliberation.role,
         agent_count=len(deliberation.seats),
+        origin=deliberation.origin,
     )
 
 
@@ -231,7 +235,7 @@ def _ended(outcome: Outcome, status: DeliberationStatus, message: str) -> Outcom
 
 def _duration(state: State, deliberation: Deliberation) -> int:
     """Milliseconds from the request to what brought the decision about: a cancel, the last seat, or the deadline."""
-    if state.requested is None or state.requested.time == UNDATED:
+    if state.requested is None:
         return 0
     if state.cancelled is not None:
         end = state.cancelled.time
@@ -239,6 +243,13 @@ def _duration(state: State, deliberation: Deliberation) -> int:
         end = max(state.finished[seat].time for seat in deliberation.seats)
     else:
         end = deliberation.deadline
+    return _since_request(state, end)
+
+
+def _since_request(state: State, end: datetime) -> int:
+    """Milliseconds; 0 where one of the two has no time."""
+    if state.requested is None or UNDATED in {state.requested.time, end}:
+        return 0
     return max(0, round((end - state.requested.time).total_seconds() * 1000))
 
 

@@ -87,6 +87,10 @@ class Collector:
         """Deliberations in memory."""
         return len(self._cases)
 
+    def deliberations(self) -> tuple[Deliberation, ...]:
+        """Return those in memory: asked for and not decided."""
+        return tuple(case.state.requested.value for case in self._cases.values() if case.state.requested is not None)
+
     async def run(self) -> None:
         """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
         async with asyncio.TaskGroup() as group:

@@ -15,7 +15,7 @@ from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
 from moothall.tools.catalogue import ToolSpec, describe
 
-_ROLES = {
+ROLES = {
     "dev": "You are a developer: working code, the smallest change that does the task.",
     "qa": "You are a tester: tests that fail where the task is not done, and code that passes them.",
     "architect": "You are an architect: clear structure, reasons, what it costs and what was left out.",
@@ -117,7 +117,7 @@ def seat_prompt(system: str, shared: str, role: str, approach: str, *, about_tex
     """The first messages of a seat's conversation: the seat's own part comes last."""
     way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
     ask = "Write the whole answer now." if about_text else "Do the task now: reply with the actions that make the change."
-    return _pair(system, shared, f"{_ROLES[role]}{way}\n{ask}")
+    return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
 
 
 def review_prompt(
@@ -126,7 +126,7 @@ def review_prompt(
     """Ask for a judgement of one candidate, as the `role` where one is given. Nobody is named: not the author, not the reviewer."""
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(wanted, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
-    judge = f"{_ROLES[role]}\n" if role else ""
+    judge = f"{ROLES[role]}\n" if role else ""
     shape = "" if mode == "json" else ' Reply with one JSON object: {"comment": …, "met": […], "unmet": […], "score": …}.'
     return _pair(
         system,

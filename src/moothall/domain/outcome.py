@@ -52,7 +52,8 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout, cancelled,
-    answered (about text), or empty while it runs. `branch` and `commit_sha` name the delivered winner.
+    answered (about text), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
+    the deliberation's.
     """
 
     task_id: str
@@ -71,3 +72,4 @@ class Outcome:
     commit_sha: str = ""
     final_state: str = ""
     error_message: str = ""
+    origin: str = ""

@@ -72,13 +72,17 @@ class SeatStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SeatOutcome:
-    """A seat's end. A failed seat is a value, with a stable error code, never an exception."""
+    """A seat's end. A failed seat is a value, with a stable error code, never an exception.
+
+    `duration_ms` from the request to its end; 0 while that isn't known.
+    """
 
     seat: str
     status: SeatStatus
     error_code: str = ""
     error_message: str = ""
     usage: Usage = Usage()
+    duration_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
@@ -29,23 +30,14 @@ _STRUCT_NUMBER = 2**53
 
 def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
     """Return what a caller asks for; unset stays unset, the desk fills in and checks."""
-    repository = message.repository
     return DeliberationRequest(
         description=message.task_description,
         role=message.role,
         task_id=message.task_id,
-        constraints=Constraints(
-            rubric=message.constraints.rubric,
-            requirements=tuple(message.constraints.requirements),
-            metadata=dict(message.constraints.metadata),
-            max_iterations=message.constraints.max_iterations,
-            timeout_seconds=message.constraints.timeout_seconds,
-        ),
+        constraints=constraints_of(message.constraints),
         rounds=message.rounds if message.HasField("rounds") else None,
         num_agents=message.num_agents,
-        repository=RepositoryRef(id=repository.id, url=repository.url, ref=repository.ref)
-        if repository.id or repository.url or repository.ref
-        else None,
+        repository=repository_of(message.repository),
         protocol=message.protocol,
         budget=Budget(
             tokens=message.budget.tokens,
@@ -55,6 +47,28 @@ def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
         ),
         adaptive=message.adaptive,
     )
+
+
+def constraints_of(message: pb.TaskConstraints) -> Constraints:
+    """Return what an answer must respect."""
+    return Constraints(
+        rubric=message.rubric,
+        requirements=tuple(message.requirements),
+        metadata=dict(message.metadata),
+        max_iterations=message.max_iterations,
+        timeout_seconds=message.timeout_seconds,
+    )
+
+
+def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
+    """Return which repository; an empty message names none."""
+    named = RepositoryRef(id=message.id, url=message.url, ref=message.ref)
+    return named if named != RepositoryRef() else None
+
+
+def with_context(request: DeliberationRequest, told: str) -> DeliberationRequest:
+    """Return the request with what is known of its story."""
+    return replace(request, context=told)
 
 
 # ---- to callers
@@ -96,6 +110,21 @@ def result_response(outcome: Outcome) -> pb.GetDeliberationResultResponse:
         proven=outcome.proven,
         branch=outcome.branch,
         seats=map(_seat, outcome.seats),
+    )
+
+
+def orchestrate_response(outcome: Outcome) -> pb.OrchestrateResponse:
+    """Return the winner, absent where none got through the gates, and all candidates, best first."""
+    ranked = result_messages(outcome.results)
+    metadata = _metadata(outcome)
+    tags = {"status": outcome.status.value, "winner_id": outcome.winner_id, "error_message": outcome.error_message}
+    metadata.tags.update({key: value for key, value in tags.items() if value})
+    return pb.OrchestrateResponse(
+        winner=ranked[0] if outcome.winner_id and ranked else None,
+        candidates=ranked,
+        execution_id=outcome.task_id,
+        duration_ms=outcome.duration_ms,
+        metadata=metadata,
     )
 
 

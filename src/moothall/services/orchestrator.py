@@ -1,8 +1,9 @@
-"""OrchestratorService: the desk's door for gRPC callers."""
+"""OrchestratorService: the door for gRPC callers; this file is the part about deliberations."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -19,20 +20,25 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
-from moothall.ports import Deliberations
 from moothall.services import convert
+from moothall.services.councils import CouncilCalls
+from moothall.services.doors import Doors
 from moothall.services.identity import caller
+from moothall.services.planning import StoryCalls
+from moothall.services.tallies import TallyCalls
 
 log = telemetry.get_logger(__name__)
 
 _CANCEL_SECONDS = 10.0
 
 
-class OrchestratorService(pb_grpc.OrchestratorServiceServicer):
-    """Deliberations over gRPC. The council's and story's calls are not served yet: UNIMPLEMENTED."""
+class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.OrchestratorServiceServicer):
+    """All of orchestrator.v1: deliberations here, the rest in the classes above."""
 
-    def __init__(self, desk: Deliberations) -> None:
-        self._desk = desk
+    def __init__(self, doors: Doors) -> None:
+        self._doors = doors
+        self._desk = doors.desk
+        self._since = time.monotonic()
         self._stopping = False
 
     def stop(self) -> None:
@@ -42,12 +48,15 @@ class OrchestratorService(pb_grpc.OrchestratorServiceServicer):
     async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:  # noqa: N802 - the RPC's name
         """Submit and wait; the deliberation dies with the call."""
         del context
-        who, asked = caller(), _with_id(convert.request_of(request))
+        return convert.deliberate_response(await self._decided(_with_id(convert.request_of(request)), caller()))
+
+    async def _decided(self, asked: DeliberationRequest, who: Principal) -> Outcome:
+        """Submit and wait. When the call ends early, the deliberation does too."""
         submitted = False
         try:
             await self._desk.submit(asked, who)
             submitted = True
-            return convert.deliberate_response(await self._desk.wait(asked.task_id, who))
+            return await self._desk.wait(asked.task_id, who)
         except asyncio.CancelledError:
             if not self._stopping:
                 await self._abandon(asked, who, submitted=submitted)

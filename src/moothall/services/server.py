@@ -16,7 +16,7 @@ from moothall import config
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
-from moothall.ports import Deliberations
+from moothall.services.doors import Doors
 from moothall.services.identity import IdentityInterceptor, is_loopback
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.status import ErrorInterceptor
@@ -42,7 +42,7 @@ class Server:
 
 @asynccontextmanager
 async def grpc_server(
-    settings: config.Grpc, limits: config.Limits, desk: Deliberations, tokens: Mapping[str, Principal]
+    settings: config.Grpc, limits: config.Limits, doors: Doors, tokens: Mapping[str, Principal]
 ) -> AsyncIterator[Server]:
     """Serve until the context ends; then calls in flight get `settings.grace_seconds` to end.
 
@@ -59,7 +59,7 @@ async def grpc_server(
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )
-    orchestrator = OrchestratorService(desk)
+    orchestrator = OrchestratorService(doors)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(orchestrator, server)
     checkup = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checkup, server)

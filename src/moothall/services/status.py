@@ -9,6 +9,7 @@ from typing import Any, Never
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from moothall import errors, telemetry
@@ -107,29 +108,38 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        # The bytes are read inside, so that what is no message of ours gets an answer of ours.
         wrapped: grpc.RpcMethodHandler[Any, Any] = made(
-            wrap(behaviour, method), handler.request_deserializer, handler.response_serializer
+            wrap(behaviour, method, handler.request_deserializer), None, handler.response_serializer
         )
         return wrapped
 
 
-def _single(behaviour: Any, method: str) -> Any:
+def _read(read: Any, request: Any, method: str) -> Any:
+    """Return the message in bytes; of a stream of requests, which none of ours takes, nothing is read here."""
+    try:
+        return read(request) if isinstance(request, bytes) else request
+    except DecodeError as error:
+        raise errors.InvalidRequest(f"the request of {method} is no message of its type: {error}") from error
+
+
+def _single(behaviour: Any, method: str, read: Any) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         async with errors_answered(context, method):
             if not iscoroutinefunction(behaviour):
                 await _unimplemented(context, method)
-            return await behaviour(request, context)
+            return await behaviour(_read(read, request, method), context)
 
     return answer
 
 
-def _streaming(behaviour: Any, method: str) -> Any:
+def _streaming(behaviour: Any, method: str, read: Any) -> Any:
     async def answer(request: Any, context: Any) -> None:
         async with errors_answered(context, method):
             if not isasyncgenfunction(behaviour):
                 await _unimplemented(context, method)
             # Written here, not yielded on: when the caller goes, the generator is closed at once, not when it is collected.
-            async with aclosing(behaviour(request, context)) as messages:
+            async with aclosing(behaviour(_read(read, request, method), context)) as messages:
                 async for message in messages:
                     await context.write(message)
 

@@ -10,10 +10,18 @@ from typing import Any, cast
 import grpc.aio
 
 from moothall import config
+from moothall.collector.tally import Tally
+from moothall.council.briefing import Briefings
+from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL, Principal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
+from moothall.planning.planner import Planner
+from moothall.ports import Graph
+from moothall.services.doors import Doors
 from moothall.services.server import Server, grpc_server
+from moothall.testing.bus import MemoryBus
 from moothall.testing.desk import MemoryDesk
+from moothall.testing.graph import MemoryGraph
 
 TOKEN = "a-token-of-the-tests"  # noqa: S105 - of tests
 _LAST_WORDS_SECONDS = 5
@@ -42,11 +50,26 @@ class Serving:
     client: Client
 
 
+def doors_of(desk: MemoryDesk, bus: MemoryBus | None = None, graph: Graph | None = None) -> Doors:
+    """Return the rooms of a house: the real ones on a bus in memory, and the desk."""
+    bus = bus or MemoryBus()
+    limits = config.Limits()
+    roster = Roster(bus, limits, "scripted")
+    return Doors(
+        desk=desk,
+        councils=roster,
+        plans=Planner(bus, desk, limits),
+        tallies=Tally(bus, roster, desk.under_way),
+        briefings=Briefings(graph or MemoryGraph(), limits),
+        model="scripted",
+    )
+
+
 @asynccontextmanager
-async def serving(desk: MemoryDesk, **settings: Any) -> AsyncIterator[Serving]:
-    """Serve `desk` until the context ends."""
+async def serving(desk: MemoryDesk, doors: Doors | None = None, **settings: Any) -> AsyncIterator[Serving]:
+    """Serve `desk`, and the other rooms where given, until the context ends."""
     asked = config.Grpc(**({"port": 0, "grace_seconds": 0.2} | settings))
-    async with AsyncExitStack() as callers, grpc_server(asked, config.Limits(), desk, TOKENS) as server:
+    async with AsyncExitStack() as callers, grpc_server(asked, config.Limits(), doors or doors_of(desk), TOKENS) as server:
         # The caller outlives the server, to see how it ends: what the server sent last may still be on its way.
         channel = grpc.aio.insecure_channel(server.target)
         callers.push_async_callback(channel.close, _LAST_WORDS_SECONDS)

@@ -129,6 +129,10 @@ class MemoryDesk:
         self._kept[outcome.task_id].outcome = outcome
         await self.record(outcome.task_id, EventType.DELIBERATION_DECIDED, dump(outcome))
 
+    def under_way(self) -> list[Deliberation]:
+        """Return what is not decided."""
+        return [kept.deliberation for kept in self._kept.values() if not kept.outcome.status.ended]
+
     def known(self) -> list[str]:
         """Return the ids of all deliberations."""
         return list(self._kept)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.collector import Collector
+from moothall.collector.tally import Tally
 from moothall.config import Settings
+from moothall.council.briefing import Briefings
 from moothall.council.desk import Defaults, Desk, plan
+from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.planning.planner import Planner
 from moothall.wiring import lock
 from moothall.wiring.parts import started
 from moothall.wiring.trusted import trusted_repositories
@@ -126,11 +131,15 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
             f"process {address.pid} serves {settings.data_dir} with other settings; stop it, or set MOOTHALL_DATA_DIR to another one"
         )
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-    return House(Desk(bus, trusted_repositories(settings), _defaults(settings)), address.grpc_port, attached=True)
+    roster = Roster(bus, settings.limits, settings.llm.model)
+    await roster.refresh()
+    desk = Desk(bus, trusted_repositories(settings), _defaults(settings), councils=roster)
+    return House(desk, address.grpc_port, attached=True)
 
 
 async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool) -> tuple[House, Collector]:
     from moothall.fleet.ray_fleet import cluster, hosting
+    from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
     from moothall.services.server import grpc_server
     from moothall.wiring.host import host_main
@@ -150,25 +159,37 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     repositories = trusted_repositories(settings)
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
-    collecting = await stack.enter_async_context(started(_running(collector)))
-    await collecting
+    await (await stack.enter_async_context(started(_running(collector.run(), "collector"))))
+    roster = Roster(bus, settings.limits, settings.llm.model)
+    await roster.refresh()
+    await (await stack.enter_async_context(started(_running(roster.run(), "councils"))))
     main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
     await ray
     await (await stack.enter_async_context(started(hosting(settings.ray, main))))
-    desk = Desk(bus, repositories, _defaults(settings))
+    desk = Desk(bus, repositories, _defaults(settings), councils=roster)
     port = 0
     if serving:
+        planner = Planner(bus, desk, settings.limits)
+        await (await stack.enter_async_context(started(_running(planner.run(), "planner"))))
+        doors = Doors(
+            desk=desk,
+            councils=roster,
+            plans=planner,
+            tallies=Tally(bus, roster, collector.deliberations),
+            briefings=Briefings(NoGraph(), settings.limits),
+            model=settings.llm.model,
+        )
         tokens = read_tokens(settings.grpc, settings.data_dir)
-        port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, desk, tokens))).port
+        port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
     return House(desk, port, attached=False), collector
 
 
 @asynccontextmanager
-async def _running(collector: Collector) -> AsyncIterator[None]:
+async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(collector.run(), name="collector")
+        task = group.create_task(work, name=name)
         try:
             yield
         finally:
@@ -184,6 +205,14 @@ async def _drain(collector: Collector, tell: Tell) -> None:
             told = collector.under_way
             tell(f"{told} other deliberation(s) are under way here; waiting for them")
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+class NoGraph:
+    """Stands where no graph is wired: whoever asks is told so."""
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Refuse."""
+        raise ConfigurationError(f"no graph is served here that could answer {question!r} ({', '.join(sorted(parameters))})")
 
 
 def _fingerprint(settings: Settings) -> str:

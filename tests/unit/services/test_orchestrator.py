@@ -250,9 +250,14 @@ async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_calls_that_are_not_served_yet_say_so(client: Client) -> None:
-    code, info, _ = await refusal(client.GetStatus(pb.GetStatusRequest()))
-    assert (code, info.reason) == (grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED")
+async def test_bytes_that_are_no_message_are_refused(client: Client, house: Serving) -> None:
+    for rpc, streaming in (("Deliberate", False), ("StreamDeliberation", True), ("CreateCouncil", False)):
+        method = f"/orchestrator.v1.OrchestratorService/{rpc}"
+        open_call: Any = house.channel.unary_stream(method) if streaming else house.channel.unary_unary(method)
+        call = open_call(b"\xff\xff\xff", metadata=client.metadata, timeout=20)
+        code, info, said = await refusal(call.__aiter__().__anext__() if streaming else call)
+        assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+        assert "no message of its type" in said[0]
 
 
 @pytest.mark.parametrize(

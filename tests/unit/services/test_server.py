@@ -18,14 +18,14 @@ from moothall import config
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.server import grpc_server
-from moothall.testing.callers import TOKEN, TOKENS, Client, Serving, serving
+from moothall.testing.callers import TOKEN, TOKENS, Client, Serving, doors_of, serving
 from moothall.testing.desk import MemoryDesk
 
 SERVICE = "orchestrator.v1.OrchestratorService"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused, or behind TLS on a free port
 
 
-def certificate(folder: Path) -> dict[str, Path]:
+def certificate(folder: Path) -> dict[str, Any]:
     key, cert = folder / "key.pem", folder / "cert.pem"
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
@@ -33,7 +33,7 @@ def certificate(folder: Path) -> dict[str, Path]:
     return {"tls_key": key, "tls_cert": cert}
 
 
-async def start(desk: MemoryDesk, **settings: object) -> None:
+async def start(desk: MemoryDesk, **settings: Any) -> None:
     async with serving(desk, **settings):
         pass
 
@@ -54,7 +54,7 @@ async def test_beyond_loopback_it_needs_tls(desk: MemoryDesk) -> None:
 @pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
 async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="token"):
-        async with grpc_server(config.Grpc(port=0), config.Limits(), desk, tokens):  # type: ignore[arg-type] # of both kinds
+        async with grpc_server(config.Grpc(port=0), config.Limits(), doors_of(desk), tokens):  # type: ignore[arg-type] # of both kinds
             pass
 
 

@@ -1,0 +1,119 @@
+"""OrchestratorService, the part about councils and agents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.services.doors import Doors
+from moothall.services.identity import caller
+
+_NOT_CALLED = (
+    "registered; it takes a seat on this service's hosts, with its model. The endpoint is kept and listed, and never called"
+)
+
+
+class CouncilCalls:
+    """Who sits for a role."""
+
+    _doors: Doors
+
+    async def CreateCouncil(  # noqa: N802 - the RPC's name
+        self, request: pb.CreateCouncilRequest, context: Any
+    ) -> pb.CreateCouncilResponse:
+        """Make the council of a role."""
+        del context
+        asked = request.config
+        config = CouncilConfig(
+            rounds=asked.deliberation_rounds,
+            peer_review=asked.enable_peer_review,
+            model_profile=asked.model_profile,
+            agent_type=asked.agent_type,
+            params=dict(asked.custom_params),
+        )
+        council = await self._doors.councils.create(request.role, request.num_agents, config, caller())
+        ids = [agent.id for agent in council.agents]
+        return pb.CreateCouncilResponse(council_id=council.id, agents_created=len(ids), agent_ids=ids)
+
+    async def ListCouncils(  # noqa: N802 - the RPC's name
+        self, request: pb.ListCouncilsRequest, context: Any
+    ) -> pb.ListCouncilsResponse:
+        """List the councils that were made."""
+        del context
+        who = caller()
+        councils = await self._doors.councils.list(who, request.role_filter)
+        busy = self._doors.tallies.busy(who)
+        return pb.ListCouncilsResponse(
+            councils=[
+                _council_info(council, busy.get(council.role, ()), self._doors.model, agents=request.include_agents)
+                for council in councils
+            ]
+        )
+
+    async def DeleteCouncil(  # noqa: N802 - the RPC's name
+        self, request: pb.DeleteCouncilRequest, context: Any
+    ) -> pb.DeleteCouncilResponse:
+        """Close a role until its council is made again."""
+        del context
+        council = await self._doors.councils.delete(request.role, caller())
+        return pb.DeleteCouncilResponse(
+            success=True,
+            message=f"deleted; requests to {council.role} are refused until CreateCouncil makes another one",
+            agents_removed=len(council.agents),
+        )
+
+    async def RegisterAgent(  # noqa: N802 - the RPC's name
+        self, request: pb.RegisterAgentRequest, context: Any
+    ) -> pb.RegisterAgentResponse:
+        """Add an agent to the council of a role."""
+        del context
+        can = request.capabilities
+        agent = Agent(
+            id=request.agent_id,
+            capabilities=Capabilities(
+                tuple(can.supported_tasks), can.model_profile, can.max_concurrent_tasks, tuple(can.languages)
+            ),
+            endpoint=request.endpoint,
+            metadata=dict(request.metadata),
+        )
+        council = await self._doors.councils.register(request.role, agent, caller())
+        message = _NOT_CALLED if agent.endpoint else "registered; it takes a seat on this service's hosts, with its model"
+        return pb.RegisterAgentResponse(success=True, message=message, council_id=council.id)
+
+    async def UnregisterAgent(  # noqa: N802 - the RPC's name
+        self, request: pb.UnregisterAgentRequest, context: Any
+    ) -> pb.UnregisterAgentResponse:
+        """Take an agent out of the council of a role."""
+        del context
+        council = await self._doors.councils.unregister(request.role, request.agent_id, caller())
+        left = f"{len(council.agents)} left in {council.id}"
+        return pb.UnregisterAgentResponse(success=True, message=f"unregistered; {left}")
+
+
+def _council_info(council: Council, busy: Collection[str], model: str, *, agents: bool) -> pb.CouncilInfo:
+    status = "busy" if busy else "idle" if council.agents else "empty"
+    return pb.CouncilInfo(
+        council_id=council.id,
+        role=council.role,
+        num_agents=len(council.agents),
+        agents=[_agent_info(agent, council.role, agent.id in busy) for agent in council.agents] if agents else (),
+        status=status,
+        model=model,
+    )
+
+
+def _agent_info(agent: Agent, role: str, busy: bool) -> pb.AgentInfo:  # noqa: FBT001 - private
+    can = agent.capabilities
+    return pb.AgentInfo(
+        agent_id=agent.id,
+        role=role,
+        status="busy" if busy else "idle",
+        capabilities=pb.AgentCapabilities(
+            supported_tasks=can.supported_tasks,
+            model_profile=can.model_profile,
+            max_concurrent_tasks=can.max_concurrent_tasks,
+            languages=can.languages,
+        ),
+    )

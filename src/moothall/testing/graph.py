@@ -1,0 +1,37 @@
+"""A graph whose answers a test writes down: rows by question, and what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moothall.domain.event import Recorded
+
+
+class MemoryGraph:
+    """Implements `ports.Graph` for those who ask. Rows belong to a tenant."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+
+    def tell(self, question: str, *rows: Mapping[str, Any], tenant: str = "local") -> None:
+        """Let a question have these rows."""
+        self.rows[question, tenant] = list(rows)
+
+    async def project(self, records: Sequence[Recorded]) -> None:
+        """Nothing is projected: a test writes the answers."""
+        raise NotImplementedError(f"{len(records)} records for a graph of a test")
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of a question, at most `limit`."""
+        self.asked.append((question, parameters))
+        return self.rows.get((question, str(parameters["tenant"])), [])[: parameters.get("limit")]
+
+    async def position(self) -> int:
+        """Return 0."""
+        return 0
+
+    async def clear(self) -> None:
+        """Forget the rows."""
+        self.rows.clear()
