@@ -1,10 +1,10 @@
-"""Writes and the answers to them, many on their way at once."""
+"""One inbox for all answers of the server to what a connection sends."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -20,13 +20,14 @@ FLUSH_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Acks:
-    """One inbox for the answers to all writes of a connection.
+    """One inbox for the answers to all that a connection asks: no subscription and no timer each.
 
-    The client's own `publish` waits for one at a time with a timer each, and its `publish_async`
+    The client's own `publish` waits for one answer at a time with a timer each, and its `publish_async`
     drops refusals on the floor (a full store looks like silence).
     """
 
-    _waiting: dict[str, asyncio.Future[int]] = field(default_factory=dict)
+    _heard: dict[str, Callable[[Msg], None]] = field(default_factory=dict)
+    _lost: set[asyncio.Future[None]] = field(default_factory=set)
     _number: int = 0
     _inbox: str = ""
 
@@ -41,11 +42,36 @@ class Acks:
             if not client.is_closed:
                 await heeding(subscription.unsubscribe())
 
-    async def write(self, client: Client, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-        """Return the seq under which the server stored it. Raises the client's errors, also when the connection is lost."""
-        with self._awaited() as (inbox, answer):
-            await heeding(client.publish(subject, data, reply=inbox, headers=dict(headers) or None))
-            return await answer
+    def address(self, heard: Callable[[Msg], None]) -> tuple[str, str]:
+        """Return a new address for answers, and its token for `forget`. `heard` is called with each that comes."""
+        self._number += 1
+        token = str(self._number)
+        self._heard[token] = heard
+        return f"{self._inbox}.{token}", token
+
+    def forget(self, token: str) -> None:
+        """Hear no more at this address."""
+        self._heard.pop(token, None)
+
+    async def ask(self, client: Client, subject: str, data: bytes, *, last: Callable[[Msg], bool]) -> list[Msg]:
+        """Send a request and return all answers, up to the one for which `last` is true. Raises the client's
+        errors, also when the connection is lost. Waits as long as it takes: bound it.
+        """
+        answers: list[Msg] = []
+        with self._until_lost() as over:
+
+            def heard(message: Msg) -> None:
+                answers.append(message)
+                if last(message) and not over.done():
+                    over.set_result(None)
+
+            inbox, token = self.address(heard)
+            try:
+                await heeding(client.publish(subject, data, reply=inbox))
+                await over
+            finally:
+                self.forget(token)
+        return answers
 
     async def flush(self, client: Client) -> None:
         """Return once the server has taken all that was sent before.
@@ -54,41 +80,40 @@ class Acks:
         ends the client's reading without a word. Raises the client's errors, also when the connection is lost,
         and `TimeoutError`.
         """
-        with self._awaited() as (inbox, answer):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await heeding(client.publish(inbox, b'{"seq": 0}'))
-                await answer
+        with self._until_lost() as over:
+            inbox, token = self.address(lambda _: None if over.done() else over.set_result(None))
+            try:
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    await heeding(client.publish(inbox, b""))
+                    await over
+            finally:
+                self.forget(token)
 
     @contextmanager
-    def _awaited(self) -> Iterator[tuple[str, asyncio.Future[int]]]:
-        """An address of its own for one answer."""
-        self._number += 1
-        token = str(self._number)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = answer
+    def _until_lost(self) -> Iterator[asyncio.Future[None]]:
+        """A future that fails when the connection is lost: its answer went down with it."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lost.add(over)
         try:
-            yield f"{self._inbox}.{token}", answer
+            yield over
         finally:
-            del self._waiting[token]
+            self._lost.discard(over)
 
     def lost(self) -> None:
-        """Fail what waits: its answer went down with the connection, and the writer knows how to try again."""
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(nats.errors.ConnectionReconnectingError())
+        """Fail what waits; whoever asked knows how to try again."""
+        for over in self._lost:
+            if not over.done():
+                over.set_exception(nats.errors.ConnectionReconnectingError())
 
     async def _hear(self, message: Msg) -> None:
-        answer = self._waiting.get(message.subject.rpartition(".")[2])
-        if answer is None or answer.done():
-            return
-        try:
-            answer.set_result(_seq_in(message))
-        except nats.errors.Error as error:
-            answer.set_exception(error)
+        heard = self._heard.get(message.subject.rpartition(".")[2])
+        if heard is not None:
+            heard(message)
 
 
-def _seq_in(message: Msg) -> int:
-    if (message.headers or {}).get("Status") == "503":
+def seq_in(message: Msg) -> int:
+    """Return under which seq the server stored a message. Raises the client's error where it refused."""
+    if message.headers and message.headers.get("Status") == "503":
         raise NoStreamResponseError
     answer = json.loads(message.data)
     if "error" in answer:

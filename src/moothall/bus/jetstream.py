@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from nats.js.errors import NotFoundError
@@ -11,29 +12,35 @@ from nats.js.errors import NotFoundError
 from moothall import telemetry
 from moothall.bus import codec, registry, setup
 from moothall.bus.acks import Acks
+from moothall.bus.beside import beside
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
 from moothall.bus.heeding import heeding
+from moothall.bus.outbox import Outbox
 from moothall.bus.packing import Packer
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.signalling import listen
 from moothall.bus.stored import Stored
+from moothall.bus.tail import Tail
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Handler
 
+_DECISIONS = "agent.responses."
 _KEYS = f"$KV.{registry.DOCUMENTS_BUCKET}."
 
 
 class JetStreamBus:
     """Publisher, Log, Consumer, Work, Signals and Documents. Made by `open_bus`."""
 
-    def __init__(self, stored: Stored, settings: Bus, secrets: Sequence[str]) -> None:
+    def __init__(self, stored: Stored, settings: Bus, secrets: Sequence[str], tail: Tail) -> None:
         self._client = stored.client
         self._secrets = tuple(secrets)
+        self._replicas = settings.replicas
         self._stored = stored
+        self._tail = tail
         self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
 
     async def publish(self, event: Event) -> int:
@@ -43,13 +50,19 @@ class JetStreamBus:
         """
         return await self._put(registry.subject_of(event), event, "log")
 
+    async def create(self, event: Event) -> int:
+        """Publish what must be the first under its subject. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
+        return await self._put(registry.subject_of(event), event, "log", {"Nats-Expected-Last-Subject-Sequence": "0"})
+
     async def enqueue(self, subject: str, event: Event) -> None:
         """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
         if registry.stream_of(subject) is not registry.WORK:
             raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
         await self._put(subject, event, "work")
 
-    async def _put(self, subject: str, event: Event, to: str) -> int:
+    async def _put(
+        self, subject: str, event: Event, to: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> int:
         for token in subject.split("."):
             registry.check_token(token, "subject")
         with (
@@ -57,19 +70,42 @@ class JetStreamBus:
             telemetry.metrics.BUS_PUBLISH_SECONDS.timed(to),
         ):
             span.set({"messaging.destination.name": subject, "moothall.event": event.type})
-            return await self._stored.put_raw(subject, await self._packer.pack(event), {"Nats-Msg-Id": event.id})
+            return await self._stored.put_raw(subject, await self._packer.pack(event), {"Nats-Msg-Id": event.id, **headers})
 
     async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""
         stream = registry.one_stream(subjects)
+        if self._at_once(subjects):
+            for raw in await self._stored.found(stream, subjects, after_seq):
+                if (recorded := await self._recorded(stream, raw)) is not None:
+                    yield recorded
+            return
         until = (await self._stored.state(stream)).last_seq
         async with aclosing(self._events(stream, subjects, after_seq, until)) as events:
             async for recorded in events:
                 yield recorded
 
+    async def first(self, subject: str) -> Recorded | None:
+        """Return the first event recorded under a literal subject, or None."""
+        if self._at_once((subject,)):
+            stream = registry.one_stream((subject,))
+            for raw in await self._stored.found(stream, (subject,), most=1):
+                if (recorded := await self._recorded(stream, raw)) is not None:
+                    return recorded
+        async with aclosing(self.replay((subject,))) as events:
+            async for recorded in events:
+                return recorded
+        return None
+
     async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes, over restarts of the bus, until closed."""
-        async with aclosing(self._events(registry.one_stream(subjects), subjects, after_seq, None)) as events:
+        stream = registry.one_stream(subjects)
+        if len(subjects) == 1 and subjects[0].startswith(_DECISIONS) and self._at_once(subjects):
+            async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
+                async for raw in records:
+                    if (recorded := await self._recorded(stream, raw)) is not None:
+                        yield recorded
+        async with aclosing(self._events(stream, subjects, after_seq, None)) as events:
             async for recorded in events:
                 yield recorded
 
@@ -78,12 +114,21 @@ class JetStreamBus:
     ) -> AsyncGenerator[Recorded, None]:
         async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
             async for raw in records:
-                try:
-                    event = await self._packer.unpack(raw.data)
-                except (InvalidRequest, NotFound) as error:
-                    log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=error.message)
-                    continue
-                yield Recorded(raw.seq, event, {"subject": raw.subject, "time": raw.time.isoformat()})
+                if (recorded := await self._recorded(stream, raw)) is not None:
+                    yield recorded
+
+    async def _recorded(self, stream: str, raw: Raw) -> Recorded | None:
+        try:
+            event = await self._packer.unpack(raw.data)
+        except (InvalidRequest, NotFound) as error:
+            log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=error.message)
+            return None
+        return Recorded(raw.seq, event, {"subject": raw.subject, "time": raw.time.isoformat()})
+
+    def _at_once(self, subjects: Sequence[str]) -> bool:
+        """Whether to ask the stream itself. With replicas one that lags might answer."""
+        literal = not any("*" in subject or ">" in subject for subject in subjects)
+        return literal and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
 
     async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
         """Run until cancelled; see `moothall.ports.Consumer`. `subjects` makes it a narrower consumer of its own.
@@ -165,7 +210,19 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> A
     nobody answers, `ConfigurationError` where we are turned away or JetStream is off.
     """
     acks = Acks()
-    async with connection(settings, url, on_lost=acks.lost) as client, acks.listening(client):
+    outboxes: list[Outbox] = []
+
+    def lost() -> None:
+        acks.lost()
+        for outbox in outboxes:
+            outbox.lost()
+
+    async with connection(settings, url, on_lost=lost) as client, acks.listening(client):
         js = client.jetstream()
         await setup.ensure(js, settings)
-        yield JetStreamBus(Stored(client, js, settings, acks), settings, secrets)
+        outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)
+        outboxes.append(outbox)
+        stored = Stored(client, js, settings, acks, outbox)
+        tail = Tail(stored, registry.EVENTS.name, f"{_DECISIONS}*")
+        async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
+            yield JetStreamBus(stored, settings, secrets, tail)

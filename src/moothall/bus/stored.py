@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeVar
 
 import nats.errors
@@ -16,42 +18,27 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 
+from moothall.bus import codec
 from moothall.bus.acks import Acks
 from moothall.bus.connection import ConsumerGone, Pull, reason, translated
 from moothall.bus.heeding import heeding
+from moothall.bus.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.registry import BLOBS_BUCKET, covers
 from moothall.bus.setup import BLOBS_STREAM
 from moothall.config import Bus
-from moothall.errors import BusUnavailable, InvalidRequest, NotFound, Permanent
+from moothall.errors import BusUnavailable, InvalidRequest, NotFound
 
 T = TypeVar("T")
 
-ATTEMPT_SECONDS = 3.0
 BLOB_SECONDS = 30.0
-IN_FLIGHT = 512
-"""Writes on their way at a time. More wait here, where waiting isn't mistaken for a server that is silent."""
 READ_BATCH = 256
-_FULL = {10023, 10047, 10077}
-"""JetStream's error codes for: no resources, no storage left, the stream's limit reached."""
 
 
 def _minimal(subjects: Sequence[str]) -> list[str]:
     """Without those that another one covers: a consumer takes no overlapping filters."""
     unique = list(dict.fromkeys(subjects))
     return [s for s in unique if not any(o != s and covers(o, s) for o in unique)]
-
-
-def _refusal(error: APIError, what: str) -> BusUnavailable | Permanent | None:
-    """Say what the server's refusal means; None: trying again may help."""
-    if error.err_code in _FULL:
-        return BusUnavailable(
-            f"the bus did not {what}: its store is full ({error.description}); prune the log, "
-            "free the disk or raise bus.max_store_bytes"
-        )
-    if error.code is not None and 400 <= error.code < 500:  # noqa: PLR2004 an HTTP-like class of codes
-        return Permanent(f"the bus refuses to {what}: {error.description}")
-    return None
 
 
 @dataclass(slots=True)
@@ -62,7 +49,7 @@ class Stored:
     js: JetStreamContext
     settings: Bus
     acks: Acks
-    window: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
+    outbox: Outbox
 
     async def patiently(self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS) -> T:
         """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It must be repeatable;
@@ -83,9 +70,9 @@ class Stored:
                     f"the bus did not {what}: the message is over its limit of {self.client.max_payload}"
                 ) from error
             except (nats.errors.Error, TimeoutError, OSError) as error:
-                refusal = _refusal(error, what) if isinstance(error, APIError) else None
-                if refusal is not None:
-                    raise refusal from error
+                refused = refusal(error, what) if isinstance(error, APIError) else None
+                if refused is not None:
+                    raise refused from error
                 if self.client.is_closed or time.monotonic() + delay > until:
                     raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
             await asyncio.sleep(delay)
@@ -93,10 +80,7 @@ class Stored:
 
     async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Store durably and return the seq; a repeated `Nats-Msg-Id` returns the seq of the first."""
-        async with self.window:
-            return await self.patiently(
-                f"take a message on {subject}", lambda: self.acks.write(self.client, subject, data, headers)
-            )
+        return await (await self.outbox.send(subject, data, headers))
 
     async def read(self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None) -> AsyncGenerator[Raw, None]:
         """Yield records in order, each once; up to the seq `until`, or without end for None.
@@ -153,7 +137,7 @@ class Stored:
                 while True:
                     message = await pull.next(READ_BATCH)
                     if message is None:
-                        if finite and not (await heeding(self.js.consumer_info(stream, name))).num_pending:
+                        if finite and await self._drained(stream, name, expected):
                             return
                         continue
                     place = message.metadata
@@ -164,6 +148,39 @@ class Stored:
         finally:
             if self.client.is_connected:
                 await self._forget(stream, name)
+
+    async def _drained(self, stream: str, name: str, expected: int) -> bool:
+        """Whether nothing more will come; what was delivered and is still on its way counts as coming."""
+        info = await heeding(self.js.consumer_info(stream, name))
+        return not info.num_pending and info.delivered is not None and info.delivered.consumer_seq < expected
+
+    async def found(self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0) -> list[Raw]:
+        """Return what is stored now under literal subjects of one length, in order; at most `most` where given.
+
+        Asked of the stream itself, with no consumer to be made and dropped: right where one deliberation is read.
+        """
+        wanted = set(subjects)
+        pattern = ".".join(
+            tokens[0] if len(set(tokens)) == 1 else "*" for tokens in zip(*(s.split(".") for s in wanted), strict=True)
+        )
+        records: list[Raw] = []
+        while True:
+            request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
+            answers = await self.patiently(f"look into {stream}", functools.partial(self._ask, stream, codec.dump_json(request)))
+            page = [_found(message) for message in answers[:-1]]
+            records += [raw for raw in page if raw.subject in wanted]
+            end = answers[-1].headers or {}
+            if not page or end.get("Status") != "204" or end.get("Nats-Num-Pending") == "0" or (most and len(records) >= most):
+                return records
+            after_seq = page[-1].seq
+
+    async def _ask(self, stream: str, request: bytes) -> list[Msg]:
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        answers = await self.acks.ask(self.client, subject, request, last=lambda message: "Status" in (message.headers or {}))
+        status = (answers[-1].headers or {}).get("Status")
+        if status not in {"204", "404"}:
+            raise nats.errors.Error(f"{stream} cannot be read: {status} {(answers[-1].headers or {}).get('Description', '')}")
+        return answers
 
     async def _forget(self, stream: str, name: str) -> None:
         """Drop a reader's consumer; if that fails it goes by itself after a minute."""
@@ -231,3 +248,9 @@ class Stored:
 def _raw(message: Msg) -> Raw:
     place = message.metadata
     return Raw(place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp)
+
+
+def _found(message: Msg) -> Raw:
+    headers = message.headers or {}
+    time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
+    return Raw(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, time)

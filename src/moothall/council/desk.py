@@ -6,7 +6,9 @@ Stateless over the bus, so any process that reaches the bus can have one.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -19,13 +21,15 @@ from moothall.domain.budget import Budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Council
-from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DEFAULT_ROUNDS, DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
 from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
+
+_REMEMBERED = 10_000
 
 
 class Sitting(Protocol):
@@ -38,6 +42,18 @@ class Sitting(Protocol):
 
 class DeskBus(Publisher, Log, Work, Signals, Documents, Protocol):
     """What a desk needs of the bus."""
+
+    async def create(self, event: Event) -> int:
+        """Publish what must be the first event under its subject. Raises `AlreadyExists`."""
+        ...
+
+    async def first(self, subject: str) -> Recorded | None:
+        """Return the first event recorded under a literal subject, or None."""
+        ...
+
+    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """As a log does, and closed when its reader is done."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ def subjects_of(task_id: str) -> tuple[str, ...]:
 
 
 class Desk:
-    """Implements `ports.Deliberations`."""
+    """Implements `ports.Deliberations`. Remembers whose the last deliberations are that came through it."""
 
     def __init__(
         self,
@@ -70,6 +86,7 @@ class Desk:
         self._repositories = repositories
         self._defaults = defaults
         self._clock = clock
+        self._tenants: OrderedDict[str, str] = OrderedDict()
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check, fill in defaults, pin the base commit, record and enqueue."""
@@ -84,16 +101,18 @@ class Desk:
         request_digest = digest(str(sorted(dump(replace(request, context="")).items())), who.tenant, who.name)
         if request.task_id:
             check_id(request.task_id, "task_id")
-            known = await self._requested(request.task_id)
-            if known is not None:
-                if known.event.data.get("request_digest") != request_digest:
-                    raise AlreadyExists(f"task_id {request.task_id!r} is taken by another deliberation")
-                # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
-                await self._bus.enqueue(f"agent.requests.{known.event.data['role']}", known.event)
-                return load(Deliberation, known.event.data)
+            # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
+            if (request.repository or self._defaults.repository) and (known := await self._requested(request.task_id)):
+                return await self._again(known, request_digest)
         role = read_role(request.role)
-        council = self._councils.find(role, who.tenant) if self._councils else None
-        deliberation = plan(request, who, self._defaults, self._clock(), council)
+        try:
+            council = self._councils.find(role, who.tenant) if self._councils else None
+            deliberation = plan(request, who, self._defaults, self._clock(), council)
+        except MoothallError:
+            # What was right when it was asked for first stays so, whatever became of councils and limits since.
+            if request.task_id and (known := await self._requested(request.task_id)):
+                return await self._again(known, request_digest)
+            raise
         if deliberation.repository is not None:
             base = await self._repositories.resolve(deliberation.repository, tenant=who.tenant)
             deliberation = replace(
@@ -110,13 +129,30 @@ class Desk:
             traceparent=telemetry.traceparent(),
             time=self._clock().isoformat(),
         )
-        await self._bus.publish(event)
-        recorded = await self._requested(deliberation.task_id)
-        if recorded is None or recorded.event.data.get("request_digest") != request_digest:
-            raise AlreadyExists(f"task_id {deliberation.task_id!r} was taken by another deliberation just now")
+        try:
+            await self._bus.create(event)
+        except AlreadyExists:
+            recorded = await self._requested(deliberation.task_id)
+            if recorded is None:
+                raise
+            return await self._again(recorded, request_digest)
+        self._remember(deliberation.task_id, who.tenant)
         await self._bus.enqueue(f"agent.requests.{deliberation.role}", event)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
+
+    async def _again(self, known: Recorded, request_digest: str) -> Deliberation:
+        """Return what is recorded of the same request. Raises `AlreadyExists` where it is another one."""
+        if known.event.data.get("request_digest") != request_digest:
+            raise AlreadyExists(f"task_id {known.event.subject!r} is taken by another deliberation")
+        # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
+        await self._bus.enqueue(f"agent.requests.{known.event.data['role']}", known.event)
+        return load(Deliberation, known.event.data)
+
+    def _remember(self, task_id: str, tenant: str) -> None:
+        self._tenants[task_id] = tenant
+        while len(self._tenants) > _REMEMBERED:
+            self._tenants.popitem(last=False)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return how it stands now."""
@@ -135,9 +171,12 @@ class Desk:
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
         """Return the end."""
-        async for recorded in self.watch(task_id, 0, who):
-            if recorded.event.type == EventType.DELIBERATION_DECIDED:
-                return load(Outcome, recorded.event.data)
+        if self._tenants.get(check_id(task_id, "task_id")) != who.tenant:
+            await self._visible(task_id, who)
+        async with aclosing(self._bus.follow((f"agent.responses.{task_id}",))) as events:
+            async for recorded in events:
+                if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                    return load(Outcome, recorded.event.data)
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
@@ -171,6 +210,9 @@ class Desk:
         return DeliberationStatus.CANCELLED
 
     async def _requested(self, task_id: str) -> Recorded | None:
+        first = await self._bus.first(f"agent.results.{task_id}")
+        if first is None or first.event.type is EventType.DELIBERATION_REQUESTED:
+            return first
         async for recorded in self._bus.replay((f"agent.results.{task_id}",)):
             if recorded.event.type == EventType.DELIBERATION_REQUESTED:
                 return recorded

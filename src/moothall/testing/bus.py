@@ -22,7 +22,7 @@ from moothall.bus.setup import consumer_name
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
-from moothall.errors import InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.ports import Handler
 
 
@@ -91,6 +91,13 @@ class MemoryBus:
         """Record, once for an id; return the seq."""
         return await self._put(registry.subject_of(event), event)
 
+    async def create(self, event: Event) -> int:
+        """Record what must be the first of its subject."""
+        subject = registry.subject_of(event)
+        if self._streams[registry.stream_of(subject).name].after(0, (subject,)):
+            raise AlreadyExists(f"something is recorded under {subject} already")
+        return await self._put(subject, event)
+
     async def enqueue(self, subject: str, event: Event) -> None:
         """Put on the work queue."""
         if registry.stream_of(subject) is not registry.WORK:
@@ -125,6 +132,12 @@ class MemoryBus:
         async with aclosing(self._events(subjects, after_seq, follow=False)) as events:
             async for recorded in events:
                 yield recorded
+
+    async def first(self, subject: str) -> Recorded | None:
+        """Return the first event of a subject."""
+        async for recorded in self.replay((subject,)):
+            return recorded
+        return None
 
     async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes."""
