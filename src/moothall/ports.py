@@ -32,6 +32,16 @@ class Publisher(Protocol):
         ...
 
 
+class Poster(Publisher, Protocol):
+    """Writes facts to the log without waiting for each."""
+
+    async def post(self, event: Event) -> Awaitable[int]:
+        """Send, and return what gives the seq once it is durable. Facts of one subject are recorded in the order in
+        which they were posted. Waits only where too much is on its way.
+        """
+        ...
+
+
 class Log(Protocol):
     """Reads facts in order. `subjects` are NATS subjects, wildcards allowed; the log is EVENTS."""
 

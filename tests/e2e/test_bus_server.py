@@ -184,6 +184,21 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
     assert len(set(stored)) == COUNT
 
 
+async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -> None:
+    settings = Bus(in_flight=4096)
+    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus, asyncio.timeout(60):
+        answers = []
+        for number in range(COUNT):
+            answers.append(await bus.post(seat(number)))
+            if number in {COUNT // 3, COUNT // 2}:
+                await answers[number - 100]
+                server_of(tmp_path).kill()
+        seqs = [await answer for answer in answers]
+        stored = [recorded.event.data["turn"] async for recorded in bus.replay(["agent.results.task-1"])]
+    assert stored == list(range(COUNT))
+    assert seqs == sorted(seqs)
+
+
 async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         for seconds in (30.0, 7.0):

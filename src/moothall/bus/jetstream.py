@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from moothall.domain.secrets import scrub_all
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Handler
 
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _DECISIONS = "agent.responses."
 _KEYS = f"$KV.{registry.DOCUMENTS_BUCKET}."
 
@@ -50,6 +52,12 @@ class JetStreamBus:
         """
         return await self._put(registry.subject_of(event), event, "log")
 
+    async def post(self, event: Event) -> asyncio.Future[int]:
+        """Send without waiting for the ack; the future gives the seq, or raises what `publish` raises."""
+        subject = registry.subject_of(event)
+        with _publishing(subject, event):  # about the sending: what led to the event does not wait for its ack
+            return await self._send(subject, event, "log")
+
     async def create(self, event: Event) -> int:
         """Publish what must be the first under its subject. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
         return await self._put(registry.subject_of(event), event, "log", {"Nats-Expected-Last-Subject-Sequence": "0"})
@@ -60,17 +68,15 @@ class JetStreamBus:
             raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
         await self._put(subject, event, "work")
 
-    async def _put(
-        self, subject: str, event: Event, to: str, headers: Mapping[str, str] = MappingProxyType({})
-    ) -> int:
+    async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = _NO_HEADERS) -> int:
+        with _publishing(subject, event):
+            return await (await self._send(subject, event, to, headers))
+
+    async def _send(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = _NO_HEADERS) -> asyncio.Future[int]:
         for token in subject.split("."):
             registry.check_token(token, "subject")
-        with (
-            telemetry.span("publish", {"messaging.system": "nats", "messaging.message.id": event.id}, kind="producer") as span,
-            telemetry.metrics.BUS_PUBLISH_SECONDS.timed(to),
-        ):
-            span.set({"messaging.destination.name": subject, "moothall.event": event.type})
-            return await self._stored.put_raw(subject, await self._packer.pack(event), {"Nats-Msg-Id": event.id, **headers})
+        data = await self._packer.pack(event)
+        return await self._stored.outbox.send(subject, data, {"Nats-Msg-Id": event.id, **headers}, to)
 
     async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""
@@ -196,6 +202,11 @@ class JetStreamBus:
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
         return await self._stored.state(stream)
+
+
+def _publishing(subject: str, event: Event) -> telemetry.Span:
+    about = {"messaging.system": "nats", "messaging.message.id": event.id, "messaging.destination.name": subject}
+    return telemetry.span("publish", {**about, "moothall.event": event.type}, kind="producer")
 
 
 def _key_subject(key: str) -> str:

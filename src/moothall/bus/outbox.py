@@ -16,6 +16,7 @@ from moothall.bus.acks import Acks, seq_in
 from moothall.bus.connection import log, reason
 from moothall.bus.heeding import heeding
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, Permanent
+from moothall.telemetry import metrics
 
 ATTEMPT_SECONDS = 3.0
 _TICK = 0.1
@@ -49,8 +50,10 @@ class _Letter:
     data: bytes
     headers: dict[str, str] | None
     answer: asyncio.Future[int]
+    began: float
     until: float
     due: float
+    to: str
     inbox: str = ""
     delay: float = _FIRST_DELAY
     why: BaseException | None = None
@@ -72,8 +75,9 @@ class Outbox:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _away: bool = False
 
-    async def send(self, subject: str, data: bytes, headers: Mapping[str, str]) -> asyncio.Future[int]:
-        """Send, and return the seq's future. Cancelling the future ends the repetitions.
+    async def send(self, subject: str, data: bytes, headers: Mapping[str, str], to: str = "") -> asyncio.Future[int]:
+        """Send, and return the seq's future. Cancelling the future ends the repetitions. Where `to` is given, the
+        seconds until the ack are counted under it.
 
         The future raises `BusUnavailable` once `seconds` are over or the store is full, and `Permanent` for what
         the server refuses for good. Raises `InvalidRequest` for a message over the server's limit.
@@ -87,7 +91,7 @@ class Outbox:
             await self._room.wait()
         now = time.monotonic()
         answer = asyncio.get_running_loop().create_future()
-        letter = _Letter(subject, data, dict(headers) or None, answer, now + self.seconds, now + ATTEMPT_SECONDS)
+        letter = _Letter(subject, data, dict(headers) or None, answer, now, now + self.seconds, now + ATTEMPT_SECONDS, to)
         letter.inbox, token = self.acks.address(lambda message: self._heard(token, message))
         self._letters[token] = letter
         if not self._away:
@@ -168,8 +172,11 @@ class Outbox:
         self._drop(token)
         if not letter.answer.done():
             letter.answer.set_exception(error)
+            letter.answer.exception()  # whoever waits for it hears it; nobody need wait
 
     def _drop(self, token: str) -> None:
-        del self._letters[token]
+        letter = self._letters.pop(token)
+        if letter.to:
+            metrics.BUS_PUBLISH_SECONDS.observe(time.monotonic() - letter.began, letter.to)
         self.acks.forget(token)
         self._room.set()

@@ -23,7 +23,7 @@ from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
-from moothall.ports import ChatModel, Publisher, Workspaces
+from moothall.ports import ChatModel, Poster, Workspaces
 from moothall.tools.catalogue import ToolSpec, offered
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
@@ -51,7 +51,7 @@ class Parts:
     gate: Gate
     workspaces: Workspaces
     repositories: Reader
-    publisher: Publisher
+    publisher: Poster
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
     checks_at_once: int = 2

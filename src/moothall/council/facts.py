@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,19 +13,29 @@ from moothall import telemetry
 from moothall.domain.causes import cause_of
 from moothall.domain.event import EventType, new_event
 from moothall.domain.task import Deliberation
-from moothall.ports import Publisher
+from moothall.ports import Poster
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The log of one deliberation."""
+    """The log of one deliberation.
 
-    publisher: Publisher
+    Nobody waits for a fact to be recorded but who asks for `recorded`: the acks come while the work goes on. A crash
+    loses the last ones as it loses the last steps; what is recorded is always a beginning of what was said.
+    """
+
+    publisher: Poster
     d: Deliberation
     source: str = "host"
+    _sent: deque[Awaitable[int]] = field(default_factory=deque)
 
     async def say(self, kind: EventType, ordinal: str, **data: Any) -> None:
-        """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across restarts too."""
+        """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across restarts too.
+
+        Raises `BusUnavailable` where an earlier fact could not be recorded.
+        """
+        while self._sent and isinstance(first := self._sent[0], asyncio.Future) and first.done():
+            await self._sent.popleft()
         event = new_event(
             kind,
             self.d.task_id,
@@ -35,4 +48,9 @@ class Facts:
             traceparent=telemetry.traceparent(),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
-        await self.publisher.publish(event)
+        self._sent.append(await self.publisher.post(event))
+
+    async def recorded(self) -> None:
+        """Return once all that was said is durable. Raises `BusUnavailable` where it could not be recorded."""
+        while self._sent:
+            await self._sent.popleft()

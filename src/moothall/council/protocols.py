@@ -105,6 +105,7 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
     for seat in facts.d.seats:
         outcome = SeatOutcome(seat, SeatStatus.FAILED, error.code, error.message)
         await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
+    await facts.recorded()
 
 
 def _first(group: BaseExceptionGroup[E]) -> E:
@@ -113,12 +114,15 @@ def _first(group: BaseExceptionGroup[E]) -> E:
 
 
 async def _finish(council: Council) -> None:
+    # A seat's end lets its deliberation be decided: all that was said before must be on record by then.
+    await council.facts.recorded()
     for sitting in council.sittings:
         if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
             sitting.end(SeatStatus.CANCELLED, "CANCELLED", "nothing that it could have proposed would have won")
         await council.facts.say(
             EventType.SEAT_FINISHED, sitting.seat, seat=sitting.seat, outcome=dump(outcome_of(council, sitting))
         )
+    await council.facts.recorded()
 
 
 async def _single(council: Council) -> None:

@@ -22,7 +22,7 @@ from moothall.bus.setup import consumer_name
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound
 from moothall.ports import Handler
 
 
@@ -90,6 +90,16 @@ class MemoryBus:
     async def publish(self, event: Event) -> int:
         """Record, once for an id; return the seq."""
         return await self._put(registry.subject_of(event), event)
+
+    async def post(self, event: Event) -> asyncio.Future[int]:
+        """Record; the future is done already."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        try:
+            answer.set_result(await self.publish(event))
+        except BusUnavailable as error:
+            answer.set_exception(error)
+            answer.exception()
+        return answer
 
     async def create(self, event: Event) -> int:
         """Record what must be the first of its subject."""

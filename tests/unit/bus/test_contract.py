@@ -13,7 +13,7 @@ from moothall import ports
 from moothall.bus import dead, log_admin
 from moothall.bus.jetstream import JetStreamBus
 from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Temporary
 from moothall.testing.bus import MemoryBus
 
 
@@ -47,7 +47,7 @@ async def test_satisfies_the_ports(opened: Any) -> None:
 
     def typed(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
         for each in (real, memory):
-            _p: ports.Publisher = each
+            _p: ports.Poster = each
             _l: ports.Log = each
             _c: ports.Consumer = each
             _w: ports.Work = each
@@ -99,6 +99,62 @@ async def test_many_publishers_at_once(opened: Any) -> None:
     async with opened() as bus:
         seqs = await asyncio.gather(*(bus.publish(seat(n)) for n in range(1000)))
         assert sorted(seqs) == list(range(1, 1001))
+
+
+async def test_what_is_posted_is_recorded_in_its_order(opened: Any) -> None:
+    async with opened(in_flight=16) as bus:
+        answers = [await bus.post(seat(n, turn=n)) for n in range(500)]
+        seqs = [await answer for answer in answers]
+        assert seqs == sorted(seqs)
+        assert [r.event.data["turn"] async for r in bus.replay(["agent.results.task-1"])] == list(range(500))
+
+
+async def test_only_one_is_the_first_of_its_subject(opened: Any) -> None:
+    async with opened() as bus:
+        assert await bus.first("agent.results.task-1") is None
+        made = await asyncio.gather(*(bus.create(seat(n, turn=n)) for n in range(5)), return_exceptions=True)
+        assert [type(item) for item in made].count(AlreadyExists) == 4
+        (seq,) = [item for item in made if isinstance(item, int)]
+        await bus.publish(seat(9))
+        first = await bus.first("agent.results.task-1")
+        assert first is not None
+        assert first.seq == seq
+        with pytest.raises(AlreadyExists):
+            await bus.create(first.event)
+        await bus.create(seat(1, "task-2"))
+
+
+async def test_the_story_of_a_deliberation_is_read_over_its_subjects(opened: Any) -> None:
+    async with opened() as bus:
+        for number in range(600):
+            await bus.post(seat(number, f"task-{number % 2}", turn=number))
+        decided = new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"})
+        await bus.publish(decided)
+        await bus.publish(seat(600, "task-1", turn=600))
+        wanted = ["agent.results.task-1", "agent.responses.task-1"]
+        read = [r async for r in bus.replay(wanted)]
+        assert [r.event.data.get("turn") for r in read] == [*range(1, 600, 2), None, 600]
+        assert [r.seq for r in read] == sorted(r.seq for r in read)
+        assert [r.seq async for r in bus.replay(wanted, read[200].seq)] == [r.seq for r in read[201:]]
+
+
+async def test_many_wait_for_what_concerns_them(opened: Any) -> None:
+    def decided(number: int) -> Event:
+        return new_event(EventType.DELIBERATION_DECIDED, f"task-{number}", {"task_id": f"task-{number}"})
+
+    async def wait_for(bus: Any, number: int) -> str:
+        async with aclosing(bus.follow([f"agent.responses.task-{number}"])) as events:
+            async for recorded in events:
+                return str(recorded.event.data["task_id"])
+        return "nothing"
+
+    async with opened() as bus:
+        await bus.publish(decided(0))
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            waiting = [group.create_task(wait_for(bus, number % 50)) for number in range(100)]
+            for number in range(50):
+                await bus.publish(decided(number))
+        assert [task.result() for task in waiting] == [f"task-{number % 50}" for number in range(100)]
 
 
 async def test_follow_sees_what_was_and_what_comes(opened: Any) -> None:

@@ -15,6 +15,7 @@ from moothall.council.protocols import HOST_STOPS
 from moothall.council.recording import Recording
 from moothall.domain.event import Event, EventType
 from moothall.errors import BusUnavailable
+from moothall.testing.bus import MemoryBus
 from moothall.testing.council import (
     ONE,
     THREE,
@@ -233,7 +234,7 @@ async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_o
 
 
 async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:
-    class Broken:
+    class Broken(MemoryBus):
         async def publish(self, event: Event) -> int:
             if event.type is EventType.SEAT_TURN:
                 raise BusUnavailable("no bus")
