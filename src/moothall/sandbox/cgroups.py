@@ -119,9 +119,16 @@ def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
     return group
 
 
-def sweep(prefix: str) -> None:
-    """Remove empty cgroups whose name begins with `prefix`: left behind by a process that was killed."""
+def sweep(prefix: str) -> bool:
+    """Remove empty cgroups whose name begins with `prefix`: left behind by a process that was killed.
+
+    Return whether none is left; one that holds a dying process still is.
+    """
+    clean = True
     for parent in set(parents() or ()):
         for folder in parent.glob(f"{_PREFIX}{prefix}*"):
-            with contextlib.suppress(OSError):
+            try:
                 folder.rmdir()
+            except OSError:
+                clean = clean and not folder.exists()
+    return clean

@@ -20,6 +20,7 @@ from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.layout import Layout, try_lock
 
 _KEYS_KEPT = 4
+_DYING, _DYING_PAUSE = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
 
@@ -65,6 +66,11 @@ class Pool:
             await box.close()
         self._spares.clear()
         self._open.clear()
+        # Nobody sweeps after us once our folder is gone, and what was killed may take a moment to die.
+        for _ in range(_DYING):
+            if await asyncio.to_thread(cgroups.sweep, f"{self._instance}-"):
+                break
+            await asyncio.sleep(_DYING_PAUSE)
         await remove_tree(self._folder)
         os.close(self._lock_fd)
 
@@ -152,8 +158,7 @@ async def sweep(layout: Layout) -> int:
         except OSError:
             continue  # just being made, or just gone
         try:
-            if try_lock(descriptor):
-                cgroups.sweep(f"{folder.name}-")
+            if try_lock(descriptor) and cgroups.sweep(f"{folder.name}-"):  # else whoever comes next tries again
                 await remove_tree(folder)
                 swept += 1
         finally:

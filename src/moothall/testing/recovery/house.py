@@ -1,0 +1,196 @@
+"""A lane's processes, kept running as Ray and systemd would: what dies is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import nats
+import psutil
+
+from moothall.bus.registry import DURABLES, STREAMS
+from moothall.bus.server import embedded_server
+from moothall.config import Bus, environment
+from moothall.testing.recovery.scene import PACKAGES
+
+Kind = Literal["serve", "collector", "host", "executor", "bus", "model"]
+KINDS: tuple[Kind, ...] = ("serve", "collector", "host", "executor", "bus", "model")
+_STOP_SECONDS = 40.0
+_AGAIN_SECONDS = 0.05
+_CONSUMER_SECONDS = 90.0  # a killed reader's own consumer goes after a minute without it
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Part:
+    """One supervised process."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    said: Path
+    process: asyncio.subprocess.Process | None = None
+    starts: int = 0
+
+    async def keep(self) -> None:
+        """Run it, and run it again whenever it ends; at a cancellation ask it to end and wait for that."""
+        try:
+            while True:
+                with self.said.open("ab") as words:
+                    self.process = await asyncio.create_subprocess_exec(
+                        *self.argv, env=self.env, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words
+                    )
+                self.starts += 1
+                await self.process.wait()
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+            with self.said.open("a", encoding="utf-8") as words:
+                words.write("\nKILLED: it did not end when it was asked to\n")
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while it does not run."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else 0
+
+
+@dataclass(slots=True)
+class House:
+    """All processes of a lane. `journal` is the model server's."""
+
+    folder: Path
+    bus_url: str
+    grpc_port: int
+    model_port: int
+    parts: dict[str, Part] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    instances: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
+    """What was left on the bus when the others had ended."""
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self.folder / "data"
+
+    @property
+    def journal(self) -> Path:
+        """Which calls arrived at the model server, and when."""
+        return self.folder / "calls.jsonl"
+
+    def part(self, name: str, *arguments: str) -> Part:
+        """Return a part that is not running yet."""
+        argv = (sys.executable, "-m", "moothall.testing.recovery.parts", name.partition("-")[0], *arguments)
+        self.parts[name] = Part(argv, self.env, self.folder / "logs" / f"{name}.out")
+        return self.parts[name]
+
+    def pids(self, kind: Kind) -> list[int]:
+        """Return the processes that a blow at `kind` hits now."""
+        if kind == "bus":
+            return [int(path.stem.rpartition("_")[2]) for path in (self.folder / "bus").glob("nats-server_*.ports")]
+        if kind == "executor":
+            return [pid for host in ("host", "host-2") for pid in self._below(host)]
+        pid = self.parts[kind].pid
+        return [pid] if pid else []
+
+    def _below(self, name: str) -> list[int]:
+        part = self.parts.get(name)
+        with suppress(psutil.Error):
+            if part is not None and part.pid:
+                return [child.pid for child in psutil.Process(part.pid).children(recursive=True) if "git" not in child.name()]
+        return []
+
+    def note_instances(self) -> None:
+        """Remember under which names hosts keep their workspaces."""
+        run = self.data / "run"
+        self.instances |= {folder.name for folder in run.iterdir()} if run.is_dir() else set()
+
+
+def hit(pids: list[int], number: signal.Signals) -> int:
+    """Send a signal to each and return how many there were."""
+    sent = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            sent += 1
+    return sent
+
+
+async def consumers_left(bus_url: str) -> list[str]:
+    """Return the consumers on the bus that no registered durable explains, after their time to go by themselves."""
+    client = await nats.connect(bus_url)
+    try:
+        until = time.monotonic() + _CONSUMER_SECONDS
+        while True:
+            names = {
+                f"{stream.name}/{info.name}"
+                for stream in STREAMS
+                for info in await client.jetstream().consumers_info(stream.name)
+                if info.name not in DURABLES
+            }
+            if not names or time.monotonic() > until:
+                return [f"consumer {name}" for name in sorted(names)]
+            await asyncio.sleep(1)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def house(folder: Path, ack_wait: float) -> AsyncIterator[House]:
+    """Start a lane's processes below `folder` and end them in the order in which serve would."""
+    for name in ("data", "logs", "tmp", "bus"):
+        (folder / name).mkdir(parents=True)
+    async with embedded_server(Bus(), folder / "bus") as url:
+        here = House(folder, url, free_port(), free_port())
+        kept = {name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")}
+        here.env = kept | {
+            "TMPDIR": str(folder / "tmp"),
+            "MOOTHALL_DATA_DIR": str(here.data),
+            "MOOTHALL_BUS__URL": url,
+            "MOOTHALL_BUS__ACK_WAIT_SECONDS": str(ack_wait),
+            "MOOTHALL_GRPC__PORT": str(here.grpc_port),
+            "MOOTHALL_LLM__BASE_URL": f"http://127.0.0.1:{here.model_port}/v1",
+            "MOOTHALL_LLM__MODEL": "scripted",
+            "MOOTHALL_LLM__REPLY": "json",
+            "MOOTHALL_SANDBOX__TOOLCHAINS": f'["{PACKAGES}"]',
+        }
+        async with asyncio.TaskGroup() as group:
+            named = [
+                ("model", (str(here.model_port), str(here.journal))),
+                ("collector", ()),
+                ("serve", ()),
+                ("host", ("host-1",)),
+            ]
+            running = [group.create_task(here.part(name, *arguments).keep(), name=name) for name, arguments in named]
+            try:
+                yield here
+            finally:
+                for task in reversed(running):
+                    task.cancel()
+                    await asyncio.wait({task})
+        here.left += await consumers_left(url)

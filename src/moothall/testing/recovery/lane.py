@@ -1,0 +1,253 @@
+"""One lane: deliberations one after another, each with one blow at one boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import grpc.aio
+
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.registry import DEAD, EVENTS, WORK
+from moothall.config import Bus, Settings
+from moothall.domain.codec import load
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.outcome import Outcome
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from moothall.testing.recovery.house import House, Kind, hit, house
+from moothall.testing.recovery.scene import HANGING, TASK, End, repository
+from moothall.testing.repos import Repo
+from moothall.wiring.trusted import trusted_repositories
+
+STOPPED_SECONDS = 60.0
+_RUN_SECONDS = 240.0
+_CALL_SECONDS = 5.0
+_QUIET_SECONDS = 60.0
+_EXECUTOR_SECONDS = 1.5
+_CANCELLABLE = EventType.SEAT_STARTED  # a run that is cancelled is cancelled here
+_UNREACHED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """What happens to whom, and when: at the `nth` event of a type (from 1) in a deliberation."""
+
+    kind: Kind
+    type: EventType
+    nth: int
+    stop: bool = False
+    """Stopped for a minute, not killed."""
+
+    def __str__(self) -> str:
+        return f"{'stop' if self.stop else 'kill'} {self.kind} at {self.type.removeprefix('moothall.')} {self.nth}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run. `fresh`: on a commit that nobody has prepared yet."""
+
+    blow: Blow | None = None
+    cancelled: bool = False
+    fresh: bool = False
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a run came to. `hit` counts the processes that got the blow."""
+
+    plan: Plan
+    end: End | None = None
+    seconds: float = 0.0
+    types: Counter[EventType] = field(default_factory=Counter)
+    hit: int = 0
+    calls: int = 0
+    repeated: list[str] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Lane:
+    """A house, a repository and a caller."""
+
+    house: House
+    bus: JetStreamBus
+    stub: OrchestratorServiceStub
+    repo: Repo
+    repository: str
+    runs: int = 0
+
+    async def run(self, plan: Plan) -> Seen:
+        """Deliberate once, with the plan's blow, and look at everything afterwards."""
+        self.runs += 1
+        task_id = f"run-{self.runs}"
+        seen = Seen(plan)
+        if plan.fresh:
+            await asyncio.to_thread(self.repo.git, "commit", "--quiet", "--allow-empty", "-m", task_id)
+        began, offset = time.monotonic(), self._journal_size()
+        recorded: dict[str, float] = {}
+        outcome: Outcome | None = None
+        try:
+            async with asyncio.timeout(_RUN_SECONDS), asyncio.TaskGroup() as group:
+                following = group.create_task(self._follow(task_id, seen, recorded))
+                await self._submit(task_id, plan)
+                outcome = await following
+                await self._told(task_id, outcome, seen)
+        except TimeoutError:
+            seen.trouble.append(f"no decision within {_RUN_SECONDS:.0f} s")
+        seen.seconds = time.monotonic() - began
+        if outcome is not None:
+            seen.end = End.of(outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen))
+        await self._quiet(seen)
+        self._calls(offset, recorded, seen)
+        return seen
+
+    async def _follow(self, task_id: str, seen: Seen, recorded: dict[str, float]) -> Outcome:
+        """Watch the log from now on, deal the blow at its boundary, return the decision."""
+        subjects = tuple(f"agent.{name}.{task_id}" for name in ("results", "responses", "progress"))
+        after = (await self.bus.state(EVENTS.name)).last_seq
+        dealing: asyncio.Task[None] | None = None
+        outcome: Outcome | None = None
+        async with asyncio.TaskGroup() as group:
+            async for item in self.bus.follow((*subjects, "tool.results.*"), after):
+                event = item.event
+                if event.data.get("task_id") != task_id:
+                    continue
+                seen.types[event.type] += 1
+                if event.type is EventType.MODEL_CALLED:
+                    recorded.setdefault(str(event.data["call_id"]), _stored_at(item))
+                if seen.plan.cancelled and event.type is _CANCELLABLE and seen.types[event.type] == 1:
+                    group.create_task(self._cancel(task_id))
+                blow = seen.plan.blow
+                if blow is not None and (event.type, seen.types[event.type]) == (blow.type, blow.nth) and dealing is None:
+                    self.house.note_instances()
+                    dealing = group.create_task(self._deal(blow, seen))
+                if event.type is EventType.DELIBERATION_DECIDED:
+                    outcome = load(Outcome, event.data)
+                    break
+        if seen.plan.blow is not None and dealing is None:
+            seen.trouble.append("its boundary never came")
+        if outcome is None:
+            raise AssertionError("the log ended")
+        return outcome
+
+    async def _deal(self, blow: Blow, seen: Seen) -> None:
+        until = time.monotonic() + (_EXECUTOR_SECONDS if blow.kind == "executor" else 0.0)
+        while not (pids := self.house.pids(blow.kind)) and time.monotonic() < until:  # noqa: ASYNC110 - other processes'
+            await asyncio.sleep(0.005)
+        if not blow.stop:
+            seen.hit = hit(pids, signal.SIGKILL)
+            return
+        seen.hit = hit(pids, signal.SIGSTOP)
+        try:
+            async with asyncio.TaskGroup() as group:
+                # What one host holds and cannot work on, another takes up.
+                spare = group.create_task(self.house.part("host-2", "host-2").keep()) if blow.kind == "host" else None
+                await asyncio.sleep(STOPPED_SECONDS)
+                hit(pids, signal.SIGCONT)
+                if spare is not None:
+                    await asyncio.sleep(3.0)  # both are awake: the one that lost its work lets it be
+                    spare.cancel()
+        finally:
+            hit(pids, signal.SIGCONT)
+
+    async def _submit(self, task_id: str, plan: Plan) -> None:
+        """Ask until it is taken: the same id with the same request is the same deliberation."""
+        request = pb.DeliberateRequest(
+            task_id=task_id,
+            task_description=HANGING if plan.cancelled else TASK,
+            role="DEV",
+            protocol="tests_then_verify",
+            constraints=pb.TaskConstraints(max_iterations=2),
+            repository=common_pb2.Repository(id=self.repository),
+        )
+        await self._insist("SubmitDeliberation", request)
+
+    async def _cancel(self, task_id: str) -> None:
+        await self._insist("CancelDeliberation", pb.CancelDeliberationRequest(task_id=task_id, reason="enough"))
+
+    async def _insist(self, name: str, request: object) -> object:
+        token = (self.house.data / "token").read_text(encoding="ascii").strip()
+        who = (("authorization", f"Bearer {token}"),)
+        while True:
+            try:
+                return await getattr(self.stub, name)(request, metadata=who, timeout=_CALL_SECONDS, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _UNREACHED:
+                    raise
+            await asyncio.sleep(0.1)
+
+    async def _told(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
+        """Wait until the door says how it ended too, and says the same."""
+        request = pb.GetDeliberationResultRequest(task_id=task_id)
+        running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+        while True:
+            answer = await self._insist("GetDeliberationResult", request)
+            if not isinstance(answer, pb.GetDeliberationResultResponse):
+                raise TypeError(answer)
+            if answer.status not in running:
+                break
+            await asyncio.sleep(0.05)
+        if answer.winner_id != outcome.winner_id or not pb.DeliberationStatus.Name(answer.status).endswith(outcome.status):
+            seen.trouble.append(f"the caller is told {answer.status} with {answer.winner_id!r}")
+
+    def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
+        """Return what the winner's branch changes; complain where branch and outcome do not fit."""
+        ref = f"refs/heads/moothall/{task_id}"
+        found = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
+        if found != outcome.commit_sha:
+            seen.trouble.append(f"the branch is {found or 'missing'}, the outcome says {outcome.commit_sha or 'none'}")
+        return self.repo.git("diff", f"{found}^", found) if found else ""
+
+    async def _quiet(self, seen: Seen) -> None:
+        """Wait until no work is left; what is given up for good is trouble."""
+        try:
+            async with asyncio.timeout(_QUIET_SECONDS):
+                while (await self.bus.state(WORK.name)).messages:  # noqa: ASYNC110 - the server's
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            seen.trouble.append("the work item was never acked")
+        if (await self.bus.state(DEAD.name)).messages:
+            seen.trouble.append("there are dead letters")
+
+    def _journal_size(self) -> int:
+        return self.house.journal.stat().st_size if self.house.journal.exists() else 0
+
+    def _calls(self, offset: int, recorded: dict[str, float], seen: Seen) -> None:
+        """Count the calls, and those that were asked again though their answer was on the log."""
+        with self.house.journal.open("rb") as lines:
+            lines.seek(offset)
+            for line in lines:
+                arrived, call_id = json.loads(line)
+                seen.calls += 1
+                if arrived > recorded.get(call_id, arrived):
+                    seen.repeated.append(call_id)
+
+
+def _stored_at(item: Recorded) -> float:
+    return datetime.fromisoformat(item.extra["time"]).timestamp()
+
+
+@asynccontextmanager
+async def lane(folder: Path, ack_wait: float = 2.0) -> AsyncIterator[Lane]:
+    """A lane below `folder`, which must not exist yet, ready for its first run."""
+    repo = await asyncio.to_thread(repository, folder / "repo")
+    async with house(folder, ack_wait) as here:
+        settings = Settings(data_dir=here.data)
+        registered = await trusted_repositories(settings).register(str(repo.path))
+        async with open_bus(Bus(), here.bus_url) as bus, grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel:
+            until = time.monotonic() + 60
+            while not (here.data / "token").exists():
+                if time.monotonic() > until:
+                    raise TimeoutError("the door did not open; see its log")
+                await asyncio.sleep(0.05)
+            yield Lane(here, bus, OrchestratorServiceStub(channel), repo, registered.id)

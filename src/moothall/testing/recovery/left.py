@@ -1,0 +1,70 @@
+"""What a lane left behind when its processes had ended: nothing, or sentences that say what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from moothall.sandbox import cgroups
+from moothall.testing.recovery.house import House
+from moothall.testing.repos import Repo
+
+_HALF_MADE = ("*.lock", "tmp_*", ".*-????????")
+
+
+def left_behind(house: House, repo: Repo) -> list[str]:
+    """Return what is left of a lane whose context has ended."""
+    return [
+        *(f"process {process}" for process in _processes(str(house.folder))),
+        *(f"mount {line}" for line in _lines("/proc/self/mounts") if str(house.folder) in line),
+        *(f"cgroup {path}" for path in _cgroups(house.instances)),
+        *(f"file {path}" for path in _files(house)),
+        *_repository(repo),
+        *(f"{name} had to be killed" for name, part in house.parts.items() if "KILLED" in part.said.read_text(errors="replace")),
+    ]
+
+
+def _processes(folder: str) -> Iterator[str]:
+    """Processes that work in the lane's folder, or that see it from inside a sandbox."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
+                seen = (*process.cmdline(), *process.environ().values(), *_lines(f"/proc/{process.pid}/mountinfo"))
+                if any(folder in text for text in seen):
+                    yield f"{process.pid} {' '.join(process.cmdline())[:200]}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _cgroups(instances: set[str]) -> Iterator[Path]:
+    for parent in cgroups.parents() or ():
+        for folder in parent.iterdir():
+            if any(folder.name.startswith(f"moothall-{name}-") for name in instances):
+                yield folder
+
+
+def _files(house: House) -> Iterator[Path]:
+    """Workspaces, temporary files and what was left half made. Caches stay, as they should."""
+    for folder in (house.data / "run", house.folder / "tmp"):
+        if folder.is_dir():
+            yield from folder.iterdir()
+    for name in ("checkouts", "environments", "prepared"):
+        if (house.data / name).is_dir():
+            yield from (path for path in (house.data / name).iterdir() if path.name.startswith("."))
+    for pattern in _HALF_MADE:
+        yield from (house.data / "repos").rglob(pattern)
+
+
+def _repository(repo: Repo) -> Iterator[str]:
+    if worktrees := repo.git("worktree", "list").splitlines()[1:]:
+        yield f"worktrees {worktrees}"
+    if changed := repo.git("status", "--porcelain"):
+        yield f"changes in the checked-out tree: {changed}"
+    for ref in repo.git("for-each-ref", "--format=%(refname)").splitlines():
+        if ref != "refs/heads/main" and not ref.startswith("refs/heads/moothall/run-"):
+            yield f"ref {ref}"

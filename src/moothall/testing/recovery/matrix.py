@@ -1,0 +1,236 @@
+"""All blows: `python -m moothall.testing.recovery.matrix`; ends with 1 where anything differed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from moothall.bus.registry import EVENT_SPECS
+from moothall.domain.event import EventType
+from moothall.testing.recovery.house import KINDS, Kind
+from moothall.testing.recovery.lane import Blow, Lane, Plan, Seen, lane
+from moothall.testing.recovery.left import left_behind
+from moothall.testing.recovery.scene import NOT_SCRIPTED, End
+
+STOPS: tuple[tuple[EventType, bool], ...] = (
+    (EventType.MODEL_CALLED, False),
+    (EventType.SEAT_PROPOSED, False),
+    (EventType.CHECK_FINISHED, True),
+)
+"""Where processes are stopped for a minute: at the first, or at the last event of a type."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of all runs."""
+
+    seen: list[Seen] = field(default_factory=list)
+    reference: dict[bool, End] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    lanes: int = 0
+
+    def wrong(self, seen: Seen) -> list[str]:
+        """Say what is wrong with a run."""
+        wanted = self.reference[seen.plan.cancelled]
+        differs = wanted.difference(seen.end) if seen.end is not None else "no end"
+        return [
+            *([f"it ended otherwise: {differs}"] if differs else []),
+            *(f"asked again though recorded: {call_id}" for call_id in seen.repeated),
+            *seen.trouble,
+        ]
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing differed, nothing was repeated and nothing is left."""
+        return not self.left and not any(self.wrong(seen) for seen in self.seen)
+
+
+@dataclass(slots=True)
+class Matrix:
+    """Runs plans in lanes side by side."""
+
+    folder: Path
+    report: Report = field(default_factory=Report)
+    began: float = field(default_factory=time.monotonic)
+    total: int = 0
+
+    async def references(self) -> list[Plan]:
+        """Run without a blow: on a fresh commit, on a known one, and cancelled. Return every boundary that this showed.
+
+        Raises `AssertionError` for an event type that no run produced and nobody explained.
+        """
+        async with self._lane("reference") as here:
+            cold, warm = await here.run(Plan(fresh=True)), await here.run(Plan())
+            cancelled = await here.run(Plan(cancelled=True))
+        if warm.end is None or cancelled.end is None or cold.end != warm.end:
+            raise AssertionError(f"no run to compare with: {cold.trouble} {warm.trouble} {cancelled.trouble}")
+        self.report.reference = {False: warm.end, True: cancelled.end}
+        boundaries = [
+            *_boundaries(warm.types, Plan()),
+            *_boundaries(cold.types - warm.types, Plan(fresh=True), known=warm.types),
+            *_boundaries(cancelled.types, Plan(cancelled=True), known=warm.types),
+        ]
+        check_covered(kind for seen in (cold, warm, cancelled) for kind in seen.types)
+        return boundaries
+
+    async def run(self, plans: Sequence[Plan], lanes: int, ack_wait: float = 2.0, name: str = "lane") -> None:
+        """Do all plans, `lanes` at a time."""
+        waiting = list(reversed(plans))
+        self.total += len(plans)
+
+        async def work(number: int) -> None:
+            houses = 0
+            while waiting:
+                houses += 1
+                async with self._lane(f"{name}-{number}-{houses}", ack_wait) as here:
+                    while waiting and not await self._one(here, waiting.pop()):
+                        pass  # after trouble the next begins in a fresh house
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(1, min(lanes, len(plans)) + 1):
+                group.create_task(work(number))
+
+    async def _one(self, here: Lane, plan: Plan) -> bool:
+        seen = await here.run(plan)
+        self.report.seen.append(seen)
+        wrong = self.report.wrong(seen)
+        say(
+            f"[{len(self.report.seen):3}/{self.total}] {time.monotonic() - self.began:4.0f} s  {plan.blow}: "
+            f"{'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, {seen.calls} calls, {seen.hit} hit)"
+        )
+        return bool(wrong)
+
+    @asynccontextmanager
+    async def _lane(self, name: str, ack_wait: float = 2.0) -> AsyncIterator[Lane]:
+        async with lane(self.folder / name, ack_wait) as here:
+            yield here
+        self.report.lanes += 1
+        left = [*here.house.left, *await asyncio.to_thread(left_behind, here.house, here.repo)]
+        self.report.left += [f"{name}: {what}" for what in left]
+
+
+def check_covered(produced: Iterable[EventType]) -> None:
+    """Raise `AssertionError` unless each type of the registry is either produced or explained."""
+    known = set(produced)
+    missing = EVENT_SPECS.keys() - known - NOT_SCRIPTED.keys()
+    if missing:
+        raise AssertionError(f"no run produces {', '.join(sorted(missing))}: script it, or say in scene.py why not")
+    if both := known & NOT_SCRIPTED.keys():
+        raise AssertionError(f"scene.py explains why {', '.join(sorted(both))} cannot come, and it came")
+
+
+def _boundaries(types: Counter[EventType], plan: Plan, known: Iterable[EventType] = ()) -> list[Plan]:
+    """The first and the last event of each type that is not `known`, without a victim yet."""
+    done = set(known)
+    return [
+        replace(plan, blow=Blow("host", kind, nth))
+        for kind, count in types.items()
+        if kind not in done
+        for nth in sorted({1, count})
+    ]
+
+
+def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
+    """Every boundary with every kind."""
+    return [replace(plan, blow=replace(plan.blow, kind=kind)) for plan in boundaries if plan.blow for kind in kinds]
+
+
+def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
+    """The boundaries at which a kind is stopped for a minute."""
+    found = []
+    for wanted, last in STOPS:
+        at = [plan for plan in boundaries if plan.blow and plan.blow.type is wanted]
+        found += [
+            replace(plan, blow=replace(plan.blow, kind=kind, stop=True)) for plan in (at[-1:] if last else at[:1]) if plan.blow
+        ]
+    return found
+
+
+def table(report: Report, boundaries: Sequence[Plan]) -> str:
+    """A row a boundary, a column a kind: the same end, or not; a dot where no such process was there to be hit."""
+    cells: dict[tuple[str, Kind], list[str]] = {}
+    for seen in report.seen:
+        if blow := seen.plan.blow:
+            cell = "DIFFERS" if report.wrong(seen) else "same" if seen.hit else "·"
+            cells.setdefault((_name(blow), blow.kind), []).append(f"{cell}{' (60 s)' if blow.stop else ''}")
+    rows = [f"{'boundary':28}" + "".join(f"{kind:22}" for kind in KINDS)]
+    for plan in boundaries:
+        if plan.blow is not None:
+            name = _name(plan.blow)
+            rows.append(f"{name:28}" + "".join(f"{', '.join(sorted(cells.get((name, kind), ['']))):22}" for kind in KINDS))
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def _name(blow: Blow) -> str:
+    return f"{blow.type.removeprefix('moothall.')} {blow.nth}"
+
+
+def say(text: str) -> None:
+    """Tell whoever watches."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+async def whole(options: argparse.Namespace, folder: Path) -> bool:
+    """Run what the options ask for and say what came of it."""
+    matrix = Matrix(folder)
+    boundaries = await matrix.references()
+    say(f"{len(boundaries)} boundaries of {len({plan.blow.type for plan in boundaries if plan.blow})} event types; without: ")
+    for kind, why in NOT_SCRIPTED.items():
+        say(f"  {kind.removeprefix('moothall.')}: {why}")
+    if options.types:
+        boundaries = [plan for plan in boundaries if plan.blow and plan.blow.type.removeprefix("moothall.") in options.types]
+    killed = kills(boundaries, options.kinds)[:: options.every] if options.kill else []
+    async with asyncio.TaskGroup() as group:
+        for kind in options.kinds if options.stop else ():
+            group.create_task(matrix.run(stops(boundaries, kind), 1, 5.0, f"stop-{kind}"))
+        group.create_task(matrix.run(killed, options.lanes))
+    report = matrix.report
+    say("\n" + table(report, boundaries) + "\n")
+    wrong = [(seen, report.wrong(seen)) for seen in report.seen if report.wrong(seen)]
+    for seen, what in wrong:
+        say(f"{seen.plan.blow}: {'; '.join(what)}")
+    say(
+        f"{len(report.seen)} runs ({sum(bool(s.plan.blow and s.plan.blow.stop) for s in report.seen)} of them stopped for 60 s), "
+        f"{sum(seen.hit for seen in report.seen)} processes hit, {sum(seen.calls for seen in report.seen)} model calls: "
+        f"{len(wrong)} runs differed, {sum(len(seen.repeated) for seen in report.seen)} recorded calls were repeated, "
+        f"{len(report.left)} things were left behind by {report.lanes} lanes; {time.monotonic() - matrix.began:.0f} s"
+    )
+    for thing in report.left:
+        say(f"left behind: {thing}")
+    return report.fine
+
+
+def main() -> int:
+    """Run as a command."""
+    parser = argparse.ArgumentParser(prog="scripts/test-recovery", description=__doc__)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help="process kinds, with commas")
+    parser.add_argument("--types", type=lambda text: text.split(","), default=[], help="event types such as seat.turn")
+    parser.add_argument("--every", type=int, default=1, help="only each n-th kill")
+    parser.add_argument("--lanes", type=int, default=3, help="houses side by side")
+    parser.add_argument("--no-stop", dest="stop", action="store_false", help="leave the minutes of standing still out")
+    parser.add_argument("--no-kill", dest="kill", action="store_false", help="leave the kills out")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="mh-recovery-"))
+    fine = False
+    try:
+        fine = asyncio.run(whole(options, folder))
+    finally:
+        if fine:
+            shutil.rmtree(folder)
+        else:
+            say(f"files and logs of the lanes are kept in {folder}")
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

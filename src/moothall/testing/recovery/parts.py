@@ -1,0 +1,87 @@
+"""The processes of a lane: `python -m moothall.testing.recovery.parts serve|collector|host|model`.
+
+Each ends at SIGTERM with what it opened closed. Settings come from the environment, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Settings, load_settings
+
+
+async def serve() -> None:
+    """The callers' door: gRPC before a desk."""
+    from moothall.bus.jetstream import open_bus
+    from moothall.council.desk import Defaults, Desk
+    from moothall.services.identity import read_tokens
+    from moothall.services.server import grpc_server
+    from moothall.wiring.trusted import trusted_repositories
+
+    settings = load_settings()
+    async with open_bus(settings.bus, _bus(settings)) as bus:
+        desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits, settings.repository, settings.seed))
+        tokens = read_tokens(settings.grpc, settings.data_dir)
+        async with grpc_server(settings.grpc, settings.limits, desk, tokens):
+            await asyncio.Event().wait()
+
+
+async def collector() -> None:
+    """The collector."""
+    from moothall.bus.jetstream import open_bus
+    from moothall.collector import Collector
+    from moothall.wiring.trusted import trusted_repositories
+
+    settings = load_settings()
+    async with open_bus(settings.bus, _bus(settings)) as bus:
+        await Collector(bus, trusted_repositories(settings), settings.limits).run()
+
+
+async def host(name: str) -> None:
+    """A host, without the Ray actor round it."""
+    from moothall.wiring.host import host_main
+
+    settings = load_settings()
+    await host_main(name, lambda: None, settings=settings, bus_url=_bus(settings), model_url=settings.llm.base_url or "")
+
+
+async def model(port: str, journal: str) -> None:
+    """A scripted model server. Its journal has a line for each call that arrived: when, and which."""
+    from moothall.testing.model import Fault, phase_of, scripted_model
+    from moothall.testing.recovery.scene import HANGING, said
+
+    with Path(journal).open("a", encoding="utf-8", buffering=1) as lines:  # noqa: ASYNC230 - a local file, opened once
+
+        def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+            lines.write(json.dumps([time.time(), headers.get("X-Request-Id", "")]) + "\n")
+            hangs = HANGING in str(body["messages"]) and phase_of(headers) == "propose"
+            return Fault("silent") if hangs else said(body, headers)
+
+        async with scripted_model(answer, port=int(port)):
+            await asyncio.Event().wait()
+
+
+def _bus(settings: Settings) -> str:
+    return settings.bus.url or ""
+
+
+async def _until_told(part: Coroutine[Any, Any, None]) -> None:
+    """Run a part until SIGTERM."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(part)
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+if __name__ == "__main__":
+    parts: Mapping[str, Any] = {"serve": serve, "collector": collector, "host": host, "model": model}
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_until_told(parts[sys.argv[1]](*sys.argv[2:])))

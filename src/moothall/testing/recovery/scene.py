@@ -1,0 +1,132 @@
+"""What the matrix deliberates on: a small repository, what the seats say, and how an end is compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.domain.outcome import Outcome
+from moothall.sandbox.spec import interpreter
+from moothall.testing.model import Fault, phase_of, seat_of, step_of
+from moothall.testing.repos import SAMPLE, Repo, make_repo
+
+PACKAGES = Path(pytest.__file__).resolve().parent.parent
+TASK = "Add hello_world() function to src/utils.py"
+HANGING = f"HANG: {TASK}"
+_PYTEST = ("env", f"PYTHONPATH={PACKAGES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", str(interpreter()))
+_CHECK = (*_PYTEST, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
+
+NOT_SCRIPTED: Mapping[EventType, str] = {
+    EventType.STORY_CREATED: "stories are not told to a council: planning writes them",
+    EventType.STORY_CHANGED: "as story.created",
+    EventType.STORY_TRANSITIONED: "as story.created",
+    EventType.STORY_COMMENTED: "as story.created",
+    EventType.PLAN_DERIVED: "as story.created",
+    EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
+    EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
+    EventType.AUDIT_RECORDED: "the audit is a file of each host, not on the log",
+}
+"""Event types that no scripted run here produces, and why."""
+
+
+def repository(path: Path) -> Repo:
+    """Make the repository; its test fails until somebody adds hello_world()."""
+    words = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
+    return make_repo(path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{words}]\n"})
+
+
+def _turn(*actions: tuple[str, dict[str, Any]]) -> str:
+    return json.dumps({"thought": "work", "actions": [{"tool": tool, "args": args} for tool, args in actions]})
+
+
+def _function(docstring: str, words: str) -> str:
+    return f'\n\ndef hello_world():\n    """{docstring}"""\n    return "{words}"\n'
+
+
+def _tests(name: str) -> tuple[str, dict[str, Any]]:
+    content = f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world().startswith('Hello')\n"
+    return "files.write", {"path": f"tests/test_{name}.py", "content": content}
+
+
+def _append(docstring: str, words: str) -> tuple[str, dict[str, Any]]:
+    return "files.append", {"path": "src/utils.py", "content": _function(docstring, words)}
+
+
+def _mend(wrong: str) -> tuple[str, dict[str, Any]]:
+    return "files.edit", {"path": "src/utils.py", "old": wrong, "new": "Hello, World!"}
+
+
+_SAID: Mapping[tuple[str, str, str], str] = {
+    ("001", "propose", "0.1"): _turn(("files.read", {"path": "src/utils.py"})),
+    ("001", "propose", "0.2"): _turn(_append("Return the greeting.", "Goodbye"), _tests("first")),
+    ("001", "revise", "1.1"): _turn(_mend("Goodbye")),
+    ("002", "propose", "0.1"): _turn(("files.list", {}), ("files.search", {"pattern": "hello"})),
+    ("002", "propose", "0.2"): _turn(
+        _append("Return the classic greeting, as everybody knows it.", "Good morning"), _tests("second")
+    ),
+    ("002", "revise", "1.1"): _turn(_mend("Good morning")),
+}
+_NO_TURN = "I would rather talk about the weather."
+
+
+def said(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    """Two seats are wrong at first and mend it in their revisions, a third never says anything that is a turn.
+
+    So nobody is good in the first round, and the two revisions tie: there are reviews. What is said depends on the
+    call id alone.
+    """
+    phase = phase_of(headers)
+    if phase == "plan":
+        return json.dumps({"approaches": ["append the function", "rewrite the file", "edit in place"]})
+    if phase in {"verify", "critique"}:
+        score = 8 if seat_of(headers).endswith("001") else 5
+        return json.dumps({"score": score, "met": [], "unmet": [], "comment": "reads well"})
+    return _SAID.get((seat_of(headers)[-3:], phase, step_of(headers)), _NO_TURN)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What must be the same, whatever was killed: everything of an outcome but ids, times and commit dates."""
+
+    status: str
+    final_state: str
+    winner: str
+    proven: bool
+    ranking: tuple[tuple[Any, ...], ...]
+    seats: tuple[tuple[str, str, str], ...]
+    used: tuple[int, int, int]
+    delivered: str
+
+    @classmethod
+    def of(cls, outcome: Outcome, delivered: str) -> End:
+        """`delivered` is what the branch holds, as a diff against the base."""
+        ranking = tuple(
+            (r.rank, r.seat, r.revision, r.score, r.reasons, r.diff, dict(r.checks), r.passed_gates, r.proven, _reviews(r))
+            for r in outcome.results
+        )
+        usage = outcome.usage  # what the server had cached is its own business
+        return cls(
+            status=str(outcome.status),
+            final_state=outcome.final_state,
+            winner=outcome.winner_id,
+            proven=outcome.proven,
+            ranking=ranking,
+            seats=tuple((seat.seat, str(seat.status), seat.error_code) for seat in outcome.seats),
+            used=(usage.prompt_tokens, usage.completion_tokens, usage.calls),
+            delivered=delivered,
+        )
+
+    def difference(self, other: End) -> str:
+        """Say in what `other` differs."""
+        names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
+        return "; ".join(f"{name}: {getattr(self, name)!r} became {getattr(other, name)!r}"[:600] for name in names)
+
+
+def _reviews(result: Any) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted((review.reviewer, review.score) for review in result.reviews))

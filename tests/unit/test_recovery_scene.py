@@ -1,0 +1,18 @@
+"""The kill matrix covers whatever the registry holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from moothall.bus.registry import EVENT_SPECS
+from moothall.testing.recovery.matrix import check_covered
+from moothall.testing.recovery.scene import NOT_SCRIPTED
+
+
+def test_an_event_type_that_is_neither_produced_nor_explained_fails_the_matrix() -> None:
+    scripted = EVENT_SPECS.keys() - NOT_SCRIPTED.keys()
+    check_covered(scripted)
+    with pytest.raises(AssertionError, match=r"no run produces moothall\.seat\.turn"):
+        check_covered(kind for kind in scripted if kind.value != "moothall.seat.turn")
+    with pytest.raises(AssertionError, match=r"moothall\.plan\.derived.* cannot come, and it came"):
+        check_covered(EVENT_SPECS)
