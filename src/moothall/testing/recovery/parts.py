@@ -19,18 +19,32 @@ from moothall.config import Settings, load_settings
 
 
 async def serve() -> None:
-    """The callers' door: gRPC before a desk."""
+    """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
     from moothall.bus.jetstream import open_bus
+    from moothall.collector.tally import Tally
+    from moothall.council.briefing import Briefings
     from moothall.council.desk import Defaults, Desk
+    from moothall.council.roster import Roster
+    from moothall.planning.planner import Planner
+    from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
     from moothall.services.server import grpc_server
+    from moothall.testing.graph import MemoryGraph
     from moothall.wiring.trusted import trusted_repositories
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
         desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits, settings.repository, settings.seed))
+        roster = Roster(bus, settings.limits, settings.llm.model)
+        doors = Doors(
+            desk=desk,
+            councils=roster,
+            plans=Planner(bus, desk, settings.limits),
+            tallies=Tally(bus, roster, tuple),
+            briefings=Briefings(MemoryGraph(), settings.limits),
+        )
         tokens = read_tokens(settings.grpc, settings.data_dir)
-        async with grpc_server(settings.grpc, settings.limits, desk, tokens):
+        async with grpc_server(settings.grpc, settings.limits, doors, tokens):
             await asyncio.Event().wait()
 
 
