@@ -17,6 +17,7 @@ from moothall.bus.beside import beside
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
 from moothall.bus.heeding import heeding
+from moothall.bus.measuring import measure
 from moothall.bus.outbox import Outbox
 from moothall.bus.packing import Packer
 from moothall.bus.raw import Raw, StreamState
@@ -198,6 +199,10 @@ class JetStreamBus:
     async def purge(self, stream: str, before_seq: int) -> int:
         """Remove all messages under `before_seq`; returns how many."""
         return await self._stored.purge(stream, before_seq)
+
+    async def measure(self) -> None:
+        """Set the figures of readers and streams."""
+        await measure(self._stored)
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""

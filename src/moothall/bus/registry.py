@@ -288,6 +288,11 @@ SIGNALS = (
         "A host took up work that was delivered before: whoever had it has lost it.",
         {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
     ),
+    SignalSpec(
+        "agent.metrics.{process}",
+        "A host's figures, all of them, every few seconds.",
+        {"process": "who", "figures": "by name: rows of labels and value"},
+    ),
 )
 
 

@@ -86,6 +86,8 @@ def run(main: Coroutine[Any, Any, int]) -> None:
 
         def stop() -> None:
             nonlocal interrupted
+            # Ray's own handler, which ran before this one, aborts a process that has not ended 3 seconds after a SIGTERM.
+            signal.alarm(0)
             if not interrupted:
                 interrupted = True
                 task.cancel()

@@ -133,13 +133,14 @@ class Registry:
         """Make a histogram."""
         return self._add(Histogram(name, about, labels, buckets=buckets))
 
-    def before_reading(self, act: Callable[[], None]) -> None:
-        """Call `act` before every snapshot: it sets what is looked up and not counted."""
+    @contextmanager
+    def looking(self, act: Callable[[], None]) -> Iterator[None]:
+        """Inside, call `act` before every snapshot: it sets what is looked up and not counted."""
         self._before.append(act)
-
-    def forget(self, act: Callable[[], None]) -> None:
-        """Call `act` no more."""
-        self._before.remove(act)
+        try:
+            yield
+        finally:
+            self._before.remove(act)
 
     @property
     def figures(self) -> Mapping[str, AnyFigure]:

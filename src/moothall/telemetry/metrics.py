@@ -80,7 +80,7 @@ GRPC_CALLS_IN_FLIGHT = _gauge("moothall_grpc_calls_in_flight", "gRPC calls that 
 
 # this process
 TRACE_COMPLAINTS = _counter("moothall_trace_complaints_total", "What OpenTelemetry complained about, such as a dead collector.")
-BUILD = _gauge("moothall_build", "Always 1; says what runs.", "version", "python")
+BUILD = _gauge("moothall_build_info", "Always 1; says what runs.", "version", "python")
 PROCESS_CPU_SECONDS = _counter("moothall_process_cpu_seconds_total", "Processor time of the process itself.")
 PROCESS_MEMORY_BYTES = _gauge("moothall_process_resident_memory_bytes", "Resident memory of the process itself.")
 PROCESS_OPEN_FILES = _gauge("moothall_process_open_files", "File descriptors that the process has open.")

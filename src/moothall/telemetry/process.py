@@ -26,8 +26,5 @@ def watched() -> Iterator[None]:
             metrics.PROCESS_MEMORY_BYTES.set(this.memory_info().rss)
             metrics.PROCESS_OPEN_FILES.set(this.num_fds() if hasattr(this, "num_fds") else 0)
 
-    metrics.REGISTRY.before_reading(look)
-    try:
+    with metrics.REGISTRY.looking(look):
         yield
-    finally:
-        metrics.REGISTRY.forget(look)

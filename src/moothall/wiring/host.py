@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from moothall.bus.jetstream import open_bus
-from moothall.config import Settings
+from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
@@ -18,6 +18,7 @@ from moothall.model.client import open_model
 from moothall.telemetry import configure_logs
 from moothall.wiring.trusted import open_hands
 from moothall.wiring.walls import check_walls
+from moothall.wiring.watching import reported, spans
 
 
 async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
@@ -25,8 +26,11 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
     configure_logs(settings.log, settings.data_dir / "logs" / f"{name}.log")
     if settings.ray.address is not None:  # on this machine the house has checked them
         await check_walls(settings)
+    secrets = secret_values(settings)
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=_secrets(settings)))
+        await stack.enter_async_context(spans(settings, name))
+        bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
+        await stack.enter_async_context(reported(settings, bus, name))
         model = await stack.enter_async_context(open_model(settings.llm, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"
         audit = await stack.enter_async_context(
@@ -41,15 +45,8 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
             publisher=bus,
             limits=settings.limits,
             llm=settings.llm,
-            clean=functools.partial(scrub, known=_secrets(settings)),
+            clean=functools.partial(scrub, known=secrets),
         )
         host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host)
         ready()
         await host.run()
-
-
-def _secrets(settings: Settings) -> tuple[str, ...]:
-    """The operator's own values that no event may carry."""
-    return tuple(
-        secret.get_secret_value() for secret in (settings.llm.api_key, settings.bus.token, settings.grpc.token) if secret
-    )

@@ -14,7 +14,7 @@ from typing import Any
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.collector import Collector
 from moothall.collector.tally import Tally
-from moothall.config import Settings
+from moothall.config import Settings, secret_values
 from moothall.council.briefing import Briefings
 from moothall.council.desk import Defaults, Desk, plan
 from moothall.council.roster import Roster
@@ -26,6 +26,7 @@ from moothall.planning.planner import Planner
 from moothall.wiring import lock
 from moothall.wiring.parts import started
 from moothall.wiring.trusted import trusted_repositories
+from moothall.wiring.watching import figures, spans
 
 Tell = Callable[[str], None]
 _ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS = 300.0, 0.1, 0.5, 1.0
@@ -33,11 +34,12 @@ _ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS = 300.0, 0.1, 0.5
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What a command works with. `attached`: another process does the work. `grpc_port` is 0 where none is served."""
+    """What a command works with. `attached`: another process does the work. A port is 0 where none is served."""
 
     desk: Desk
     grpc_port: int
     attached: bool
+    metrics_port: int = 0
 
 
 def check_early(settings: Settings, request: DeliberationRequest) -> None:
@@ -52,6 +54,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -
     `serving`: a second server on the same data directory is an error.
     """
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(spans(settings, "serve" if serving else "cli"))
         try:
             stack.enter_context(lock.held(settings.data_dir))
         except lock.Taken as error:
@@ -155,7 +158,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     ray = await stack.enter_async_context(started(cluster(settings.ray)))
     model = await stack.enter_async_context(started(model_url(settings, tell)))
     url = await stack.enter_async_context(bus_url(settings))
-    bus = await stack.enter_async_context(open_bus(settings.bus, url))
+    bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
     repositories = trusted_repositories(settings)
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
@@ -167,8 +170,9 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     await ray
     await (await stack.enter_async_context(started(hosting(settings.ray, main))))
     desk = Desk(bus, repositories, _defaults(settings), councils=roster)
-    port = 0
+    port = figures_port = 0
     if serving:
+        figures_port = await (await stack.enter_async_context(started(figures(settings, bus, collector))))
         planner = Planner(bus, desk, settings.limits)
         await (await stack.enter_async_context(started(_running(planner.run(), "planner"))))
         doors = Doors(
@@ -183,7 +187,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
-    return House(desk, port, attached=False), collector
+    return House(desk, port, attached=False, metrics_port=figures_port), collector
 
 
 @asynccontextmanager

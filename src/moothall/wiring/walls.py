@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from moothall.config import Settings
 from moothall.sandbox.probe import probe, require
-from moothall.telemetry import get_logger
+from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
 
@@ -19,6 +19,8 @@ async def check_walls(settings: Settings, tell: Callable[[str], None] | None = N
     layers = await probe(settings.sandbox)
     require(layers, settings.sandbox.allow_degraded)
     missing = [layer.name for layer in layers if not layer.ok]
+    for layer in layers:
+        metrics.SANDBOX_LAYER.set(float(layer.ok), layer.name)
     if missing:
         log.warning("the sandbox is degraded, as allowed", missing=missing)
     if tell is not None:

@@ -1,0 +1,63 @@
+"""Spans and figures of a process, as the settings want them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+
+from moothall.bus.jetstream import JetStreamBus
+from moothall.collector import Collector
+from moothall.config import Settings, secret_values
+from moothall.telemetry import metrics, process, reports
+
+
+def spans(settings: Settings, name: str) -> AbstractAsyncContextManager[None]:
+    """Record this process's spans, if any are wanted. OpenTelemetry is imported only then."""
+    if settings.trace.exporter == "off":
+        return nullcontext()
+    from moothall.telemetry.recording import recording
+
+    return recording(settings.trace, f"{name}-{os.getpid()}", secrets=secret_values(settings))
+
+
+@asynccontextmanager
+async def reported(settings: Settings, bus: JetStreamBus, name: str) -> AsyncIterator[None]:
+    """Report a host's figures to the serving process, while the context lasts."""
+    if not settings.metrics.enabled:
+        yield
+        return
+    with process.watched():
+        async with asyncio.TaskGroup() as group:
+            reporting = group.create_task(reports.report(bus, name, settings.metrics.report_seconds), name="figures")
+            try:
+                yield
+            finally:
+                reporting.cancel()
+
+
+@asynccontextmanager
+async def figures(settings: Settings, bus: JetStreamBus, collector: Collector) -> AsyncIterator[int]:
+    """Serve this process's figures and those that hosts report; yields the port, 0 where none is served."""
+    if not settings.metrics.enabled:
+        yield 0
+        return
+    from moothall.services.figures import figures_page
+
+    def look() -> None:
+        metrics.COLLECTOR_UNDER_WAY.set(collector.under_way)
+
+    known = reports.Reports(settings.metrics.report_seconds)
+
+    async def listen() -> None:
+        async for _, data in bus.signals(reports.SUBJECT.format("*")):
+            known.take(data)
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(process.watched())
+        stack.enter_context(metrics.REGISTRY.looking(look))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        listening = group.create_task(listen(), name="reports")
+        stack.callback(listening.cancel)
+        yield await stack.enter_async_context(figures_page(settings.metrics, lambda: known.snapshots("serve"), bus.measure))
