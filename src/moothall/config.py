@@ -199,6 +199,23 @@ class Grpc(_Section):
     grace_seconds: float = Field(5.0, ge=0, description="what calls in flight get to end when the server stops")
 
 
+class Graph(_Section):
+    """The context graph. No URL: an embedded one in the data directory."""
+
+    url: str | None = Field(None, description="of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of its own")
+    user: str = "neo4j"
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    database: str = "neo4j"
+    batch: int = Field(500, ge=1, le=10_000, description="events written in one transaction")
+    pace_seconds: float = Field(0.25, ge=0, description="rest between two batches, which leaves the machine to the councils")
+    text_chars: int = Field(2000, ge=100, le=100_000, description="of one text in the graph; all of it is in the log")
+    query_seconds: float = Field(30.0, gt=0, description="one question, or one batch")
+    connect_seconds: float = Field(5.0, gt=0)
+    retry_seconds: float = Field(15.0, gt=0, description="how long the driver repeats what failed in passing")
+    drain_seconds: float = Field(10.0, ge=0, description="what a command that ends gives the graph to catch up")
+
+
 class Log(_Section):
     """What the process says on stderr."""
 
@@ -259,6 +276,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     guard: Guard = Guard()
     grpc: Grpc = Grpc()
+    graph: Graph = Graph()
     log: Log = Log()
     trace: Trace = Trace()
     metrics: Metrics = Metrics()

@@ -1,0 +1,244 @@
+"""The Cypher of the questions, in what Neo4j 5 and the embedded store both understand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def _shown(variable: str, names: str, **more: str) -> str:
+    """A map of a node's properties; `more` are keys with an expression."""
+    entries = [f"{name}: {variable}.{name}" for name in names.split()]
+    return "{" + ", ".join([*(f"{key}: {value}" for key, value in more.items()), *entries]) + "}"
+
+
+def _gathered(start: str, pattern: str, variable: str, shown: str, order: str, column: str) -> str:
+    """A sub-query that gathers what hangs on `start`, in order."""
+    return (
+        f"CALL {{ WITH {start} MATCH {pattern} WITH DISTINCT {variable} ORDER BY {order} RETURN collect({shown}) AS {column} }}\n"
+    )
+
+
+def _or_null(variable: str, shown: str) -> str:
+    return f"CASE WHEN {variable} IS NULL THEN null ELSE {shown} END"
+
+
+_DELIBERATION = _shown(
+    "d",
+    "description role protocol rounds seats requirements rubric base_sha principal asked_at started_at deadline status "
+    "final_state winner proven branch commit_sha error_message decided_at duration_ms prompt_tokens cached_tokens "
+    "completion_tokens calls cost_usd cancelled_at cancel_reason",
+    task_id="d.key",
+)
+_TASK = _shown("t", "role", task_id="t.key", description="coalesce(t.description, d.description)")
+_STORY = _shown("st", "headline brief state", story_id="st.key")
+_REPOSITORY = _shown("repo", "url", id="repo.key")
+_SEAT = _shown(
+    "s",
+    "seat role approach began_at status error_code error_message finished_at prompt_tokens completion_tokens calls cost_usd",
+)
+_PROPOSAL = _shown(
+    "p",
+    "candidate seat summary diff_sha256 commit_sha revision paths own_tests operations made_at applies required regressions "
+    "proven behaviour rank score reasons passed_gates won",
+)
+_REVIEW = _shown("r", "reviewer candidate score met unmet comment made_at")
+_EVIDENCE = _shown("e", "candidate check verdict passed failed skipped duration_ms output tests_of made_at")
+_MODEL = _shown(
+    "m",
+    "seat phase prompt_sha256 model temperature seed max_tokens prompt_tokens cached_tokens completion_tokens cost_usd "
+    "answer answer_sha256 finish_reason duration_ms made_at",
+    call_id="m.key",
+)
+_TOOL = _shown("x", "tool seat status error duration_ms audit_id arguments_sha256 finished_at", request_id="x.key")
+_DECISION = _shown("dec", "approver decision comment made_at")
+
+_AROUND = """
+OPTIONAL MATCH (d)-[:WORKS_ON]->(repo:Repository)
+OPTIONAL MATCH (t:Task)-[:DELIBERATED_IN]->(d)
+OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(t)
+"""
+_REVIEWS = _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, "r.made_at, r.key", "reviews")
+_CHECKS = _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, "e.made_at, e.key", "evidence")
+_DECISIONS = _gathered("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, "dec.made_at, dec.key", "decisions")
+
+PROVENANCE = (
+    """
+MATCH (c:Commit {uid: $commit_sha_uid})<-[:DELIVERED_AS]-(p:Proposal)<-[:PROPOSED]-(s:Seat)<-[:HAS_SEAT]-(d:Deliberation)
+WHERE $path = '' OR $path IN p.paths"""
+    + _AROUND
+    + _REVIEWS
+    + _CHECKS
+    + _gathered("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, "m.made_at, m.key", "model_calls")
+    + _gathered("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, "x.finished_at, x.key", "tool_calls")
+    + _DECISIONS
+    + f"""
+RETURN c.key AS commit, {_or_null("repo", _REPOSITORY)} AS repository, {_or_null("st", _STORY)} AS story,
+  {_TASK} AS task, {_DELIBERATION} AS deliberation, {_SEAT} AS seat, {_PROPOSAL} AS proposal,
+  reviews, evidence, model_calls, tool_calls, decisions
+ORDER BY d.decided_at, d.key, p.key
+"""
+)
+
+DELIBERATION = (
+    "MATCH (d:Deliberation {uid: $task_id_uid})"
+    + _AROUND
+    + _gathered("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, "s.key", "seats")
+    + "CALL { WITH d MATCH (d)-[:HAS_SEAT]->(:Seat)-[:PROPOSED]->(p:Proposal)\n"
+    + _REVIEWS
+    + _CHECKS
+    + f"""WITH DISTINCT p, reviews, evidence ORDER BY coalesce(p.rank, 1000000), p.key
+RETURN collect({_PROPOSAL[:-1]}, reviews: reviews, evidence: evidence}}) AS proposals }}
+"""
+    + """CALL { WITH d MATCH (d)-[:HAS_SEAT]->(:Seat)-[:CALLED_MODEL]->(m:ModelCall) RETURN collect(m) AS of_seats }
+CALL { WITH d MATCH (d)-[:ASKED_MODEL]->(m:ModelCall) RETURN collect(m) AS of_all }
+"""
+    + f"""CALL {{ WITH of_seats, of_all UNWIND of_seats + of_all AS m WITH m ORDER BY m.made_at, m.key
+RETURN collect({_MODEL}) AS model_calls }}
+"""
+    + _gathered(
+        "d", "(d)-[:HAS_SEAT]->(:Seat)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, "x.finished_at, x.key", "tool_calls"
+    )
+    + _DECISIONS
+    + f"""
+RETURN {_DELIBERATION} AS deliberation, {_TASK} AS task, {_or_null("st", _STORY)} AS story,
+  {_or_null("repo", _REPOSITORY)} AS repository, seats, proposals, model_calls, tool_calls, decisions
+"""
+)
+
+TASK_CONTEXT = (
+    """
+OPTIONAL MATCH (me:Deliberation {uid: $task_id_uid})
+WITH CASE WHEN $repository <> '' THEN $repository ELSE coalesce(me.repository, '') END AS repository,
+  CASE WHEN $story_id <> '' THEN $story_id ELSE coalesce(me.story, '') END AS story
+MATCH (d:Deliberation)
+WHERE d.tenant = $tenant AND d.key <> $task_id AND d.status <> ''
+  AND ((repository <> '' AND d.repository = repository) OR (story <> '' AND d.story = story)
+    OR (repository = '' AND story = '' AND $task_id = ''))
+  AND ($role = '' OR d.role = $role)
+WITH d ORDER BY d.decided_at DESC, d.key LIMIT $limit
+OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
+"""
+    + _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, "r.made_at, r.key", "reviews")
+    + _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, "e.made_at, e.key", "checks")
+    + _DECISIONS
+    + f"""
+RETURN d.key AS task_id, coalesce(d.story, '') AS story_id, d.description AS description, d.role AS role, d.status AS status,
+  d.final_state AS final_state, d.proven AS proven, d.decided_at AS decided_at, d.branch AS branch, d.commit_sha AS commit_sha,
+  {_or_null("p", _shown("p", "candidate seat summary paths score reasons"))} AS winner, reviews, checks, decisions
+ORDER BY decided_at DESC, task_id
+"""
+)
+
+STORY = (
+    "MATCH (st:Story {uid: $story_id_uid})\n"
+    + """CALL { WITH st MATCH (st)-[:HAS_TASK]->(t:Task)
+CALL { WITH t MATCH (t)-[:DELIBERATED_IN]->(d:Deliberation) WITH DISTINCT d ORDER BY d.asked_at, d.key
+"""
+    + f"""RETURN collect({_shown("d", "status final_state winner branch commit_sha decided_at", task_id="d.key")}) AS runs }}
+WITH DISTINCT t, runs ORDER BY coalesce(t.place, 1000000), t.key
+RETURN collect({_shown("t", "description role priority", task_id="t.key", deliberations="runs")}) AS tasks }}
+"""
+    + _gathered(
+        "st",
+        "(st)-[:HAS_COMMENT]->(c:Comment)",
+        "c",
+        _shown("c", "comment actor made_at"),
+        "c.made_at, c.key",
+        "comments",
+    )
+    + _gathered("st", "(st)-[:DECIDED_BY]->(dec:Decision)", "dec", _DECISION, "dec.made_at, dec.key", "decisions")
+    + f"""
+RETURN {_shown("st", "headline brief criteria repository rigor state told_at moved_at", story_id="st.key")} AS story,
+  tasks, comments, decisions
+"""
+)
+
+
+_ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
+    # kind: (what to match beyond the deliberation or story, time, task_id, seat, text)
+    "deliberation.requested": ("(d:Deliberation)", "d.asked_at", "d.key", "''", "d.description"),
+    "deliberation.cancelled": ("(d:Deliberation)", "d.cancelled_at", "d.key", "''", "d.cancel_reason"),
+    "deliberation.decided": (
+        "(d:Deliberation)",
+        "d.decided_at",
+        "d.key",
+        "d.winner",
+        "d.final_state + ': ' + d.status",
+    ),
+    "seat.proposed": (
+        "(d:Deliberation)-[:HAS_SEAT]->(:Seat)-[:PROPOSED]->(p:Proposal)",
+        "p.made_at",
+        "d.key",
+        "p.seat",
+        "p.summary",
+    ),
+    "seat.reviewed": (
+        "(d:Deliberation)-[:HAS_SEAT]->(:Seat)-[:GAVE]->(r:Review)",
+        "r.made_at",
+        "d.key",
+        "r.reviewer",
+        "r.candidate + ': ' + r.comment",
+    ),
+    "seat.failed": (
+        "(d:Deliberation)-[:HAS_SEAT]->(s:Seat)",
+        "s.failed_at",
+        "d.key",
+        "s.seat",
+        "s.failure_code + ': ' + s.failure",
+    ),
+    "story.changed": ("(st:Story)", "st.told_at", "''", "''", "st.headline"),
+    "story.transitioned": (
+        "(st:Story)-[:MOVED_BY]->(m:Transition)",
+        "m.made_at",
+        "''",
+        "''",
+        "m.from_state + ' to ' + m.to_state",
+    ),
+    "story.commented": ("(st:Story)-[:HAS_COMMENT]->(c:Comment)", "c.made_at", "''", "''", "c.comment"),
+    "decision.made": (
+        "(st:Story)-[:DECIDED_BY]->(x:Decision)",
+        "x.made_at",
+        "''",
+        "''",
+        "x.approver + ': ' + x.decision + ' ' + x.comment",
+    ),
+}
+
+
+def _entry(kind: str) -> str:
+    pattern, time, task_id, seat, text = _ENTRIES[kind]
+    of_story = pattern.startswith("(st")
+    where = "st.uid = $story_id_uid" if of_story else "d.uid = $task_id_uid OR (d.tenant = $tenant AND d.story = $story_id)"
+    found = f"MATCH {pattern} WHERE ({where}) AND {time} <> ''" + (" AND $story_id <> ''" if of_story else "")
+    if not of_story:
+        found = found.replace("d.story = $story_id)", "$story_id <> '' AND d.story = $story_id)")
+    return (
+        f"{found} RETURN {time} AS time, '{kind}' AS kind, {task_id} AS task_id, "
+        f"coalesce({seat}, '') AS seat, coalesce({text}, '') AS text"
+    )
+
+
+TIMELINE = (
+    "CALL {\n"
+    + "\nUNION ALL\n".join(_entry(kind) for kind in _ENTRIES)
+    + """
+}
+WITH time, kind, task_id, seat, text ORDER BY time DESC, kind DESC, task_id DESC, seat DESC LIMIT $limit
+RETURN time, kind, task_id, seat, text ORDER BY time, kind, task_id, seat
+"""
+)
+
+
+def neighbours(label: str, depth: int) -> str:
+    """Both are checked: the label is one of the shape's, the depth a small number."""
+    return f"""
+MATCH (n:{label} {{uid: $id_uid}})
+CALL {{ WITH n MATCH (n)-[*1..{depth}]-(other) WHERE other.tenant = $tenant AND other.uid <> n.uid
+  WITH DISTINCT other, labels(other)[0] AS of ORDER BY of, other.uid LIMIT $limit RETURN collect(other) AS around }}
+CALL {{ WITH n, around UNWIND around + [n] AS a MATCH (a)-[r]->(b) WHERE b.uid = n.uid OR b IN around
+  WITH DISTINCT a, r, b ORDER BY type(r), a.uid, b.uid
+  RETURN collect({{type: type(r), from: {{label: labels(a)[0], id: a.key}}, to: {{label: labels(b)[0], id: b.key}}}})
+    AS relationships }}
+RETURN {{label: labels(n)[0], id: n.key, properties: properties(n)}} AS node,
+  [m IN around | {{label: labels(m)[0], id: m.key, properties: properties(m)}}] AS neighbours, relationships
+"""

@@ -1,0 +1,110 @@
+"""The embedded store: kglite, a file in the data directory. One process at a time; calls run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import kglite
+
+from moothall.errors import ConfigurationError, GraphUnavailable
+from moothall.graph.store import Rows, Statement, schema
+
+T = TypeVar("T")
+_TRIES, _FIRST_SECONDS = 8, 0.005
+
+
+class EmbeddedStore:
+    """A graph in memory with a log on disk. Survives the end of the process, however it ends; what a power loss takes
+    is replayed from the event log.
+    """
+
+    def __init__(self, path: Path, *, query_seconds: float) -> None:
+        self._path = path
+        self._milliseconds = int(query_seconds * 1000)
+        self._session = _open(path)
+        self._writing = asyncio.Lock()  # the store's concurrency is optimistic over the whole graph
+
+    async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
+        """Return the rows of a query."""
+        return await _called(
+            lambda: self._session.cypher(cypher, params=dict(parameters), timeout_ms=self._milliseconds).to_list()
+        )
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Run all in one transaction; again where another writer was first."""
+        async with self._writing:
+            for attempt in range(_TRIES):
+                try:
+                    await _called(lambda: self._write(statements))
+                except kglite.TransactionConflictError as error:
+                    if attempt + 1 == _TRIES:
+                        raise GraphUnavailable("the embedded graph is written by somebody else all the time") from error
+                    await asyncio.sleep(_FIRST_SECONDS * 2**attempt * random.random())  # noqa: S311 - spreads writers
+                else:
+                    return
+
+    def _write(self, statements: Sequence[Statement]) -> None:
+        transaction = self._session.begin()
+        try:
+            for cypher, parameters in statements:
+                transaction.cypher(cypher, params=dict(parameters))
+        except BaseException:
+            transaction.rollback()
+            raise
+        transaction.commit()
+
+    async def empty(self) -> None:
+        """Begin again with an empty file."""
+        async with self._writing:
+            await _called(self._empty)
+
+    def _empty(self) -> None:
+        self._session.close()
+        for path in self._path.parent.glob(f"{self._path.name}*"):
+            path.unlink()
+        self._session = _open(self._path)
+
+    async def close(self) -> None:
+        """Write the file anew, so that the next start is quick, and let go of it."""
+        async with self._writing:
+            await _called(self._session.close)
+
+
+def _open(path: Path) -> kglite.Session:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    session = kglite.open_session(str(path), durable="normal")
+    for statement in schema():
+        session.execute(statement)
+    return session
+
+
+async def _called(work: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(work)
+    except kglite.TransactionConflictError:
+        raise
+    except (kglite.KgError, OSError) as error:
+        raise GraphUnavailable(f"the embedded graph did not do it: {error}") from error
+
+
+@asynccontextmanager
+async def embedded_store(path: Path, *, query_seconds: float) -> AsyncIterator[EmbeddedStore]:
+    """Open the graph at `path`, or make it. Raises `ConfigurationError` where the file is another process's or broken."""
+    kglite.set_query_warning_policy("silent")  # a property that no node has yet is no mistake
+    try:
+        store = await asyncio.to_thread(lambda: EmbeddedStore(path, query_seconds=query_seconds))
+    except kglite.WriterLeaseHeldError as error:
+        raise ConfigurationError(f"the graph {path} is open in another process; stop it, or ask it") from error
+    except (kglite.KgError, OSError) as error:
+        raise ConfigurationError(
+            f"the graph {path} cannot be opened ({error}); remove it and run `moothall graph rebuild`: the log has everything"
+        ) from error
+    try:
+        yield store
+    finally:
+        await store.close()

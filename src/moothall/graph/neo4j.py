@@ -1,0 +1,109 @@
+"""A Neo4j 5 server, by its own driver."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import neo4j
+from neo4j import exceptions as trouble
+
+from moothall.config import Graph
+from moothall.errors import ConfigurationError, GraphUnavailable
+from moothall.graph.shape import LABELS, POSITION
+from moothall.graph.store import Rows, Statement, schema
+
+_AT_ONCE = 5000
+"""Nodes that are removed in one transaction."""
+
+
+class Neo4jStore:
+    """Reads and writes in managed transactions: the driver runs them again after a transient failure."""
+
+    def __init__(self, driver: neo4j.AsyncDriver, settings: Graph) -> None:
+        self._driver = driver
+        self._settings = settings
+
+    async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
+        """Return the rows of a query."""
+
+        async def work(transaction: neo4j.AsyncManagedTransaction) -> Rows:
+            return await (await transaction.run(cypher, dict(parameters))).data()
+
+        with _translated(self._settings):
+            async with self._session() as session:
+                return await session.execute_read(self._limited(work))
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Run all in one transaction."""
+
+        async def work(transaction: neo4j.AsyncManagedTransaction) -> None:
+            for cypher, parameters in statements:
+                await (await transaction.run(cypher, dict(parameters))).consume()
+
+        with _translated(self._settings):
+            async with self._session() as session:
+                await session.execute_write(self._limited(work))
+
+    async def empty(self) -> None:
+        """Remove our nodes, the position first, so that what is cut short here is begun again from the log."""
+        for label in (POSITION, *LABELS):
+            removal = f"MATCH (n:{label}) WITH n LIMIT {_AT_ONCE} DETACH DELETE n"
+            while (await self.read(f"MATCH (n:{label}) RETURN count(n) AS number", {}))[0]["number"]:
+                await self.write([(removal, {})])
+
+    async def prepare(self) -> None:
+        """Make constraints and indexes."""
+        with _translated(self._settings):
+            async with self._session() as session:
+                for statement in schema():
+                    await (await session.run(statement)).consume()
+
+    def _session(self) -> neo4j.AsyncSession:
+        return self._driver.session(database=self._settings.database)
+
+    def _limited(self, work: Any) -> Any:
+        return neo4j.unit_of_work(timeout=self._settings.query_seconds)(work)
+
+
+@asynccontextmanager
+async def neo4j_store(settings: Graph) -> AsyncIterator[Neo4jStore]:
+    """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away, `GraphUnavailable` where
+    nobody answers.
+    """
+    password = settings.password.get_secret_value() if settings.password else ""
+    with _translated(settings):
+        driver = neo4j.AsyncGraphDatabase.driver(
+            settings.url or "",
+            auth=(settings.user, password),
+            connection_timeout=settings.connect_seconds,
+            connection_acquisition_timeout=settings.connect_seconds * 2,
+            max_transaction_retry_time=settings.retry_seconds,
+            notifications_min_severity="OFF",
+            user_agent="moothall",
+        )
+    async with driver:
+        store = Neo4jStore(driver, settings)
+        with _translated(settings):
+            await driver.verify_connectivity()
+        await store.prepare()
+        yield store
+
+
+@contextmanager
+def _translated(settings: Graph) -> Iterator[None]:
+    try:
+        yield
+    except trouble.AuthError as error:
+        raise ConfigurationError(
+            f"Neo4j at {settings.url} turned {settings.user} away: set graph.user and graph.password ({error.code})"
+        ) from error
+    except trouble.ConfigurationError as error:
+        raise ConfigurationError(f"graph.url {settings.url!r} is not right: {error}") from error
+    except trouble.ClientError as error:
+        if error.code and "Database" in error.code:
+            raise ConfigurationError(f"Neo4j at {settings.url} has no database {settings.database!r}") from error
+        raise GraphUnavailable(f"Neo4j refused it: {error.message}") from error
+    except (trouble.Neo4jError, trouble.DriverError, OSError) as error:
+        raise GraphUnavailable(f"Neo4j at {settings.url} did not answer: {error}") from error

@@ -1,0 +1,238 @@
+"""The questions that the graph answers. Nobody asks in Cypher of their own: a question has a name and typed parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from moothall.errors import InvalidRequest
+from moothall.graph import cypher
+from moothall.graph.shape import LABELS
+from moothall.graph.upserts import bounded, uid
+
+Row = dict[str, Any]
+_LIMIT, _DEPTH = 1000, 3
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`default` None: it has to be given. `least` and `most` bound a number."""
+
+    about: str
+    default: str | int | None = None
+    least: int = 0
+    most: int = 0
+
+    @property
+    def number(self) -> bool:
+        """Whether it is a whole number, not a text."""
+        return self.most > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What can be asked. `cypher` may depend on parameters that are checked against a closed list.
+
+    `keys` are parameters that name a node, and its label: `<name>_uid` is what it is found by. An empty label is the
+    one that the parameter `label` names.
+    """
+
+    about: str
+    columns: Mapping[str, str]
+    parameters: Mapping[str, Parameter]
+    cypher: Callable[[Mapping[str, Any]], str]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Mapping[str, Any]], None] = lambda _: None
+    finish: Callable[[Row], Row] = field(default=lambda row: row)
+
+
+_TENANT = Parameter("whose data")
+_MANY = Parameter("at most so many rows", 20, 1, _LIMIT)
+
+
+def _commit(values: Mapping[str, Any]) -> None:
+    if not _SHA.fullmatch(values["commit_sha"]):
+        raise InvalidRequest(f"commit_sha {values['commit_sha'][:60]!r} is not a commit: give all 40 hexadecimal digits")
+
+
+def _some(values: Mapping[str, Any]) -> None:
+    if not values["task_id"] and not values["story_id"]:
+        raise InvalidRequest("whose timeline? give task_id or story_id")
+
+
+def _label(values: Mapping[str, Any]) -> None:
+    if values["label"] not in LABELS:
+        raise InvalidRequest(f"no label {values['label'][:60]!r}; the labels are {', '.join(LABELS)}")
+
+
+def _known(row: Row) -> Row:
+    """Only what the shape says: stores add properties of their own."""
+
+    def shown(node: Mapping[str, Any]) -> Row:
+        label = LABELS[node["label"]]
+        stamps = {group.stamp for group in label.groups}
+        names = [name for name in label.properties if name not in stamps]
+        properties = {name: node["properties"][name] for name in names if node["properties"].get(name) is not None}
+        return {"label": node["label"], "id": node["id"], "properties": properties}
+
+    return {**row, "node": shown(row["node"]), "neighbours": [shown(node) for node in row["neighbours"]]}
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "provenance": Question(
+        "Where does a commit come from? One row for each proposal behind it.",
+        {
+            "commit": "its sha",
+            "repository": "id, url",
+            "story": "story_id, headline, state; null without one",
+            "task": "task_id, description, role",
+            "deliberation": "how it was asked and decided",
+            "seat": "who proposed",
+            "proposal": "what was proposed and its place",
+            "reviews": "what others thought of it",
+            "evidence": "what checks showed: test runs above all",
+            "model_calls": "prompts by their sha256, model, tokens, in order",
+            "tool_calls": "what the seat did, in order",
+            "decisions": "who approved, rejected or wanted changes",
+        },
+        {
+            "commit_sha": Parameter("the commit, 40 digits"),
+            "path": Parameter("a file that the proposal must have changed; empty: any", ""),
+        },
+        lambda _: cypher.PROVENANCE,
+        keys={"commit_sha": "Commit"},
+        check=_commit,
+    ),
+    "deliberation": Question(
+        "Everything of a deliberation. One row, or none.",
+        {
+            "deliberation": "how it was asked and decided",
+            "task": "task_id, description, role",
+            "story": "story_id, headline, state; null without one",
+            "repository": "id, url; null about text",
+            "seats": "each with its end",
+            "proposals": "best first, with evidence and reviews",
+            "model_calls": "in order",
+            "tool_calls": "in order",
+            "decisions": "of the product owner",
+        },
+        {"task_id": Parameter("the deliberation")},
+        lambda _: cypher.DELIBERATION,
+        keys={"task_id": "Deliberation"},
+    ),
+    "task_context": Question(
+        "What happened before in this repository or story? Decided deliberations, latest first.",
+        {
+            "task_id": "the earlier deliberation",
+            "story_id": "its story, or empty",
+            "description": "its task",
+            "role": "kind of work",
+            "status": "COMPLETED, FAILED, …",
+            "final_state": "committed, no_winner, …",
+            "proven": "whether a test that the author didn't write showed it",
+            "decided_at": "UTC instant",
+            "branch": "where the winner lies",
+            "commit_sha": "the winner's commit",
+            "winner": "candidate, seat, summary, paths, score, reasons; null without one",
+            "reviews": "of the winner",
+            "checks": "of the winner",
+            "decisions": "of the product owner",
+        },
+        {
+            "task_id": Parameter("a deliberation: what is asked about is its repository and story; itself is left out", ""),
+            "story_id": Parameter("a story", ""),
+            "repository": Parameter("a repository's id", ""),
+            "role": Parameter("only this kind of work", ""),
+            "limit": _MANY,
+        },
+        lambda _: cypher.TASK_CONTEXT,
+        keys={"task_id": "Deliberation"},
+    ),
+    "timeline": Question(
+        "What happened? The latest entries, oldest first.",
+        {
+            "time": "UTC instant",
+            "kind": "story.created, deliberation.decided, …",
+            "task_id": "the deliberation, or empty",
+            "seat": "who, or empty",
+            "text": "in a few words",
+        },
+        {
+            "task_id": Parameter("a deliberation", ""),
+            "story_id": Parameter("a story, with its deliberations", ""),
+            "limit": Parameter("at most so many entries", 100, 1, _LIMIT),
+        },
+        lambda _: cypher.TIMELINE,
+        keys={"task_id": "Deliberation", "story_id": "Story"},
+        check=_some,
+    ),
+    "story": Question(
+        "A story, with what became of it. One row, or none.",
+        {
+            "story": "headline, brief, criteria, repository, rigor, state",
+            "tasks": "in the order of the plan, with their deliberations",
+            "comments": "oldest first",
+            "decisions": "oldest first",
+        },
+        {"story_id": Parameter("the story")},
+        lambda _: cypher.STORY,
+        keys={"story_id": "Story"},
+    ),
+    "neighbours": Question(
+        "What is around a node? One row, or none.",
+        {
+            "node": "label, id, properties",
+            "neighbours": "the same of each",
+            "relationships": "type, from {label, id}, to {label, id}; between all of them",
+        },
+        {
+            "label": Parameter("the node's label, such as Story or Proposal"),
+            "id": Parameter("the node's id (its key in the shape)"),
+            "depth": Parameter("steps away", 1, 1, _DEPTH),
+            "limit": Parameter("at most so many neighbours", 100, 1, _LIMIT),
+        },
+        lambda values: cypher.neighbours(values["label"], values["depth"]),
+        keys={"id": ""},
+        check=_label,
+        finish=_known,
+    ),
+}
+
+
+def prepared(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], Callable[[Row], Row]]:
+    """Return Cypher, parameters and what makes an answer's row whole. Raises `InvalidRequest`."""
+    question = QUESTIONS.get(name)
+    if question is None:
+        near = get_close_matches(name, QUESTIONS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidRequest(f"no question {name[:60]!r}; there are {', '.join(QUESTIONS)}{hint}")
+    known = {"tenant": _TENANT, **question.parameters}
+    if strange := sorted(given.keys() - known.keys()):
+        raise InvalidRequest(f"{name} knows no {', '.join(s[:40] for s in strange)}; it takes {', '.join(known)}")
+    values = {key: _value(name, key, parameter, given.get(key)) for key, parameter in known.items()}
+    question.check(values)
+    tenant = values["tenant"]
+    found_by = {f"{key}_uid": uid(label or values["label"], tenant, values[key]) for key, label in question.keys.items()}
+    return question.cypher(values), {**values, "tenant": bounded(tenant), **found_by}, question.finish
+
+
+def _value(question: str, name: str, parameter: Parameter, value: Any) -> Any:
+    if value is None or (value == "" and parameter.default is None):
+        if parameter.default is None:
+            raise InvalidRequest(f"{question} needs {name}: {parameter.about}")
+        return parameter.default
+    if parameter.number:
+        try:
+            number = int(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{name} {str(value)[:40]!r} is not a whole number") from error
+        if not parameter.least <= number <= parameter.most:
+            raise InvalidRequest(f"{name} is {number}; allowed are {parameter.least} to {parameter.most}")
+        return number
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} is a text, not {type(value).__name__}")
+    return bounded(value)

@@ -1,0 +1,148 @@
+"""The graph over any store that speaks Cypher: the statements, made from the shape, and the questions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from moothall.domain.event import Recorded
+from moothall.graph import questions
+from moothall.graph.projection import write
+from moothall.graph.shape import LABELS, POSITION, RELATIONS
+from moothall.graph.upserts import Writes, group_of, rows_by_label
+
+Rows = list[dict[str, Any]]
+Statement = tuple[str, Mapping[str, Any]]
+_PAGE = 500
+
+
+class Store(Protocol):
+    """What an embedded store and a server have in common. All three raise `GraphUnavailable`."""
+
+    async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
+        """Return the rows of a query that changes nothing."""
+        ...
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Run all in one transaction, again where it lost against another one."""
+        ...
+
+    async def empty(self) -> None:
+        """Remove everything of ours; the constraints stay."""
+        ...
+
+
+def schema() -> tuple[str, ...]:
+    """Return the statements that make constraints and indexes; they may be run again."""
+    made = [
+        f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE n.uid IS UNIQUE"
+        for name in (*LABELS, POSITION)
+    ]
+    made += [
+        f"CREATE INDEX moothall_{label.name.lower()}_{name} IF NOT EXISTS FOR (n:{label.name}) ON (n.{name})"
+        for label in LABELS.values()
+        for name in label.indexed
+    ]
+    return tuple(made)
+
+
+class CypherGraph:
+    """Implements `ports.Graph`. `text_chars` bounds every text in it."""
+
+    def __init__(self, store: Store, *, text_chars: int = 2000) -> None:
+        self._store = store
+        self._text_chars = text_chars
+
+    async def project(self, records: Sequence[Recorded]) -> None:
+        """Write a batch and remember its last seq, in one transaction."""
+        if not records:
+            return
+        writes = Writes(self._text_chars)
+        for recorded in records:
+            write(recorded.event, writes)
+        await self._store.write([*statements(writes), _position(max(recorded.seq for recorded in records))])
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Answer a named question."""
+        cypher, values, finish = questions.prepared(question, parameters)
+        return [finish(row) for row in await self._store.read(cypher, values)]
+
+    async def position(self) -> int:
+        """Return the seq up to which the log is written."""
+        rows = await self._store.read(f"MATCH (p:{POSITION} {{uid: 'log'}}) RETURN p.seq AS seq", {})
+        return int(rows[0]["seq"]) if rows else 0
+
+    async def clear(self) -> None:
+        """Remove everything."""
+        await self._store.empty()
+
+    async def dump(self) -> AsyncIterator[tuple[str, ...]]:
+        """Yield every node and relation as a tuple of texts, in an order that depends on the content only."""
+        for label in LABELS.values():
+            shown = ", ".join(f".{name}" for name in label.properties)
+            query = f"MATCH (n:{label.name}) WHERE n.uid > $after RETURN n {{{shown}}} AS n ORDER BY n.uid LIMIT {_PAGE}"
+            after = ""
+            while rows := await self._store.read(query, {"after": after}):
+                for row in rows:
+                    yield (label.name, *(f"{name}={row['n'][name]!r}" for name in label.properties))
+                after = rows[-1]["n"]["uid"]
+        for relation in RELATIONS:
+            query = (
+                f"MATCH (a:{relation.start})-[:{relation.type}]->(b:{relation.end}) WHERE a.uid > $after "
+                "RETURN a.uid AS a, b.uid AS b ORDER BY a, b"
+            )
+            for row in await self._store.read(query, {"after": ""}):
+                yield (relation.type, relation.start, row["a"], relation.end, row["b"])
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many nodes of each label and relations of each type there are."""
+        found: dict[str, int] = {}
+        for name in LABELS:
+            rows = await self._store.read(f"MATCH (n:{name}) RETURN count(n) AS number", {})
+            found[name] = int(rows[0]["number"]) if rows else 0
+        for relation in RELATIONS:
+            ends = f"(:{relation.start})-[r:{relation.type}]->(:{relation.end})"
+            rows = await self._store.read(f"MATCH {ends} RETURN count(r) AS number", {})
+            found[relation.type] = found.get(relation.type, 0) + (int(rows[0]["number"]) if rows else 0)
+        return found
+
+
+def statements(writes: Writes) -> list[Statement]:
+    """Return what writes a batch: first all nodes, then their properties, then the relations."""
+    made: list[Statement] = []
+    for label, rows in rows_by_label(writes.nodes).items():
+        merge = f"UNWIND $rows AS row MERGE (n:{label} {{uid: row.uid}}) SET n.tenant = row.tenant, n.key = row.key"
+        made.append((merge, {"rows": rows}))
+    told: dict[tuple[str, str], Rows] = {}
+    for (node, name), (by, values) in sorted(writes.groups.items(), key=lambda item: item[0]):
+        told.setdefault((node.label, name), []).append({"uid": node.uid, "by": by, "values": dict(values)})
+    for (label, name), rows in told.items():
+        group = group_of(label, name)
+        than = "<" if group.latest else ">"
+        made.append(
+            (
+                f"UNWIND $rows AS row MATCH (n:{label} {{uid: row.uid}}) "
+                f"WITH n, row WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by "
+                f"SET n += row.values SET n.{group.stamp} = row.by",
+                {"rows": rows},
+            )
+        )
+    related: dict[tuple[str, str, str], Rows] = {}
+    for start, kind, end in sorted(writes.relations):
+        related.setdefault((start.label, kind, end.label), []).append({"a": start.uid, "b": end.uid})
+    for (first, kind, last), rows in related.items():
+        made.append(
+            (
+                f"UNWIND $rows AS row MATCH (a:{first} {{uid: row.a}}) MATCH (b:{last} {{uid: row.b}}) "
+                f"MERGE (a)-[:{kind}]->(b)",
+                {"rows": rows},
+            )
+        )
+    return made
+
+
+def _position(seq: int) -> Statement:
+    return (
+        f"MERGE (p:{POSITION} {{uid: 'log'}}) SET p.seq = CASE WHEN p.seq IS NULL OR p.seq < $seq THEN $seq ELSE p.seq END",
+        {"seq": seq},
+    )

@@ -1,0 +1,111 @@
+"""What is to be written: nodes, groups of properties and relations, merged so that neither order nor repeats matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moothall.domain.ids import digest
+from moothall.graph.shape import EMPTY, LABELS, RELATED, Group, Kind
+
+_KEY_CHARS = 200
+_LIST_ITEMS = 100
+_BIGGEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """A node. Its key is bounded: what is longer keeps its beginning and gets its digest."""
+
+    label: str
+    tenant: str
+    key: str
+
+    @property
+    def uid(self) -> str:
+        """Unique. No tenant's ids can be mistaken for another's."""
+        return uid(self.label, self.tenant, self.key)
+
+
+def ref(label: str, tenant: str, *parts: str) -> Ref:
+    """Return the node of a label that `parts` name together."""
+    return Ref(label, bounded(tenant), bounded("/".join(parts)))
+
+
+def uid(label: str, tenant: str, key: str) -> str:
+    """Return what a tenant's node with this key is found by."""
+    return f"{label}/{bounded(tenant).replace('%', '%25').replace('/', '%2F')}/{bounded(key)}"
+
+
+def bounded(name: str) -> str:
+    """Return a name that every store's index takes."""
+    name = clean(name)
+    return name if len(name) <= _KEY_CHARS else f"{name[: _KEY_CHARS - 33]}~{digest(name)[:32]}"
+
+
+@dataclass(slots=True)
+class Writes:
+    """A batch. `by` in the group writes orders events: the time, then the event's id."""
+
+    text_chars: int = 2000
+    nodes: set[Ref] = field(default_factory=set)
+    groups: dict[tuple[Ref, str], tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    relations: set[tuple[Ref, str, Ref]] = field(default_factory=set)
+
+    def node(self, node: Ref) -> None:
+        """There is such a node."""
+        self.nodes.add(node)
+
+    def tell(self, node: Ref, group_name: str, by: str, **values: Any) -> None:
+        """Write a group of a node's properties. What isn't given is empty, so that a group is always whole."""
+        self.nodes.add(node)
+        group = group_of(node.label, group_name)
+        unknown = values.keys() - group.properties.keys()
+        if unknown:
+            raise KeyError(f"{node.label}.{group_name} has no {', '.join(sorted(unknown))}")
+        known = self.groups.get((node, group_name))
+        if known is None or (by > known[0] if group.latest else by < known[0]):
+            told = {name: self._typed(kind, values.get(name)) for name, kind in group.properties.items()}
+            self.groups[node, group_name] = (by, told)
+
+    def relate(self, start: Ref, kind: str, end: Ref) -> None:
+        """Write a relation and the nodes at its ends."""
+        if (start.label, kind, end.label) not in RELATED:
+            raise KeyError(f"the shape has no ({start.label})-[:{kind}]->({end.label})")
+        self.nodes |= {start, end}
+        self.relations.add((start, kind, end))
+
+    def _typed(self, kind: Kind, value: Any) -> Any:
+        """Values come from outside: whatever has another type than the shape says is empty."""
+        match kind:
+            case "text" if isinstance(value, str):
+                return clean(value[: self.text_chars])
+            case "whole" if isinstance(value, int | float) and abs(value) <= _BIGGEST:
+                return int(value)
+            case "number" if isinstance(value, int | float) and abs(value) <= _BIGGEST:
+                return float(value)
+            case "flag" if isinstance(value, bool):
+                return value
+            case "texts" if isinstance(value, list | tuple):
+                return [clean(str(item)[: self.text_chars]) for item in value[:_LIST_ITEMS]]
+        empty = EMPTY[kind]
+        return list(empty) if isinstance(empty, tuple) else empty
+
+
+def group_of(label: str, name: str) -> Group:
+    """Return a group of a label; an unknown one is a bug."""
+    return next(group for group in LABELS[label].groups if group.name == name)
+
+
+def clean(text: str) -> str:
+    """Return text that every store takes: no lone surrogates, no NUL."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def rows_by_label(nodes: Iterable[Ref]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of nodes, by label, in a fixed order."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for node in sorted(nodes):
+        rows.setdefault(node.label, []).append({"uid": node.uid, "tenant": node.tenant, "key": node.key})
+    return rows
