@@ -15,6 +15,7 @@ _COMMANDS = {
     "deliberate": "moothall.cli.deliberate:deliberate",
     "demo": "moothall.cli.demo:demo",
     "doctor": "moothall.cli.doctor:doctor",
+    "graph": "moothall.cli.graph:graph",
     "log": "moothall.cli.log:log",
     "repo": "moothall.cli.repo:repo",
     "serve": "moothall.cli.serve:serve",

@@ -11,7 +11,7 @@ def _shown(variable: str, names: str, **more: str) -> str:
     return "{" + ", ".join([*(f"{key}: {value}" for key, value in more.items()), *entries]) + "}"
 
 
-def _gathered(start: str, pattern: str, variable: str, shown: str, order: str, column: str) -> str:
+def _gathered(start: str, pattern: str, variable: str, shown: str, *, order: str, column: str) -> str:
     """A sub-query that gathers what hangs on `start`, in order."""
     return (
         f"CALL {{ WITH {start} MATCH {pattern} WITH DISTINCT {variable} ORDER BY {order} RETURN collect({shown}) AS {column} }}\n"
@@ -57,9 +57,9 @@ OPTIONAL MATCH (d)-[:WORKS_ON]->(repo:Repository)
 OPTIONAL MATCH (t:Task)-[:DELIBERATED_IN]->(d)
 OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(t)
 """
-_REVIEWS = _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, "r.made_at, r.key", "reviews")
-_CHECKS = _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, "e.made_at, e.key", "evidence")
-_DECISIONS = _gathered("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, "dec.made_at, dec.key", "decisions")
+_REVIEWS = _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
+_CHECKS = _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="evidence")
+_DECISIONS = _gathered("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
 
 PROVENANCE = (
     """
@@ -68,8 +68,8 @@ WHERE $path = '' OR $path IN p.paths"""
     + _AROUND
     + _REVIEWS
     + _CHECKS
-    + _gathered("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, "m.made_at, m.key", "model_calls")
-    + _gathered("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, "x.finished_at, x.key", "tool_calls")
+    + _gathered("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, order="m.made_at, m.key", column="model_calls")
+    + _gathered("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, order="x.finished_at, x.key", column="tool_calls")
     + _DECISIONS
     + f"""
 RETURN c.key AS commit, {_or_null("repo", _REPOSITORY)} AS repository, {_or_null("st", _STORY)} AS story,
@@ -82,7 +82,7 @@ ORDER BY d.decided_at, d.key, p.key
 DELIBERATION = (
     "MATCH (d:Deliberation {uid: $task_id_uid})"
     + _AROUND
-    + _gathered("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, "s.key", "seats")
+    + _gathered("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, order="s.key", column="seats")
     + "CALL { WITH d MATCH (d)-[:HAS_SEAT]->(:Seat)-[:PROPOSED]->(p:Proposal)\n"
     + _REVIEWS
     + _CHECKS
@@ -96,7 +96,12 @@ CALL { WITH d MATCH (d)-[:ASKED_MODEL]->(m:ModelCall) RETURN collect(m) AS of_al
 RETURN collect({_MODEL}) AS model_calls }}
 """
     + _gathered(
-        "d", "(d)-[:HAS_SEAT]->(:Seat)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, "x.finished_at, x.key", "tool_calls"
+        "d",
+        "(d)-[:HAS_SEAT]->(:Seat)-[:CALLED_TOOL]->(x:ToolCall)",
+        "x",
+        _TOOL,
+        order="x.finished_at, x.key",
+        column="tool_calls",
     )
     + _DECISIONS
     + f"""
@@ -118,8 +123,8 @@ WHERE d.tenant = $tenant AND d.key <> $task_id AND d.status <> ''
 WITH d ORDER BY d.decided_at DESC, d.key LIMIT $limit
 OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
 """
-    + _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, "r.made_at, r.key", "reviews")
-    + _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, "e.made_at, e.key", "checks")
+    + _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
+    + _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="checks")
     + _DECISIONS
     + f"""
 RETURN d.key AS task_id, coalesce(d.story, '') AS story_id, d.description AS description, d.role AS role, d.status AS status,
@@ -130,11 +135,11 @@ ORDER BY decided_at DESC, task_id
 )
 
 STORY = (
-    "MATCH (st:Story {uid: $story_id_uid})\n"
-    + """CALL { WITH st MATCH (st)-[:HAS_TASK]->(t:Task)
+    """MATCH (st:Story {uid: $story_id_uid})
+CALL { WITH st MATCH (st)-[:HAS_TASK]->(t:Task)
 CALL { WITH t MATCH (t)-[:DELIBERATED_IN]->(d:Deliberation) WITH DISTINCT d ORDER BY d.asked_at, d.key
 """
-    + f"""RETURN collect({_shown("d", "status final_state winner branch commit_sha decided_at", task_id="d.key")}) AS runs }}
+    f"""RETURN collect({_shown("d", "status final_state winner branch commit_sha decided_at", task_id="d.key")}) AS runs }}
 WITH DISTINCT t, runs ORDER BY coalesce(t.place, 1000000), t.key
 RETURN collect({_shown("t", "description role priority", task_id="t.key", deliberations="runs")}) AS tasks }}
 """
@@ -143,10 +148,10 @@ RETURN collect({_shown("t", "description role priority", task_id="t.key", delibe
         "(st)-[:HAS_COMMENT]->(c:Comment)",
         "c",
         _shown("c", "comment actor made_at"),
-        "c.made_at, c.key",
-        "comments",
+        order="c.made_at, c.key",
+        column="comments",
     )
-    + _gathered("st", "(st)-[:DECIDED_BY]->(dec:Decision)", "dec", _DECISION, "dec.made_at, dec.key", "decisions")
+    + _gathered("st", "(st)-[:DECIDED_BY]->(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
     + f"""
 RETURN {_shown("st", "headline brief criteria repository rigor state told_at moved_at", story_id="st.key")} AS story,
   tasks, comments, decisions

@@ -10,7 +10,7 @@ from typing import Any
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
-from moothall.graph.upserts import Ref, Writes, ref
+from moothall.graph.upserts import Ref, Writes, clean, ref
 
 _RUN = re.compile(r"-r\d+$")
 _PATH = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
@@ -58,8 +58,9 @@ class _Telling:
         self.writes.relate(self.deliberation, "HAS_SEAT", seat)
         return seat
 
-    def proposal(self, candidate: str) -> Ref:
-        return self.ref("Proposal", self.text("task_id"), candidate)
+    def proposal(self, candidate: str, fingerprint: str) -> Ref:
+        """Two hosts at once may make two proposals of one name: what is found of one belongs to no other."""
+        return self.ref("Proposal", self.text("task_id"), candidate, fingerprint)
 
 
 def write(event: Event, writes: Writes) -> bool:
@@ -90,6 +91,12 @@ def _time(event: Event) -> str:
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
     except (ValueError, OverflowError):
         return ""
+
+
+def _fingerprint(said: Mapping[str, Any]) -> str:
+    """As `domain.proposal.Proposal.fingerprint`."""
+    answer = _text(said.get("diff")) or _text(said.get("content"))
+    return digest(clean(answer))[:16]
 
 
 def _cost(usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,6 +187,10 @@ def _requested(t: _Telling) -> None:
             t.seat(name)
 
 
+def _plan_finished(t: _Telling) -> None:
+    t.writes.tell(t.ref("Plan", t.text("plan_id")), "finished", t.by, status=t.data.get("status"), finished_at=t.time)
+
+
 def _started(t: _Telling) -> None:
     t.writes.tell(t.deliberation, "started", t.by, started_at=t.time)
 
@@ -199,7 +210,8 @@ def _decided(t: _Telling) -> None:
         if not seat:
             continue
         revision = result.get("revision")
-        proposal = t.proposal(f"{seat}.r{revision}" if isinstance(revision, int) and revision > 0 else seat)
+        candidate = f"{seat}.r{revision}" if isinstance(revision, int) and revision > 0 else seat
+        proposal = t.proposal(candidate, _fingerprint(result))
         first = not won and seat == winner  # results come best first
         won = won or first
         facts = {name: result.get(name) for name in ("rank", "score", "reasons", "passed_gates")}
@@ -221,7 +233,7 @@ def _seated(t: _Telling) -> None:
 def _proposed(t: _Telling) -> None:
     said = t.object("proposal")
     candidate, diff = t.text("candidate"), _text(said.get("diff"))
-    node, revision = t.proposal(candidate), said.get("revision")
+    node = t.proposal(candidate, _fingerprint(said))
     t.writes.tell(
         node,
         "made",
@@ -229,18 +241,15 @@ def _proposed(t: _Telling) -> None:
         candidate=candidate,
         seat=t.text("seat"),
         summary=said.get("content"),
-        diff_sha256=digest(diff) if diff else "",
+        diff_sha256=digest(clean(diff)) if diff else "",
         paths=_PATH.findall(diff),
         commit_sha=said.get("commit_sha"),
-        revision=revision,
+        revision=said.get("revision"),
         operations=len(_items(said.get("operations"))),
         own_tests=said.get("own_tests"),
         made_at=t.time,
     )
     t.writes.relate(t.seat(t.text("seat")), "PROPOSED", node)
-    if isinstance(revision, int) and revision > 0:
-        before = t.text("seat") if revision == 1 else f"{t.text('seat')}.r{revision - 1}"
-        t.writes.relate(node, "REVISES", t.proposal(before))
     if _SHA.fullmatch(_text(said.get("commit_sha"))):
         t.writes.relate(node, "COMMITTED_AS", t.ref("Commit", said["commit_sha"]))
 
@@ -251,14 +260,14 @@ def _reviewed(t: _Telling) -> None:
     words = {name: said.get(name) for name in ("score", "met", "unmet", "comment")}
     t.writes.tell(review, "made", t.by, reviewer=t.text("seat"), candidate=t.text("candidate"), made_at=t.time, **words)
     t.writes.relate(t.seat(t.text("seat")), "GAVE", review)
-    t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate")))
+    t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate"), t.text("fingerprint")))
 
 
 def _checked(t: _Telling) -> None:
     said, assessment, author = t.object("evidence"), t.object("assessment"), t.text("cross_author")
-    proposal = t.proposal(t.text("candidate"))
-    parts = (t.text("task_id"), t.text("candidate"), _text(said.get("check")), *((author,) if author else ()))
-    evidence = t.ref("Evidence", *parts)
+    proposal = t.proposal(t.text("candidate"), t.text("fingerprint"))
+    whose = (author, t.text("cross_fingerprint")) if author else ()
+    evidence = t.ref("Evidence", proposal.key, _text(said.get("check")), *whose)
     facts = {name: said.get(name) for name in ("check", "verdict", "output", "passed", "failed", "skipped", "duration_ms")}
     t.writes.tell(evidence, "made", t.by, candidate=t.text("candidate"), tests_of=author, made_at=t.time, **facts)
     t.writes.relate(proposal, "HAS_EVIDENCE", evidence)
@@ -298,7 +307,7 @@ def _called_model(t: _Telling) -> None:
         **usage,
         seat=t.text("seat"),
         answer=answer,
-        answer_sha256=digest(answer) if answer else "",
+        answer_sha256=digest(clean(answer)) if answer else "",
         made_at=t.time,
     )
     if t.text("seat") in {"", _NO_SEAT}:
@@ -350,6 +359,7 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.STORY_TRANSITIONED: (("story_id",), _moved),
     EventType.STORY_COMMENTED: (("story_id",), _commented),
     EventType.PLAN_DERIVED: (("story_id", "plan_id"), _planned),
+    EventType.PLAN_FINISHED: (("story_id", "plan_id"), _plan_finished),
     EventType.DELIBERATION_REQUESTED: (("task_id",), _requested),
     EventType.DELIBERATION_STARTED: (("task_id",), _started),
     EventType.DELIBERATION_CANCELLED: (("task_id",), _cancelled),
@@ -367,5 +377,5 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.DECISION_MADE: (("story_id",), _decision),
 }
 """By type: the fields without which an event names nothing, and what it adds. Not projected, because nobody asks the graph
-for them: seat.turn (its calls are there one by one), agent.progress, audit.recorded.
+for them: seat.turn (its calls are there one by one), agent.progress, audit.recorded, and who is registered where.
 """

@@ -84,16 +84,17 @@ _LABELS = (
         (Group("made", _words("text", "from_state to_state event actor made_at")),),
     ),
     Label("Comment", "words on a story", "event id", (Group("made", _words("text", "comment actor made_at")),)),
-    Label("Plan", "the ordered tasks of a story", "plan id", (Group("derived", _words("text", "derived_at")),)),
+    Label(
+        "Plan",
+        "the ordered tasks of a story",
+        "plan id",
+        (Group("derived", _words("text", "derived_at")), Group("finished", _words("text", "status finished_at"))),
+    ),
     Label(
         "Task",
         "the smallest unit that one council handles",
         "task id without its run",
-        (
-            Group(
-                "planned", {**_words("text", "description role planned_at"), **_words("whole", "place priority")}, latest=True
-            ),
-        ),
+        (Group("planned", {**_words("text", "description role planned_at"), **_words("whole", "place priority")}, latest=True),),
     ),
     Label(
         "Deliberation",
@@ -138,7 +139,7 @@ _LABELS = (
     Label(
         "Proposal",
         "a seat's answer, or a revision of it",
-        "task id/candidate",
+        "task id/candidate/fingerprint",
         (
             Group(
                 "made",
@@ -169,7 +170,7 @@ _LABELS = (
     Label(
         "Evidence",
         "what a check showed of a proposal on a clean checkout; `tests_of` names the author of tests that aren't its own",
-        "task id/candidate/check",
+        "task id/candidate/fingerprint/check",
         (
             Group(
                 "made",
@@ -239,7 +240,6 @@ RELATIONS = (
     Relation("Seat", "GAVE", "Review", "its judgement"),
     Relation("Seat", "CALLED_MODEL", "ModelCall", "asked the model"),
     Relation("Seat", "CALLED_TOOL", "ToolCall", "acted"),
-    Relation("Proposal", "REVISES", "Proposal", "the candidate before it"),
     Relation("Proposal", "HAS_EVIDENCE", "Evidence", "what a check showed"),
     Relation("Proposal", "COMMITTED_AS", "Commit", "the seat's own commit in the trusted clone"),
     Relation("Proposal", "DELIVERED_AS", "Commit", "the commit that was delivered"),
@@ -255,10 +255,7 @@ POSITION = "LogPosition"
 
 def mermaid() -> str:
     """Return the picture of labels and relations, for docs/graph.md."""
-    lines = ["graph LR"]
-    for relation in RELATIONS:
-        lines.append(f"  {relation.start} -->|{relation.type}| {relation.end}")
-    return "\n".join(lines)
+    return "\n".join(["graph LR", *(f"  {r.start} -->|{r.type}| {r.end}" for r in RELATIONS)])
 
 
 def tables() -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from moothall.domain.event import Recorded
 from moothall.graph import questions
 from moothall.graph.projection import write
-from moothall.graph.shape import LABELS, POSITION, RELATIONS
+from moothall.graph.shape import LABELS, POSITION, RELATIONS, Group
 from moothall.graph.upserts import Writes, group_of, rows_by_label
 
 Rows = list[dict[str, Any]]
@@ -116,29 +116,25 @@ def statements(writes: Writes) -> list[Statement]:
     told: dict[tuple[str, str], Rows] = {}
     for (node, name), (by, values) in sorted(writes.groups.items(), key=lambda item: item[0]):
         told.setdefault((node.label, name), []).append({"uid": node.uid, "by": by, "values": dict(values)})
-    for (label, name), rows in told.items():
-        group = group_of(label, name)
-        than = "<" if group.latest else ">"
-        made.append(
-            (
-                f"UNWIND $rows AS row MATCH (n:{label} {{uid: row.uid}}) "
-                f"WITH n, row WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by "
-                f"SET n += row.values SET n.{group.stamp} = row.by",
-                {"rows": rows},
-            )
-        )
+    made += [(_tell(group_of(label, name), label), {"rows": rows}) for (label, name), rows in told.items()]
     related: dict[tuple[str, str, str], Rows] = {}
     for start, kind, end in sorted(writes.relations):
         related.setdefault((start.label, kind, end.label), []).append({"a": start.uid, "b": end.uid})
-    for (first, kind, last), rows in related.items():
-        made.append(
-            (
-                f"UNWIND $rows AS row MATCH (a:{first} {{uid: row.a}}) MATCH (b:{last} {{uid: row.b}}) "
-                f"MERGE (a)-[:{kind}]->(b)",
-                {"rows": rows},
-            )
-        )
+    made += [(_relate(*ends), {"rows": rows}) for ends, rows in related.items()]
     return made
+
+
+def _tell(group: Group, label: str) -> str:
+    than = "<" if group.latest else ">"
+    return (
+        f"UNWIND $rows AS row MATCH (n:{label} {{uid: row.uid}}) "
+        f"WITH n, row WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by "
+        f"SET n += row.values SET n.{group.stamp} = row.by"
+    )
+
+
+def _relate(start: str, kind: str, end: str) -> str:
+    return f"UNWIND $rows AS row MATCH (a:{start} {{uid: row.a}}) MATCH (b:{end} {{uid: row.b}}) MERGE (a)-[:{kind}]->(b)"
 
 
 def _position(seq: int) -> Statement:

@@ -115,7 +115,14 @@ def server(home: Path) -> Iterator[Address]:
     (home / "conf").mkdir(parents=True)
     (home / "conf" / "neo4j.conf").write_text(_CONFIGURATION.format(port=port), encoding="utf-8")
     opens = [f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS]
-    command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *opens, "-Dio.netty.tryReflectionSetAccessible=true"]
+    command = [
+        "java",
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        *opens,
+        "-Dio.netty.tryReflectionSetAccessible=true",
+    ]
     command += ["-cp", f"{classes}/*", "org.neo4j.server.CommunityEntryPoint"]
     command += [f"--home-dir={home}", f"--config-dir={home / 'conf'}"]
     with (home / "out.log").open("wb") as out:
@@ -137,7 +144,16 @@ def server(home: Path) -> Iterator[Address]:
 def container() -> Iterator[Address]:
     """Run the official image on a free port of loopback. Raises `Missing`."""
     port, password = _free_port(), secrets.token_urlsafe(12)
-    command = ["docker", "run", "--rm", "--detach", "--publish", f"127.0.0.1:{port}:7687", "--env", f"NEO4J_AUTH=neo4j/{password}"]
+    command = [
+        "docker",
+        "run",
+        "--rm",
+        "--detach",
+        "--publish",
+        f"127.0.0.1:{port}:7687",
+        "--env",
+        f"NEO4J_AUTH=neo4j/{password}",
+    ]
     started = subprocess.run([*command, IMAGE], capture_output=True, text=True, check=False)  # noqa: S603 - our own words
     if started.returncode:
         raise Missing(f"no Neo4j: docker could not run {IMAGE}: {started.stderr.strip()[-300:]}")
@@ -180,9 +196,7 @@ def _wait(address: Address, alive: Callable[[], None], query: str = "RETURN 1", 
     while True:
         alive()
         try:
-            with GraphDatabase.driver(
-                address.url, auth=(address.user, address.password), max_transaction_retry_time=0
-            ) as driver:
+            with GraphDatabase.driver(address.url, auth=(address.user, address.password), max_transaction_retry_time=0) as driver:
                 driver.execute_query(query, database_=database)
                 return
         except (Neo4jError, DriverError, OSError) as error:

@@ -1,0 +1,134 @@
+"""Asking the process that has the embedded graph open: a Unix socket in the data directory, one question a connection.
+
+Its folder's mode (0700) says who may ask. A question and its answer are one line of JSON each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from moothall.errors import GraphUnavailable, InvalidRequest, MoothallError
+
+_QUESTION_BYTES = 64 * 1024
+_TRIES, _LOOK_SECONDS = 50, 0.1
+_LONGEST_PATH = 100
+"""What the kernel takes for a socket, with some to spare."""
+
+
+class Answers(Protocol):
+    """What a command wants of a graph."""
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Answer a named question."""
+        ...
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many nodes of each label and relations of each type there are."""
+        ...
+
+
+@asynccontextmanager
+async def answering(graph: Answers, path: Path) -> AsyncIterator[None]:
+    """Answer at `path` until the context ends."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answer = await _answer(graph, await reader.readline())
+            writer.write(json.dumps(answer).encode())
+            await writer.drain()
+        except (OSError, ValueError):
+            pass  # who asked is gone, or asked more than a question may be long
+        finally:
+            writer.close()
+
+    _remove(path)
+    with _reachable(path) as name:
+        server = await asyncio.start_unix_server(serve, name, limit=_QUESTION_BYTES)
+    async with server:
+        try:
+            yield
+        finally:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def _answer(graph: Answers, line: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+        if not isinstance(asked, dict):
+            raise InvalidRequest("a question is an object with `question` and `parameters`")
+        if asked.get("counts"):
+            return {"rows": [await graph.counts()]}
+        return {"rows": list(await graph.ask(str(asked.get("question")), **(asked.get("parameters") or {})))}
+    except MoothallError as error:
+        return {"code": error.code, "message": error.message}
+    except (ValueError, TypeError) as error:
+        return {"code": InvalidRequest.code, "message": f"not a question: {error}"}
+
+
+class Elsewhere:
+    """The graph of another process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Have a named question answered there. Raises what is raised there."""
+        rows: Sequence[Mapping[str, Any]] = (await self._sent({"question": question, "parameters": parameters}))["rows"]
+        return rows
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many nodes and relations there are."""
+        rows: Sequence[dict[str, int]] = (await self._sent({"counts": True}))["rows"]
+        return rows[0]
+
+    async def _sent(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            reader, writer = await self._connected()
+            try:
+                writer.write(json.dumps(asked).encode() + b"\n")
+                answer: dict[str, Any] = json.loads(await reader.read())
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        except (OSError, ValueError) as error:
+            raise GraphUnavailable(f"the process that has the graph open did not answer: {error}") from error
+        if "rows" in answer:
+            return answer
+        if answer.get("code") == InvalidRequest.code:
+            raise InvalidRequest(str(answer.get("message")))
+        raise GraphUnavailable(str(answer.get("message")))
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect; a process that is still starting is waited for."""
+        for _ in range(_TRIES):
+            try:
+                with _reachable(self._path) as name:
+                    return await asyncio.open_unix_connection(name)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(_LOOK_SECONDS)
+        raise GraphUnavailable("the process that has the graph open does not answer; is it starting or ending? try again")
+
+
+@contextmanager
+def _reachable(path: Path) -> Iterator[str]:
+    """A name for a socket that is short enough: a deep folder is reached by its descriptor."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,136 @@
+"""From the log into the graph, behind the answer: in batches, at its own pace, from where the graph itself says it is.
+
+A decision never waits for it. It holds nothing that isn't in the log: after a crash it goes on from the graph's
+position, and a graph that is away makes it late, not wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from moothall.config import Graph as Settings
+from moothall.domain.event import Recorded
+from moothall.errors import GraphUnavailable
+from moothall.ports import Graph
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+SUBJECTS = tuple(
+    subject
+    for name in ("agile.events", "agent.results", "agent.responses", "agent.progress", "tool.results")
+    for subject in (name, f"{name}.*")
+)
+"""All of the log, also what the graph does not take: its position is then the log's."""
+
+_FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
+
+
+class ProjectorLog(Protocol):
+    """What a projector needs of the bus: the log's two ways of reading, which can be closed."""
+
+    def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded now and end."""
+        ...
+
+    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded, then what comes, until closed."""
+        ...
+
+
+class Projector:
+    """The only writer of a graph."""
+
+    def __init__(self, log_: ProjectorLog, graph: Graph, settings: Settings) -> None:
+        self._log = log_
+        self._graph = graph
+        self._settings = settings
+        self._written = 0
+        self._progress = asyncio.Condition()
+
+    @property
+    def written(self) -> int:
+        """The seq up to which the log is in the graph."""
+        return self._written
+
+    async def run(self, last_seq: int) -> None:
+        """Project until cancelled. `last_seq` is the log's end now: a graph that is ahead of it is of another log."""
+        self._written = await self._start(last_seq)
+        waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._settings.batch)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read(waiting, self._written), name="graph-read")
+            group.create_task(self._write(waiting), name="graph-write")
+
+    async def catch_up(self, last_seq: int, on_batch: Callable[[int], None] = lambda _: None) -> int:
+        """Project what is recorded now and return how many events that were. `on_batch` hears the seq of each batch's end."""
+        self._written = await self._start(last_seq)
+        count, batch = 0, list[Recorded]()
+        async with aclosing(self._log.replay(SUBJECTS, self._written)) as records:
+            async for recorded in records:
+                batch.append(recorded)
+                if len(batch) == self._settings.batch:
+                    await self._project(batch)
+                    count += len(batch)
+                    on_batch(batch[-1].seq)
+                    batch = []
+        if batch:
+            await self._project(batch)
+            on_batch(batch[-1].seq)
+        return count + len(batch)
+
+    async def settled(self, seq: int) -> None:
+        """Return once the log is written up to `seq`."""
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._written >= seq)
+
+    async def _start(self, last_seq: int) -> int:
+        position = await self._position()
+        if position <= last_seq:
+            return position
+        log.warning("the graph is ahead of the log, so it is of another one; the log is written again", at=position, log=last_seq)
+        return 0
+
+    async def _read(self, waiting: asyncio.Queue[Recorded], after_seq: int) -> None:
+        async with aclosing(self._log.follow(SUBJECTS, after_seq)) as records:
+            async for recorded in records:
+                await waiting.put(recorded)
+
+    async def _write(self, waiting: asyncio.Queue[Recorded]) -> None:
+        while True:
+            batch = [await waiting.get()]
+            await asyncio.sleep(self._settings.pace_seconds)
+            while len(batch) < self._settings.batch and not waiting.empty():
+                batch.append(waiting.get_nowait())
+            await self._patiently(batch)
+
+    async def _patiently(self, batch: Sequence[Recorded]) -> None:
+        """Write until it is written: a graph that is away is waited for, however long."""
+        pause = _FIRST_SECONDS
+        while True:
+            try:
+                await self._project(batch)
+            except GraphUnavailable as error:
+                log.warning("the graph is late", events=len(batch), retry_seconds=pause, reason=error.message)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_SECONDS)
+            else:
+                return
+
+    async def _position(self) -> int:
+        pause = _FIRST_SECONDS
+        while True:
+            try:
+                return await self._graph.position()
+            except GraphUnavailable as error:
+                log.warning("the graph does not answer", retry_seconds=pause, reason=error.message)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_SECONDS)
+
+    async def _project(self, batch: Sequence[Recorded]) -> None:
+        await self._graph.project(batch)
+        async with self._progress:
+            self._written = max(self._written, batch[-1].seq)
+            self._progress.notify_all()
