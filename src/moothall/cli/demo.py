@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 
 from moothall.cli.council import Narrator, hold_council, tell_outcome
 from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.show import first_added
 from moothall.config import Settings
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import Outcome
@@ -67,5 +69,12 @@ def _say_what_next(sample: Path, outcome: Outcome, seconds: float) -> None:
     click.echo(f"\nThe repository is {sample} ({seconds:.0f} s in all).")
     if outcome.branch:
         click.echo(f"See the winner: git -C {sample} show {outcome.branch}")
+        winner = next(result for result in outcome.results if result.rank == 1)
+        if place := first_added(winner.diff):
+            file, line = place
+            click.echo(
+                "Ask where its first line comes from: moothall graph query provenance "
+                f"--repo {sample} --ref {outcome.branch} --file {shlex.quote(file)} --line {line}"
+            )
     elif not outcome.winner_id:
         click.echo("No seat solved the task this time; another seed may: moothall demo --seed 7")

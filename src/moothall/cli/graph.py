@@ -22,7 +22,7 @@ def graph() -> None:
 @graph.command()
 def questions() -> None:
     """List what can be asked, with parameters and what the answers hold."""
-    from moothall.graph.questions import QUESTIONS
+    from moothall.wiring.questions import QUESTIONS
 
     for name, question in QUESTIONS.items():
         click.echo(f"{name}: {question.about}")
@@ -78,8 +78,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 async def _query(settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool) -> int:
-    from moothall.graph.questions import prepared
     from moothall.wiring.graph import open_answers
+    from moothall.wiring.questions import prepared
 
     asked = {"tenant": LOCAL.tenant, **given}
     prepared(question, asked)  # a wrong question needs no graph

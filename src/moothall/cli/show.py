@@ -21,6 +21,7 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)")
 _GOOD, _BAD, _QUIET = "green", "red", "dim"
 
 
@@ -129,6 +130,21 @@ def changed_lines(diff: str) -> tuple[int, int]:
         sum(line.startswith("+") and not line.startswith("+++") for line in lines),
         sum(line.startswith("-") and not line.startswith("---") for line in lines),
     )
+
+
+def first_added(diff: str) -> tuple[str, int] | None:
+    """Return the path and number of the first line with words that a diff adds."""
+    path, number = "", 0
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            path = line[4:].removeprefix("b/")
+        elif hunk := _HUNK.match(line):
+            number = int(hunk[1])
+        elif line.startswith("+") and line[1:].strip() and path not in {"", "/dev/null"}:
+            return path, number
+        elif line.startswith(("+", " ")):
+            number += 1
+    return None
 
 
 def show_outcome(console: Console, outcome: Outcome) -> None:

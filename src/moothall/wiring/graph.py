@@ -51,17 +51,18 @@ async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
 
 
 @asynccontextmanager
-async def remembering(settings: Settings, bus: JetStreamBus) -> AsyncIterator[CypherGraph]:
+async def remembering(settings: Settings, bus: JetStreamBus, *, drain: bool) -> AsyncIterator[CypherGraph]:
     """Open the graph, project the log into it behind the answers, and let other commands on this data directory ask it.
 
-    When the work ended well, the graph gets `graph.drain_seconds` to catch up; what is left then, the next start does.
+    `drain`: at the end the graph gets `graph.drain_seconds` to catch up; what is left then, the next start does.
     """
     async with open_graph(settings) as graph, answering(graph, _socket(settings)), asyncio.TaskGroup() as group:
         projector = Projector(bus, graph, settings.graph)
         running = group.create_task(projector.run((await bus.state(LOG)).last_seq), name="graph")
         try:
             yield graph
-            await _drain(settings, projector, bus)
+            if drain:
+                await _drain(settings, projector, bus)
         finally:
             running.cancel()
 
@@ -155,7 +156,7 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
                 try:
                     stack.enter_context(lock.held(settings.data_dir))
                 except lock.Taken:
-                    if settings.graph.url or await asyncio.to_thread(_socket(settings).exists):
+                    if settings.graph.url is not None or await asyncio.to_thread(os.path.exists, _socket(settings)):
                         return False
                     await asyncio.sleep(_LOOK_SECONDS)
                 else:

@@ -145,6 +145,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
     from moothall.services.server import grpc_server
+    from moothall.wiring.graph import remembering
     from moothall.wiring.host import host_main
     from moothall.wiring.sources import bus_url, model_url
     from moothall.wiring.walls import check_walls
@@ -159,6 +160,8 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     model = await stack.enter_async_context(started(model_url(settings, tell)))
     url = await stack.enter_async_context(bus_url(settings))
     bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
+    # A server that ends leaves what the graph lacks to its next start; a single command has none.
+    remembered = await stack.enter_async_context(started(remembering(settings, bus, drain=not serving)))
     repositories = trusted_repositories(settings)
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
@@ -167,6 +170,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     await roster.refresh()
     await (await stack.enter_async_context(started(_running(roster.run(), "councils"))))
     main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
+    await remembered
     await ray
     await (await stack.enter_async_context(started(hosting(settings.ray, main))))
     desk = Desk(bus, repositories, _defaults(settings), councils=roster)

@@ -1,0 +1,277 @@
+"""What every store must do, run on the embedded one and on a real Neo4j alike."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.errors import GraphUnavailable, InvalidRequest
+from moothall.graph.shape import LABELS, RELATIONS
+from moothall.graph.store import CypherGraph, Statement, Store
+from moothall.testing.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
+
+Lines = list[tuple[str, ...]]
+
+
+async def lines(graph: CypherGraph) -> Lines:
+    return sorted([line async for line in graph.dump()])
+
+
+async def test_a_chronicle_makes_every_label_and_every_relation(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    counts = await graph.counts()
+    assert {name for name in LABELS if not counts[name]} == set()
+    assert {relation.type for relation in RELATIONS if not counts[relation.type]} == set()
+    assert counts["Proposal"] == counts["Seat"] == 2
+    assert counts["Evidence"] == 5
+    assert counts["ModelCall"] == 3
+
+
+async def test_the_position_is_the_last_seq_and_never_goes_back(graph: CypherGraph) -> None:
+    assert await graph.position() == 0
+    records = recorded(Chronicle().whole().events)
+    await graph.project(records)
+    assert await graph.position() == len(records)
+    await graph.project(records[:3])
+    assert await graph.position() == len(records)
+    await graph.project([])
+    assert await graph.position() == len(records)
+
+
+async def test_neither_batches_nor_repeats_nor_order_change_the_graph(graph: CypherGraph) -> None:
+    records = recorded(Chronicle().whole().events)
+    await graph.project(records)
+    once = await lines(graph)
+    await graph.project(records)
+    assert await lines(graph) == once
+    await graph.clear()
+    shuffled = records * 2
+    random.Random(7).shuffle(shuffled)  # noqa: S311 - an order, no secret
+    for start in range(0, len(shuffled), 5):
+        await graph.project(shuffled[start : start + 5])
+    assert await lines(graph) == once
+
+
+async def test_clear_leaves_nothing_and_everything_can_be_written_again(graph: CypherGraph) -> None:
+    records = recorded(Chronicle().whole().events)
+    await graph.project(records)
+    before = await lines(graph)
+    await graph.clear()
+    assert await lines(graph) == []
+    assert await graph.position() == 0
+    await graph.project(records)
+    assert await lines(graph) == before
+
+
+async def test_a_uid_is_unique(store: Store) -> None:
+    make: Statement = ("CREATE (n:Story {uid: 'Story/local/one', tenant: 'local', key: 'one'})", {})
+    await store.write([make])
+    with pytest.raises(GraphUnavailable):
+        await store.write([make])
+
+
+async def test_a_transaction_is_written_whole_or_not_at_all(store: Store) -> None:
+    good: Statement = ("CREATE (n:Story {uid: 'Story/local/two'})", {})
+    with pytest.raises(GraphUnavailable):
+        await store.write([good, ("THIS IS NO CYPHER", {})])
+    assert await store.read("MATCH (n:Story) RETURN count(n) AS number", {}) == [{"number": 0}]
+
+
+async def test_provenance_leads_from_a_commit_to_everything_behind_it(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    (row,) = await graph.ask("provenance", tenant="local", commit_sha=delivered(), path=PATH)
+    assert row["commit"] == delivered()
+    assert row["repository"] == {"id": "sample", "url": "/r"}
+    assert row["story"] == {"story_id": "story-1", "headline": "Greeting", "brief": "Greet everybody.", "state": "ready"}
+    assert row["task"] == {"task_id": "task-a", "description": "add it", "role": "dev"}
+    assert row["deliberation"]["branch"] == "moothall/task-a"
+    assert row["deliberation"]["base_sha"] == BASE
+    assert row["seat"]["seat"] == SEATS[0]
+    assert row["proposal"]["candidate"] == SEATS[0]
+    assert row["proposal"]["commit_sha"] == proposal_of(SEATS[0]).commit_sha
+    assert (row["proposal"]["rank"], row["proposal"]["won"], row["proposal"]["proven"]) == (1, True, True)
+    assert [(entry["reviewer"], entry["score"]) for entry in row["reviews"]] == [(SEATS[1], 0.8)]
+    assert [(entry["check"], entry["verdict"]) for entry in row["evidence"]] == [
+        ("tests", "passed"),
+        ("applies", "passed"),
+        ("cross", "passed"),
+    ]
+    (call,) = row["model_calls"]
+    assert (call["model"], call["prompt_tokens"], call["completion_tokens"]) == ("small", 20, 7)
+    assert len(call["prompt_sha256"]) == 64
+    assert call["answer"].endswith("\N{SNOWMAN}")
+    assert [entry["tool"] for entry in row["tool_calls"]] == ["files.append"]
+    assert [(entry["approver"], entry["decision"]) for entry in row["decisions"]] == [("ann", "approved")]
+    json.dumps(row)
+
+
+async def test_provenance_without_an_answer_is_empty(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    assert await graph.ask("provenance", tenant="local", commit_sha="0" * 40) == []
+    assert await graph.ask("provenance", tenant="local", commit_sha=delivered(), path="other.py") == []
+
+
+async def test_a_deliberation_is_told_whole(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
+    assert row["deliberation"]["final_state"] == "committed"
+    assert row["deliberation"]["requirements"] == ["greets"]
+    assert [entry["seat"] for entry in row["seats"]] == list(SEATS)
+    assert [entry["candidate"] for entry in row["proposals"]] == list(SEATS)
+    assert [len(entry["evidence"]) for entry in row["proposals"]] == [3, 2]
+    assert [len(entry["reviews"]) for entry in row["proposals"]] == [1, 0]
+    assert [entry["phase"] for entry in row["model_calls"]] == ["plan", "propose", "propose"]
+    assert len(row["tool_calls"]) == 2
+    assert len(row["decisions"]) == 1
+    assert await graph.ask("deliberation", tenant="local", task_id="nothing") == []
+
+
+async def test_a_deliberation_that_has_only_begun_is_told_too(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().deliberated().events[:1]))
+    (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
+    assert row["deliberation"]["description"] == "add it"
+    assert row["proposals"] == row["model_calls"] == row["tool_calls"] == row["decisions"] == []
+
+
+async def test_the_context_of_a_task_is_what_happened_before_in_its_repository(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle("task-a").whole().events))
+    await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+    await graph.project(recorded(Chronicle("task-c", "story-3", days=2).deliberated().events, 200))
+    rows = await graph.ask("task_context", tenant="local", task_id="task-c")
+    assert [row["task_id"] for row in rows] == ["task-b", "task-a"]
+    assert rows[0]["winner"]["candidate"] == SEATS[0]
+    assert rows[0]["winner"]["paths"] == [PATH]
+    assert [entry["check"] for entry in rows[0]["checks"]] == ["tests", "applies", "cross"]
+    assert [entry["reviewer"] for entry in rows[0]["reviews"]] == [SEATS[1]]
+    assert [entry["decision"] for entry in rows[0]["decisions"]] == ["approved"]
+    latest = await graph.ask("task_context", tenant="local", repository="sample", limit=1)
+    assert [row["task_id"] for row in latest] == ["task-b"]
+    of_story = await graph.ask("task_context", tenant="local", story_id="story-1")
+    assert [row["task_id"] for row in of_story] == ["task-a"]
+    assert await graph.ask("task_context", tenant="local", repository="sample", role="qa") == []
+    assert await graph.ask("task_context", tenant="local", task_id="never heard of") == []
+
+
+async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    rows = await graph.ask("timeline", tenant="local", story_id="story-1")
+    kinds = [row["kind"] for row in rows]
+    assert kinds == [
+        "story.changed",
+        "story.transitioned",
+        "story.commented",
+        "deliberation.requested",
+        "seat.proposed",
+        "seat.proposed",
+        "seat.reviewed",
+        "deliberation.decided",
+        "decision.made",
+    ]
+    assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
+    of_task = await graph.ask("timeline", tenant="local", task_id="task-a", limit=2)
+    assert [row["kind"] for row in of_task] == ["seat.reviewed", "deliberation.decided"]
+
+
+async def test_a_story_is_told_with_its_tasks(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    (row,) = await graph.ask("story", tenant="local", story_id="story-1")
+    assert (row["story"]["headline"], row["story"]["brief"], row["story"]["state"]) == ("Greeting", "Greet everybody.", "ready")
+    assert row["story"]["criteria"] == ["greets the world"]
+    assert [task["task_id"] for task in row["tasks"]] == ["task-a", "task-a-check"]
+    assert [run["final_state"] for run in row["tasks"][0]["deliberations"]] == ["committed"]
+    assert [comment["comment"] for comment in row["comments"]] == ["soon, please"]
+    assert [decision["approver"] for decision in row["decisions"]] == ["ann"]
+
+
+async def test_neighbours_go_as_far_as_asked_and_no_further(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle().whole().events))
+    (near,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a")
+    assert {(node["label"], node["id"]) for node in near["neighbours"]} == {
+        ("Story", "story-1"),
+        ("Plan", "plan-story-1"),
+        ("Task", "task-a-check"),
+        ("Deliberation", "task-a"),
+    }
+    assert {
+        "type": "DELIBERATED_IN",
+        "from": {"label": "Task", "id": "task-a"},
+        "to": {"label": "Deliberation", "id": "task-a"},
+    } in (near["relationships"])
+    assert near["node"]["properties"]["description"] == "add it"
+    assert "title" not in near["node"]["properties"]
+    (far,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a", depth=2)
+    assert len(far["neighbours"]) > len(near["neighbours"])
+    (few,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a", limit=2)
+    assert len(few["neighbours"]) == 2
+    assert await graph.ask("neighbours", tenant="local", label="Task", id="nothing") == []
+
+
+async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
+    """The same ids, the same commit, the same repository: two houses."""
+    await graph.project(recorded(Chronicle(tenant="one").whole().events))
+    await graph.project(recorded(Chronicle(tenant="two", days=1).told().events, 100))
+    questions = {
+        "deliberation": {"task_id": "task-a"},
+        "provenance": {"commit_sha": delivered()},
+        "task_context": {"repository": "sample"},
+        "timeline": {"task_id": "task-a"},
+    }
+    for question, parameters in questions.items():
+        assert await graph.ask(question, tenant="one", **parameters)
+        assert await graph.ask(question, tenant="two", **parameters) == []
+        assert await graph.ask(question, tenant="one/Story", **parameters) == []
+    (row,) = await graph.ask("story", tenant="two", story_id="story-1")
+    assert row["decisions"] == []
+    (around,) = await graph.ask("neighbours", tenant="two", label="Story", id="story-1", depth=3)
+    assert {node["properties"]["tenant"] for node in around["neighbours"]} == {"two"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\N{SNOWMAN} 雪 \N{PILE OF POO}", "a\0b", "\ud800 alone", "'; MATCH (n) DETACH DELETE n //", "{uid: $x}", "x" * 100_000, ""],
+    ids=["unicode", "nul", "surrogate", "injection", "braces", "huge", "empty"],
+)
+async def test_any_text_is_kept_up_to_its_bound(graph: CypherGraph, text: str) -> None:
+    chronicle = Chronicle().told()
+    chronicle.of_story(EventType.STORY_COMMENTED, comment=text, actor=text)
+    chronicle.of_story(EventType.STORY_CHANGED, title=text, ac=[text] * 3)
+    await graph.project(recorded(chronicle.events))
+    (row,) = await graph.ask("story", tenant="local", story_id="story-1")
+    assert len(row["comments"]) == 2
+    kept = row["comments"][-1]["comment"]
+    assert len(kept) == min(len(text), 2000)
+    assert row["story"]["headline"] == kept
+    assert row["story"]["criteria"] == [kept] * 3
+    assert kept[:1] == text[:1] or text[:1] == "\ud800"
+
+
+async def test_hostile_ids_find_their_node_again(graph: CypherGraph) -> None:
+    story_id = "x'\"\\/%\N{SNOWMAN}" * 100
+    chronicle = Chronicle(story_id=story_id).told()
+    await graph.project(recorded(chronicle.events))
+    (row,) = await graph.ask("story", tenant="local", story_id=story_id)
+    assert row["story"]["headline"] == "Greeting"
+
+
+async def test_wrong_questions_say_what_would_be_right(graph: CypherGraph) -> None:
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("provenence", {}, "did you mean provenance"),
+        ("provenance", {}, "needs commit_sha"),
+        ("provenance", {"commit_sha": "abc"}, "40 hexadecimal"),
+        ("deliberation", {"task_id": "t", "cypher": "MATCH (n)"}, "knows no cypher"),
+        ("deliberation", {"task_id": 7}, "is a text, not int"),
+        ("task_context", {"limit": "many"}, "not a whole number"),
+        ("task_context", {"limit": 0}, "allowed are 1 to 1000"),
+        ("timeline", {}, "task_id or story_id"),
+        ("neighbours", {"label": "Nothing", "id": "x"}, "the labels are Story"),
+        ("neighbours", {"label": "Story", "id": "x", "depth": 9}, "allowed are 1 to 3"),
+    ]
+    for question, parameters, said in wrong:
+        with pytest.raises(InvalidRequest, match=said):
+            await graph.ask(question, tenant="local", **parameters)
+    with pytest.raises(InvalidRequest, match="needs tenant"):
+        await graph.ask("deliberation", task_id="task-a")
