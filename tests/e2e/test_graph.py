@@ -1,0 +1,97 @@
+"""The graph of a house at work: the provenance of a delivered line, asked of `serve` and without it; rebuilding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from house import Command, git
+from moothall.domain.ids import digest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+async def _delivered(command: Command, repo: Path) -> Any:
+    done = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
+    assert done.code == 0, done.err
+    return done.document
+
+
+async def _eventually(command: Command, *args: str) -> Any:
+    """The graph is behind the answer."""
+    for _ in range(50):
+        done = await command("graph", "query", *args, "--json")
+        assert done.code in {0, 1}, done.err
+        if done.code == 0:
+            return done.document
+    pytest.fail(f"the graph never knew: {done.out} {done.err}")
+
+
+async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(command: Command, repo: Path) -> None:
+    """Asked of the running `serve`, in one query."""
+    outcome = await _delivered(command, repo)
+    branch = str(outcome["branch"])
+    lines = git(repo, "show", f"{branch}:src/utils.py").splitlines()
+    number = next(place for place, line in enumerate(lines, 1) if "def hello_world" in line)
+    place = ("--repo", str(repo), "--ref", branch, "--file", "src/utils.py", "--line", str(number))
+    document = await _eventually(command, "provenance", *place)
+    assert document["line"]["text"] == lines[number - 1]
+    (row,) = document["proposals"]
+    assert row["commit"] == outcome["commit_sha"] == document["line"]["commit"]
+    assert row["deliberation"]["task_id"] == outcome["task_id"]
+    assert row["seat"]["seat"] == row["proposal"]["seat"] == outcome["winner_id"]
+    assert row["proposal"]["won"]
+    assert ("tests", "passed") in {(entry["check"], entry["verdict"]) for entry in row["evidence"]}
+    assert all(len(call["prompt_sha256"]) == 64 and call["model"] for call in row["model_calls"])
+    assert any(call["tool"] == "files.append" for call in row["tool_calls"])
+    assert row["decisions"] == []
+    shown = await command("graph", "query", "provenance", *place)
+    assert shown.code == 0
+    for words in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
+        assert words in shown.out
+    first = await command("graph", "query", "provenance", *place[:-1], "1", "--json")
+    assert first.code == 1, "the first line is older than the house"
+    assert first.document["proposals"] == []
+
+
+async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(command: Command, repo: Path) -> None:
+    for args, words in (
+        (("provenence",), "did you mean provenance"),
+        (("provenance", "commit_sha=abc"), "40 hexadecimal digits"),
+        (("provenance", "--repo", str(repo), "--file", "src/utils.py", "--line", "9999"), "has only"),
+        (("provenance", "--repo", str(repo), "--file", "nothing.py", "--line", "1"), "is not a file in commit"),
+        (("provenance", "--repo", str(repo), "--file", "src/utils.py"), "together"),
+        (("deliberation", "--line", "1", "task_id=x"), "belong to provenance"),
+        (("deliberation", "task_id"), "NAME=VALUE"),
+    ):
+        done = await command("graph", "query", *args)
+        assert done.code == 2, done.out
+        assert words in done.err
+    rebuild = await command("graph", "rebuild")
+    assert rebuild.code == 2
+    assert "another process writes the graph" in rebuild.err
+
+
+async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_gives_the_same_graph(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
+    alone = Command(tmp_path / "house", command.model_url)
+    outcome = await _delivered(alone, repo)
+    document = await _eventually(alone, "deliberation", f"task_id={outcome['task_id']}")
+    assert document[0]["deliberation"]["status"] == "COMPLETED"
+    before = (await alone("graph", "show", "--json")).document
+    rebuilt = await alone("graph", "rebuild", "--json")
+    assert rebuilt.code == 0, rebuilt.err
+    assert rebuilt.document["same"] is True
+    assert rebuilt.document["counts"] == before
+    assert rebuilt.document["events"] > 20
+    said = await alone("graph", "rebuild")
+    assert "the graph is the same as before" in said.out
+    (alone.data_dir / "graph" / "context.kgl").write_bytes(digest("broken").encode())
+    broken = await alone("graph", "show")
+    assert broken.code == 2
+    assert "the log has everything" in broken.err
