@@ -59,6 +59,9 @@ class Llm(_Section):
     """The model server. No base URL: the small local model on this machine's CPU."""
 
     base_url: str | None = Field(None, description="OpenAI-compatible root, e.g. http://127.0.0.1:8000/v1")
+    replicas: tuple[str, ...] = Field(
+        (), description="further servers of the same model; all calls of a deliberation go to one, the others stand in for it"
+    )
     model: str = Field("", description="model name; empty: the first one that the server lists")
     api_key: SecretStr | None = None
     api_key_file: Path | None = None
@@ -66,6 +69,10 @@ class Llm(_Section):
     reply: Literal["auto", "json", "blocks"] = "auto"
     approaches: Literal["auto", "on", "off"] = Field(
         "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"
+    )
+    cache_salt: Literal["auto", "on", "off"] = Field("auto", description="keep tenants' prompt caches apart; auto: on vLLM")
+    priority: Literal["auto", "on", "off"] = Field(
+        "auto", description="let the server finish what is nearly done first; auto: on vLLM, where it takes it"
     )
     price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")

@@ -94,7 +94,7 @@ class RecordedModel:
             raise
         try:
             with model_call(request, messages, self._clean) as noted:
-                reply = noted(await self._model.chat(replace(request, messages=messages)))
+                reply = noted(await self._model.chat(replace(request, messages=messages, tenant=self._facts.d.tenant)))
         except BaseException:
             self._ledger.release(request.call_id)
             raise

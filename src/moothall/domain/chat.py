@@ -30,7 +30,7 @@ class ReplySchema:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One model call. `call_id` is deterministic: <task_id>/<seat>/<phase>/<round>.<turn>[.<n>]."""
+    """One model call. `call_id` is deterministic: <task_id>/<seat>/<phase>/<round>.<turn>[.<n>]. `tenant` pays for it."""
 
     call_id: str
     messages: tuple[Message, ...]
@@ -40,6 +40,7 @@ class ChatRequest:
     temperature: float = 0.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ when the attempts are used up is `ModelUnavailable`, never an invented answer.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,10 +21,13 @@ from yarl import URL
 
 from moothall import telemetry
 from moothall.config import Llm
-from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
+from moothall.model.counting import count_usage
+from moothall.model.dialect import Dialect
+from moothall.model.figures import ServerFigures, read_figures
+from moothall.model.said import error_message, plain, read_models
 from moothall.model.stream import Assembly, BrokenStream, EventReader
 
 T = TypeVar("T")
@@ -33,6 +36,11 @@ log = telemetry.get_logger(__name__)
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
 _ERROR_BYTES = 65_536
+_LIST_BYTES = 4_000_000
+_METRICS_BYTES = 4_000_000
+_METRICS_SECONDS = 10.0
+_NAMES_SHOWN = 500
+_UNPROCESSABLE = frozenset({400, 422})
 _PROBE = {
     "type": "object",
     "properties": {"wet": {"type": "boolean"}},
@@ -70,7 +78,13 @@ class OpenAIModel:
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._asking = asyncio.Lock()
         self._model = ""
+        self._dialect = Dialect(settings)
         self._mode: ReplyMode | None = None if settings.reply == "auto" else settings.reply
+
+    @property
+    def url(self) -> str:
+        """The server's root, without a key."""
+        return str(self._url)
 
     async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
         """Return the whole answer. `on_text` is given each new piece of text; after a cut stream the answer
@@ -85,11 +99,39 @@ class OpenAIModel:
         try:
             async with asyncio.timeout(left):
                 model = await self._model_name(request.call_id, request.deadline)
-                return await self._retrying(
-                    request.call_id, request.deadline, lambda: self._ask(_body(request, model), request.call_id, on_text)
-                )
+                return await self._in_dialect(request, _body(request, model), on_text)
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
+        except _Rejected as error:
+            raise self._translated(error) from error
+
+    async def _in_dialect(self, request: ChatRequest, body: dict[str, Any], on_text: Callable[[str], None] | None) -> ChatReply:
+        """Make the call with what this server understands beyond the common; without, where it refuses that."""
+        while True:
+            more = self._dialect.additions(request)
+            try:
+                attempt = functools.partial(self._ask, {**body, **more}, request.call_id, on_text)
+                reply = await self._retrying(request.call_id, request.deadline, attempt)
+            except _Rejected as error:
+                if error.status not in _UNPROCESSABLE or not self._dialect.unlearn(error.message, more):
+                    raise
+                continue
+            if request.schema and reply.finish_reason == "length":
+                self._dialect.notice_blanks(reply.text)
+            return reply
+
+    async def figures(self) -> ServerFigures | None:
+        """Return vLLM's own figures; None where the server is no vLLM. Raises what `chat` raises."""
+        try:
+            await self._model_name("-/-/figures/0.0")
+            if not self._dialect.is_vllm:
+                return None
+            async with asyncio.timeout(_METRICS_SECONDS), self._call("GET", self._url.with_path("/metrics")) as response:
+                return read_figures((await self._read_whole(response, _METRICS_BYTES)).decode(errors="replace"))
+        except _Failed as failure:
+            raise ModelUnavailable(f"{self._url.with_path('/metrics')}: {failure.reason}") from failure
+        except TimeoutError as error:
+            raise ModelUnavailable(f"{self._url.with_path('/metrics')} said nothing for {_METRICS_SECONDS:g} s") from error
         except _Rejected as error:
             raise self._translated(error) from error
 
@@ -116,7 +158,7 @@ class OpenAIModel:
         try:
             reply = await self._retrying("-/-/probe/0.0", None, lambda: self._ask(body, "-/-/probe/0.0", None))
         except _Rejected as error:
-            if error.status in {400, 415, 422, 501}:
+            if error.status in {*_UNPROCESSABLE, 415, 501}:
                 return "blocks"
             raise self._translated(error) from error
         except ModelReplyInvalid:
@@ -139,20 +181,22 @@ class OpenAIModel:
             raise self._translated(error) from error
         if wanted and wanted not in listed:
             raise ConfigurationError(
-                f"{self._url} has no model {wanted!r}; it has: {', '.join(listed) or 'none'} (MOOTHALL_LLM__MODEL)"
+                f"{self._url} has no model {wanted!r}; it has: {', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
             )
         if not listed:
             raise ConfigurationError(f"{self._url} lists no models; name one with MOOTHALL_LLM__MODEL")
-        return wanted or listed[0]
+        name = wanted or next(iter(listed))
+        self._dialect = Dialect(self._settings, [listed[name]])
+        return name
 
-    async def _list_models(self) -> list[str]:
-        async with self._call("GET", "models") as response:
+    async def _list_models(self) -> dict[str, str]:
+        """Return the models and their owners."""
+        async with self._call("GET", self._url / "models") as response:
             try:
-                listed = await response.json(content_type=None)
-                return [str(model["id"]) for model in listed["data"]]
-            except (ValueError, KeyError, TypeError) as error:
+                return read_models(await self._read_whole(response, _LIST_BYTES))
+            except ValueError as error:
                 raise ConfigurationError(
-                    f"{self._url}/models answered with {response.content_type}, not with a list of models; "
+                    f"{self._url}/models answered with {plain(response.content_type)}, not with a list of models; "
                     "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
                 ) from error
 
@@ -160,19 +204,20 @@ class OpenAIModel:
         """Make one attempt."""
         started = time.monotonic()
         assembly = Assembly()
-        async with self._call(
-            "POST", "chat/completions", json=body, headers={"X-Request-Id": call_id} | telemetry.headers()
-        ) as response:
+        named = {"X-Request-Id": call_id} | telemetry.headers()
+        async with self._call("POST", self._url / "chat/completions", json=body, headers=named) as response:
             match response.content_type:
                 case "text/event-stream":
                     await self._read_stream(response, assembly, on_text)
                 case "application/json":  # a server that does not stream
-                    said = assembly.take((await self._read_whole(response)).decode(errors="replace"))
+                    said = assembly.take(
+                        (await self._read_whole(response, self._settings.max_reply_bytes)).decode(errors="replace")
+                    )
                     if on_text:
                         on_text(said)
                 case other:
                     raise ModelReplyInvalid(
-                        f"{self._url} answered with {other}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
+                        f"{self._url} answered with {plain(other)}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
                     )
         text = "".join(assembly.text)
         if not assembly.finish_reason:
@@ -181,17 +226,18 @@ class OpenAIModel:
             raise ModelReplyInvalid(
                 f"model {body['model']} at {self._url} gave an empty answer (finish_reason {assembly.finish_reason})"
             )
-        usage = self._usage(assembly, body)
+        self._dialect.notice(assembly.usage)
+        usage = count_usage(assembly.usage, body["messages"], assembly.text_bytes, self._settings)
         return ChatReply(text, assembly.finish_reason, usage, assembly.model, round((time.monotonic() - started) * 1000))
 
     @asynccontextmanager
-    async def _call(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _call(self, method: str, url: URL, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open one exchange, bounded by `call_seconds`, and translate what may go wrong in it."""
         limit = self._settings.call_seconds
         try:
             async with (
                 asyncio.timeout(limit) as bound,
-                self._session.request(method, self._url / path, allow_redirects=False, **options) as response,
+                self._session.request(method, url, allow_redirects=False, **options) as response,
             ):
                 await self._refuse(response)
                 yield response
@@ -215,14 +261,17 @@ class OpenAIModel:
     async def _refuse(self, response: aiohttp.ClientResponse) -> None:
         """Raise for every status but success."""
         status = response.status
+        if encoding := response.headers.get("Content-Encoding", "").replace("identity", ""):
+            # Never asked for, and a few kilobytes of it can be gigabytes: it is not unpacked.
+            raise ModelReplyInvalid(f"{self._url} answered in the content encoding {plain(encoding)!r}, which nobody asked for")
         if status < 300:  # noqa: PLR2004 - HTTP success
             return
-        said = _error_message(await response.content.read(_ERROR_BYTES))
+        said = error_message(await response.content.read(_ERROR_BYTES))
         if retry.is_retried(status):
             after = retry.read_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
             raise _Failed(f"HTTP {status} {said}".rstrip(), retry_after=after)
         if "Location" in response.headers:
-            said = f"redirects to {response.headers['Location'][:200]}"
+            said = f"redirects to {plain(response.headers['Location'])}"
         raise _Rejected(status, said)
 
     async def _read_stream(
@@ -242,37 +291,23 @@ class OpenAIModel:
                 said = assembly.take(data)
                 if said and on_text:
                     on_text(said)
-            self._bound(max(assembly.text_bytes, received // _STREAM_OVERHEAD))
+            self._bound(max(assembly.text_bytes, events.held, received // _STREAM_OVERHEAD), self._settings.max_reply_bytes)
             if not piece:
                 return
             idle = self._settings.idle_seconds
 
-    async def _read_whole(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_whole(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
         whole = bytearray()
         async for piece in response.content.iter_any():
             whole += piece
-            self._bound(len(whole))
+            self._bound(len(whole), limit)
         return bytes(whole)
 
-    def _bound(self, size: int) -> None:
-        limit = self._settings.max_reply_bytes
+    def _bound(self, size: int, limit: int) -> None:
         if size > limit:
             raise ModelReplyInvalid(
                 f"{self._url} went on past {limit} bytes of answer (MOOTHALL_LLM__MAX_REPLY_BYTES); the call was ended"
             )
-
-    def _usage(self, assembly: Assembly, body: dict[str, Any]) -> Usage:
-        """Return the server's count; where it gives none, an estimate on the high side, so that a budget still holds."""
-        prompt = _count(assembly.usage.get("prompt_tokens"))
-        completion = _count(assembly.usage.get("completion_tokens"))
-        details = assembly.usage.get("prompt_tokens_details")
-        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-        if not prompt:
-            prompt = sum(len(message["content"]) for message in body["messages"]) // 3 + 1
-        if not completion:
-            completion = assembly.text_bytes // 3 + 1
-        cost = (prompt * self._settings.price_in + completion * self._settings.price_out) / 1_000_000
-        return Usage(prompt, min(cached, prompt), completion, 1, cost)
 
     async def _retrying(self, call_id: str, deadline: datetime | None, attempt: Callable[[], Awaitable[T]]) -> T:
         """Attempt until it works, the retries are used up or the deadline would pass in waiting."""
@@ -335,23 +370,6 @@ def _body(request: ChatRequest, model: str) -> dict[str, Any]:
     return body
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _error_message(raw: bytes) -> str:
-    """Return what an error answer says, as one short line."""
-    text = raw.decode(errors="replace")
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = text
-    for key in ("error", "message", "detail"):
-        if isinstance(said, dict) and key in said:
-            said = said[key]
-    return " ".join(str(said).split())[:300]
-
-
 @asynccontextmanager
 async def open_model(settings: Llm, base_url: str) -> AsyncIterator[OpenAIModel]:
     """Open a client for the server at `base_url`; a key in the URL's user part (http://KEY@host/v1) is sent as
@@ -368,7 +386,8 @@ async def open_model(settings: Llm, base_url: str) -> AsyncIterator[OpenAIModel]
     key = settings.api_key.get_secret_value() if settings.api_key else url.user
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=settings.concurrency + 2),
-        headers={"Authorization": f"Bearer {key}"} if key else {},
+        headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
+        auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_seconds),
         trust_env=url.host not in _LOOPBACK,  # a company's proxy, but never for this machine
         cookie_jar=aiohttp.DummyCookieJar(),

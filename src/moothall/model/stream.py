@@ -12,8 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moothall.model.said import plain
+
 DONE = "[DONE]"
 _SERVER_ERROR = 500
+_NAME = 200
 
 
 class BrokenStream(Exception):
@@ -31,6 +34,12 @@ class EventReader:
 
     _pending: bytearray = field(default_factory=bytearray)
     _data: list[str] = field(default_factory=list)
+    _collected: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of the event that is not complete yet."""
+        return len(self._pending) + self._collected
 
     def feed(self, piece: bytes) -> Iterator[str]:
         """Yield the data of each event that is complete with this piece."""
@@ -57,7 +66,9 @@ class EventReader:
             if self._data:
                 yield "\n".join(self._data)
                 self._data.clear()
+                self._collected = 0
         elif line.startswith(b"data:"):
+            self._collected += len(line)
             try:
                 self._data.append(line[5:].removeprefix(b" ").decode())
             except UnicodeDecodeError as error:
@@ -81,7 +92,7 @@ class Assembly:
             self.done = True
             return ""
         chunk = _object(data)
-        self.model = self.model or str(chunk.get("model") or "")
+        self.model = self.model or plain(str(chunk.get("model") or ""), _NAME)
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
@@ -89,10 +100,12 @@ class Assembly:
         for choice in _choices(chunk):
             content = choice.get("delta", choice.get("message") or {})
             said += str((content or {}).get("content") or "") if isinstance(content, dict | None) else ""
-            self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
-        self.text.append(said)
-        self.text_bytes += len(said.encode(errors="replace"))
-        return said
+            self.finish_reason = plain(str(choice.get("finish_reason") or self.finish_reason), _NAME)
+        # JSON can spell halves of surrogate pairs, and no log or hash takes such a text.
+        encoded = said.encode(errors="replace")
+        self.text.append(encoded.decode())
+        self.text_bytes += len(encoded)
+        return self.text[-1]
 
 
 def _object(data: str) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def _object(data: str) -> dict[str, Any]:
         error_object = chunk["error"] if isinstance(chunk["error"], dict) else {"message": str(chunk["error"])}
         code = error_object.get("code")
         refused = isinstance(code, int) and code < _SERVER_ERROR
-        raise BrokenStream(f"the server reported: {str(error_object.get('message', ''))[:300]}", permanent=refused)
+        raise BrokenStream(f"the server reported: {plain(str(error_object.get('message', '')))}", permanent=refused)
     return chunk
 
 

@@ -14,7 +14,7 @@ from moothall.domain.secrets import scrub
 from moothall.fleet.host import Host
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
-from moothall.model.client import open_model
+from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs
 from moothall.wiring.trusted import open_hands
 from moothall.wiring.walls import check_walls
@@ -31,7 +31,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(reported(settings, bus, name))
-        model = await stack.enter_async_context(open_model(settings.llm, model_url))
+        model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"
         audit = await stack.enter_async_context(
             AuditLog(settings.data_dir, writer, sync_records=settings.guard.audit_sync_records)

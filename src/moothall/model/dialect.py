@@ -1,0 +1,77 @@
+"""What a server understands beyond the common protocol, and what it turns out not to. No I/O.
+
+vLLM lists its models as `owned_by: vllm`. Under `auto` it alone is sent
+
+- `cache_salt`: one a tenant, so that nobody can find out by timing what another tenant's prompts begin with;
+- `priority`: lower is served first, so that what is nearly done is finished before something new is begun.
+
+A server that refuses one of them is not sent it again, and a warning names the option that it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moothall import telemetry
+from moothall.config import Llm
+from moothall.domain.chat import ChatRequest
+from moothall.domain.ids import digest
+
+log = telemetry.get_logger(__name__)
+
+_OURS = "vllm"
+_REMEDY = {"priority": "--scheduling-policy priority", "cache_salt": "a version of vLLM that knows cache_salt"}
+# A person waits for the coach; reviews and revisions end deliberations that proposals only begin.
+_FIRST_SERVED = {"coach": 0, "verify": 1, "critique": 2, "revise": 3, "propose": 4, "plan": 5, "derive": 5}
+_LAST_SERVED = 5
+
+
+class Dialect:
+    """The additions that one server is sent. Learnt from its list of models, unlearnt from what it refuses."""
+
+    def __init__(self, settings: Llm, owners: Iterable[str] = ()) -> None:
+        self.is_vllm = _OURS in owners
+        asked = {"cache_salt": settings.cache_salt, "priority": settings.priority}
+        self._sent = {name for name, wish in asked.items() if wish == "on" or (wish == "auto" and self.is_vllm)}
+        self._secret = settings.api_key.get_secret_value() if settings.api_key else ""
+        self._told: set[str] = set()
+
+    def additions(self, request: ChatRequest) -> dict[str, Any]:
+        """Return the fields that this call has beyond the common ones."""
+        made: dict[str, Any] = {}
+        if "cache_salt" in self._sent:
+            made["cache_salt"] = digest("cache", request.tenant, self._secret)[:32]
+        if "priority" in self._sent:
+            made["priority"] = priority_of(request.call_id)
+        return made
+
+    def unlearn(self, refusal: str, sent: Mapping[str, Any]) -> bool:
+        """Drop the additions among `sent` that a refusal names; tell whether there was one."""
+        refused = {name for name in sent if name in refusal.replace(" ", "_").lower()}
+        for name in refused & self._sent:
+            self._sent.discard(name)
+            log.warning("the model server refuses an addition", addition=name, said=refusal, needs=_REMEDY[name])
+        return bool(refused)
+
+    def notice(self, usage: Mapping[str, Any]) -> None:
+        """Warn once where vLLM does not tell what came from its cache: every figure about caching would be 0."""
+        if self.is_vllm and usage and not isinstance(usage.get("prompt_tokens_details"), dict):
+            self._warn("the model server does not tell cached tokens; they are counted as 0", "--enable-prompt-tokens-details")
+
+    def notice_blanks(self, text: str) -> None:
+        """Warn once where a reply within a schema ran into its limit in white space: small models do that."""
+        if self.is_vllm and len(text) > 2 * len("".join(text.split())):
+            needs = """--structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
+            self._warn("a reply within a schema was cut, and most of it was white space", needs)
+
+    def _warn(self, what: str, needs: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.warning(what, needs=needs)
+
+
+def priority_of(call_id: str) -> int:
+    """Return a call's place in the server's queue, from its phase: 0 first."""
+    phase = (call_id.split("/") + [""] * 3)[2]
+    return _FIRST_SERVED.get(phase, _LAST_SERVED)

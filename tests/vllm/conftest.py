@@ -1,0 +1,31 @@
+"""The real server that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from moothall.config import Llm, load_settings
+from moothall.model.client import OpenAIModel, open_model
+
+
+@pytest.fixture(scope="session")
+def llm() -> Llm:
+    """The settings, as any process of ours reads them."""
+    return load_settings().llm
+
+
+@pytest.fixture(scope="session")
+def url(llm: Llm) -> str:
+    if llm.base_url is None:
+        pytest.fail("these tests need a vLLM server: run scripts/test-vllm, or set MOOTHALL_LLM__BASE_URL to one")
+    return llm.base_url
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def model(llm: Llm, url: str) -> AsyncIterator[OpenAIModel]:
+    async with open_model(llm, url) as client:
+        assert await client.figures() is not None, f"{url} does not say that it is a vLLM"
+        yield client
