@@ -1,0 +1,103 @@
+"""What a council costs on a server that caches what prompts begin with: the context is computed once, not once a seat.
+
+The protocol, its prompts and the client are the real ones; the model's answers are noise that obeys the schemas.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.domain.task import Constraints
+from moothall.model.client import OpenAIModel
+from moothall.testing.council import CouncilHouse, of, open_council
+from moothall.testing.repos import SAMPLE
+from watching import WatchedModel, in_common, perfect_prefill, tokenized
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SEATS = 5
+CONTEXT = 8000
+MOST_OVER_PREDICTED = 1.1
+
+
+def prose(characters: int) -> str:
+    """Return text of this length in which no two lines are the same."""
+    lines = (
+        f"Point {number}: the ledger keeps entry {number * 7919 % 1000} and never its amount twice." for number in range(999)
+    )
+    return "\n".join(lines)[:characters]
+
+
+def module(characters: int) -> str:
+    """Return code of this length."""
+    functions = (
+        f'\n\ndef rate_{number}(amount: int) -> int:\n    """Return the amount at rate {number}."""\n    return amount * {number}\n'
+        for number in range(999)
+    )
+    return "".join(functions)[:characters].rpartition("\n\n\n")[0] + "\n"
+
+
+TEXT: dict[str, Any] = {
+    "repository": None,
+    "base_sha": None,
+    "protocol": "debate",
+    "description": prose(CONTEXT),
+    "constraints": Constraints(requirements=("It names a risk.", "It says what it costs.")),
+}
+CODE: dict[str, Any] = {"protocol": "tests_then_verify", "description": "Add hello_world() to src/utils.py, near src/rates.py."}
+
+
+@pytest.mark.parametrize("wanted", [TEXT, CODE], ids=["text", "code"])
+async def test_a_council_of_five_computes_its_context_once(
+    model: OpenAIModel, url: str, tmp_path: Path, wanted: dict[str, Any]
+) -> None:
+    watched = WatchedModel(model)
+    files = {**SAMPLE, "src/rates.py": module(CONTEXT)}
+    async with open_council(tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300) as house:
+        house.parts = replace(house.parts, model=watched)
+        await model.reply_mode()  # found out once, by a call of its own
+        before = await model.figures()
+        events = await deliberate(house, wanted)
+        after = await model.figures()
+    assert before is not None
+    assert after is not None
+    assert not after.missing
+    prompts = await all_tokens(watched, url)
+    usage = [reply.usage for _, reply in watched.calls]
+    asked = sum(item.prompt_tokens for item in usage)
+    computed = asked - sum(item.cached_tokens for item in usage)
+    predicted = perfect_prefill(prompts)
+    shared = in_common(prompts)
+    print(
+        f"\n{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, {shared} in common; "
+        f"predicted {predicted}, computed {computed} ({computed / predicted:.3f})"
+    )
+    assert asked == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
+    assert asked - computed == delta(before.cached_tokens, after.cached_tokens)
+    assert shared * 5 > CONTEXT  # the context is what they have in common
+    assert len(of(events, EventType.SEAT_FINISHED)) == SEATS
+    assert computed <= MOST_OVER_PREDICTED * predicted
+
+
+def delta(before: float | None, after: float | None) -> int:
+    assert before is not None
+    assert after is not None
+    return int(after - before)
+
+
+async def deliberate(house: CouncilHouse, wanted: dict[str, Any]) -> Any:
+    # A tenant of its own begins with a cache of its own, whatever ran before.
+    d = house.deliberation(seats=SEATS, seconds=300, tenant=f"tenant-{secrets.token_hex(8)}", **wanted)
+    return await house.run(d)
+
+
+async def all_tokens(watched: WatchedModel, url: str) -> list[list[int]]:
+    async with aiohttp.ClientSession() as session:
+        return [await tokenized(session, url, request.messages) for request, _ in watched.calls]

@@ -1,0 +1,57 @@
+"""A model that is watched: what it was asked, and how many tokens a perfect cache would have had it compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.ports import ChatModel
+
+
+@dataclass
+class WatchedModel:
+    """Passes every call on and keeps it with its answer."""
+
+    model: ChatModel
+    calls: list[tuple[ChatRequest, ChatReply]] = field(default_factory=list)
+
+    async def reply_mode(self) -> ReplyMode:
+        return await self.model.reply_mode()
+
+    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+        reply = await self.model.chat(request, on_text)
+        self.calls.append((request, reply))
+        return reply
+
+
+async def tokenized(session: aiohttp.ClientSession, url: str, messages: Sequence[Message]) -> list[int]:
+    """Return a prompt's tokens, from the server itself."""
+    body = {"messages": [{"role": m.role, "content": m.content} for m in messages], "add_generation_prompt": True}
+    async with session.post(f"{url.removesuffix('/v1')}/tokenize", json=body) as response:
+        response.raise_for_status()
+        tokens: list[int] = (await response.json())["tokens"]
+        return tokens
+
+
+def perfect_prefill(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens are computed if no token is ever computed twice after the same beginning."""
+    computed = 0
+    seen: dict[int, Any] = {}
+    for prompt in prompts:
+        node = seen
+        for token in prompt:
+            if token not in node:
+                node[token] = {}
+                computed += 1
+            node = node[token]
+    return computed
+
+
+def in_common(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all prompts begin with."""
+    shortest, longest = min(prompts), max(prompts)
+    return next((i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
