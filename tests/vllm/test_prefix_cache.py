@@ -6,6 +6,7 @@ The protocol, its prompts and the client are the real ones; the model's answers 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from moothall.domain.task import Constraints
 from moothall.model.client import OpenAIModel
 from moothall.testing.council import CouncilHouse, of, open_council
 from moothall.testing.repos import SAMPLE
-from watching import WatchedModel, in_common, perfect_prefill, tokenized
+from moothall.testing.watching import WatchedModel, in_common, perfect_prefill, tokenized
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -56,7 +57,7 @@ CODE: dict[str, Any] = {"protocol": "tests_then_verify", "description": "Add hel
 
 @pytest.mark.parametrize("wanted", [TEXT, CODE], ids=["text", "code"])
 async def test_a_council_of_five_computes_its_context_once(
-    model: OpenAIModel, url: str, tmp_path: Path, wanted: dict[str, Any]
+    model: OpenAIModel, url: str, tmp_path: Path, wanted: dict[str, Any], measured: Callable[[str], None]
 ) -> None:
     watched = WatchedModel(model)
     files = {**SAMPLE, "src/rates.py": module(CONTEXT)}
@@ -75,9 +76,9 @@ async def test_a_council_of_five_computes_its_context_once(
     computed = asked - sum(item.cached_tokens for item in usage)
     predicted = perfect_prefill(prompts)
     shared = in_common(prompts)
-    print(
-        f"\n{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, {shared} in common; "
-        f"predicted {predicted}, computed {computed} ({computed / predicted:.3f})"
+    measured(
+        f"{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, {shared} in common; "
+        f"predicted {predicted}, computed {computed} = {computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
     )
     assert asked == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
     assert asked - computed == delta(before.cached_tokens, after.cached_tokens)

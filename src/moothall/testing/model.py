@@ -89,7 +89,8 @@ class ScriptedModel:
     `schemas` False: a json_schema is answered with a 400, as by a server that knows none. `chunk_delay`
     seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
     `peak` is the largest number of calls that were in flight together, `connections` how many connections
-    brought a call. `streams` False: whole answers only; `counts` False: no usage is told.
+    brought a call. `streams` False: whole answers only; `counts` False: no usage is told; `details` False: and no cached
+    tokens. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty).
     """
 
     answer: Answer
@@ -106,6 +107,9 @@ class ScriptedModel:
     connections: int = 0
     streams: bool = True
     counts: bool = True
+    details: bool = True
+    owner: str = "moothall"
+    metrics: str = ""
     probe_answer: str = '{"wet": true}'
     _in_flight: int = 0
     _blocks: set[int] = field(default_factory=set)
@@ -115,6 +119,7 @@ class ScriptedModel:
         """Return the server's routes."""
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._figures)
         app.router.add_post("/v1/chat/completions", self._chat)
         return app
 
@@ -122,7 +127,11 @@ class ScriptedModel:
         self.model_lists += 1
         if refusal := self._unauthorised(request):
             return refusal
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        listed = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
+        return web.json_response({"object": "list", "data": listed})
+
+    async def _figures(self, _request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.metrics) if self.metrics else web.Response(status=404)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         if refusal := self._unauthorised(request):
@@ -218,7 +227,7 @@ class ScriptedModel:
             "prompt_tokens": len(prompt) // 4 + 1,
             "completion_tokens": len(text) // 4 + 1,
             "total_tokens": len(prompt) // 4 + len(text) // 4 + 2,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            **({"prompt_tokens_details": {"cached_tokens": cached}} if self.details else {}),
         }
 
 
@@ -252,10 +261,12 @@ async def scripted_model(
     schemas: bool = True,
     api_key: str = "",
     chunk_delay: float = 0.0,
+    owner: str = "moothall",
+    metrics: str = "",
     port: int = 0,
 ) -> AsyncIterator[ScriptedModel]:
     """Serve on `port` of the loopback (0: a free one) until the context ends."""
-    server = ScriptedModel(answer, models, schemas, api_key, chunk_delay=chunk_delay)
+    server = ScriptedModel(answer, models, schemas, api_key, chunk_delay=chunk_delay, owner=owner, metrics=metrics)
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
     try:

@@ -20,16 +20,18 @@ class WatchedModel:
     calls: list[tuple[ChatRequest, ChatReply]] = field(default_factory=list)
 
     async def reply_mode(self) -> ReplyMode:
+        """Pass on."""
         return await self.model.reply_mode()
 
     async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+        """Pass on, and keep the answer."""
         reply = await self.model.chat(request, on_text)
         self.calls.append((request, reply))
         return reply
 
 
 async def tokenized(session: aiohttp.ClientSession, url: str, messages: Sequence[Message]) -> list[int]:
-    """Return a prompt's tokens, from the server itself."""
+    """Return a prompt's tokens as the vLLM server at `url` counts them."""
     body = {"messages": [{"role": m.role, "content": m.content} for m in messages], "add_generation_prompt": True}
     async with session.post(f"{url.removesuffix('/v1')}/tokenize", json=body) as response:
         response.raise_for_status()
@@ -53,5 +55,5 @@ def perfect_prefill(prompts: Sequence[Sequence[int]]) -> int:
 
 def in_common(prompts: Sequence[Sequence[int]]) -> int:
     """Return how many tokens all prompts begin with."""
-    shortest, longest = min(prompts), max(prompts)
-    return next((i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
+    together = zip(*prompts, strict=False)
+    return next((place for place, tokens in enumerate(together) if len(set(tokens)) > 1), min(map(len, prompts)))
