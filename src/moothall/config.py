@@ -201,6 +201,10 @@ class Grpc(_Section):
     token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    tls_client_ca: Path | None = Field(None, description="PEM; with it, clients need a certificate that it signed, too")
+    tokens_file: Path | None = Field(
+        None, description="TOML: [[principals]] with token, name and tenant each; only its owner may read it"
+    )
     calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
     keepalive_seconds: float = Field(30.0, ge=1, description="a silent connection is asked after this long whether it lives")
     grace_seconds: float = Field(5.0, ge=0, description="what calls in flight get to end when the server stops")

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import secrets
 import tempfile
+import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from moothall import config
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import ID_PATTERN
 from moothall.errors import ConfigurationError
 from moothall.services.status import OPEN_SERVICES, abort
 from moothall.telemetry import metrics
 
+_SHORTEST = 16
 _caller: ContextVar[Principal] = ContextVar("caller")
 
 
@@ -75,15 +79,58 @@ def _make_token(path: Path) -> None:
 
 
 def read_tokens(settings: config.Grpc, data_dir: Path) -> Mapping[str, Principal]:
-    """Return who each accepted token stands for: the configured one, else on loopback the first-run token.
+    """Return who each accepted token stands for: those of the file and the configured one, else on loopback the first-run one.
 
-    Raises `ConfigurationError` where anything but loopback is bound without a configured token.
+    Raises `ConfigurationError` where anything but loopback is bound without a configured token, and where the
+    file of tokens is wrong.
     """
-    if settings.token is not None:
-        return {settings.token.get_secret_value(): LOCAL}
+    known = {} if settings.token is None else {settings.token.get_secret_value(): LOCAL}
+    if settings.tokens_file is not None:
+        named = _principals(settings.tokens_file)
+        if known.keys() & named.keys():
+            raise ConfigurationError(f"grpc.token is in the file of tokens {settings.tokens_file} too: whom does it stand for?")
+        return {**known, **named}
+    if known:
+        return known
     if not is_loopback(settings.host):
-        raise ConfigurationError(f"grpc.host {settings.host} is no loopback address: set grpc.token (MOOTHALL_GRPC__TOKEN)")
+        raise ConfigurationError(
+            f"grpc.host {settings.host} is no loopback address: set grpc.token (MOOTHALL_GRPC__TOKEN) or grpc.tokens_file"
+        )
     return {ensure_token(data_dir): LOCAL}
+
+
+class _Named(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: SecretStr = Field(min_length=_SHORTEST)
+    name: str = Field(pattern=f"^{ID_PATTERN}$")
+    tenant: str = Field(pattern=f"^{ID_PATTERN}$")
+
+
+class _Tokens(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    principals: tuple[_Named, ...] = Field(min_length=1)
+
+
+def _principals(path: Path) -> dict[str, Principal]:
+    """Return the principals of a file of tokens. No error of it shows a token."""
+    try:
+        mode = path.stat().st_mode
+        found = _Tokens.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigurationError(f"the file of tokens {path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False)[:5])
+        raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong}") from None
+    except ValueError:
+        raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
+    if mode & 0o077:
+        raise ConfigurationError(f"the file of tokens {path} can be read by others; run: chmod 600 {path}")
+    named = {item.token.get_secret_value(): Principal(item.name, item.tenant) for item in found.principals}
+    if len(named) != len(found.principals):
+        raise ConfigurationError(f"the file of tokens {path} has a token twice: whom does it stand for?")
+    return named
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):

@@ -98,6 +98,8 @@ def _options(settings: config.Grpc, limits: config.Limits) -> list[tuple[str, in
 def _credentials(settings: config.Grpc) -> grpc.ServerCredentials | None:
     """Return TLS credentials, or None for plain text on loopback."""
     if settings.tls_cert is None and settings.tls_key is None:
+        if settings.tls_client_ca is not None:
+            raise ConfigurationError("grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS no client is asked")
         if not is_loopback(settings.host):
             raise ConfigurationError(
                 f"grpc.host {settings.host} is no loopback address: set grpc.tls_cert and grpc.tls_key, or bind 127.0.0.1"
@@ -107,9 +109,10 @@ def _credentials(settings: config.Grpc) -> grpc.ServerCredentials | None:
         raise ConfigurationError("grpc.tls_cert and grpc.tls_key belong together; only one of them is set")
     try:
         pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+        client_ca = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
     except OSError as error:
         raise ConfigurationError(f"the TLS files of the gRPC server cannot be read: {error}") from error
-    return grpc.ssl_server_credentials([pair])
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
 def _bind(server: grpc.aio.Server, settings: config.Grpc, credentials: grpc.ServerCredentials | None) -> int:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from moothall import config
-from moothall.domain.identity import LOCAL
+from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
 from moothall.services.identity import ensure_token, is_loopback, read_tokens
 
@@ -59,6 +59,50 @@ def test_beyond_loopback_a_token_must_be_configured(tmp_path: Path) -> None:
     assert list(read_tokens(config.Grpc(), tmp_path)) == [ensure_token(tmp_path)]
     with pytest.raises(ConfigurationError, match=r"grpc\.token"):
         read_tokens(config.Grpc(host="0.0.0.0"), tmp_path)  # noqa: S104 - refused
+
+
+def tokens_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "tokens.toml"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+ALICE = '[[principals]]\ntoken = "alices-token-0123456789"\nname = "alice"\ntenant = "team-a"\n'
+BOB = '[[principals]]\ntoken = "bobs-token-0123456789"\nname = "bob"\ntenant = "team-b"\n'
+
+
+def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> None:
+    path = tokens_file(tmp_path, ALICE + BOB)
+    alice, bob = Principal("alice", "team-a"), Principal("bob", "team-b")
+    expected = {"alices-token-0123456789": alice, "bobs-token-0123456789": bob}
+    everywhere = config.Grpc(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
+    assert read_tokens(everywhere, tmp_path) == expected
+    assert read_tokens(config.Grpc(token=SecretStr("mine"), tokens_file=path), tmp_path) == expected | {"mine": LOCAL}
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "wanted"),
+    [
+        (ALICE, 0o644, "chmod 600"),
+        ("", 0o600, "principals"),
+        ("not toml", 0o600, "is not TOML"),
+        (ALICE.replace('"alice"', '"Alice S"'), 0o600, r"principals\.0\.name"),
+        (ALICE.replace('"team-a"', '"Team A"'), 0o600, r"principals\.0\.tenant"),
+        (ALICE.replace("alices-token-0123456789", "alices-token"), 0o600, r"principals\.0\.token"),
+        (ALICE + ALICE, 0o600, "has a token twice"),
+        (ALICE + 'role = "admin"\n', 0o600, r"principals\.0\.role"),
+    ],
+)
+def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(tmp_path: Path, text: str, mode: int, wanted: str) -> None:
+    with pytest.raises(ConfigurationError, match=wanted) as caught:
+        read_tokens(config.Grpc(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
+    assert "alices-token" not in str(caught.value)
+
+
+def test_a_missing_file_of_tokens_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_tokens(config.Grpc(tokens_file=tmp_path / "none"), tmp_path)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"])

@@ -70,6 +70,44 @@ async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(desk: Mem
             assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_a_client_that_does_not_know_the_authority_gets_nothing(desk: MemoryDesk, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files, others = certificate(tmp_path), certificate(tmp_path / "other")
+    async with serving(desk, host=EVERYWHERE, **files) as house:
+        stranger = grpc.ssl_channel_credentials(others["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", stranger) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
+        assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+        trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
+            assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone is nobody
+                await Client(channel, None).GetStatus(pb.GetStatusRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_where_clients_need_a_certificate_one_without_gets_nothing(desk: MemoryDesk, tmp_path: Path) -> None:
+    (tmp_path / "client").mkdir()
+    files, mine = certificate(tmp_path), certificate(tmp_path / "client")
+    async with serving(desk, host=EVERYWHERE, **files, tls_client_ca=mine["tls_cert"]) as house:
+        authority = files["tls_cert"].read_bytes()
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", grpc.ssl_channel_credentials(authority)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
+        assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+        both = grpc.ssl_channel_credentials(authority, mine["tls_key"].read_bytes(), mine["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", both) as channel:
+            assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
+
+
+async def test_an_authority_for_clients_without_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="tls_client_ca needs"):
+        await start(desk, tls_client_ca=tmp_path / "ca.pem")
+
+
 async def test_half_of_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="belong together"):
         await start(desk, tls_cert=tmp_path / "cert.pem")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -175,3 +179,45 @@ def test_the_rpcs_are_as_promised() -> None:
 def test_the_states_are_as_promised() -> None:
     names = ("UNKNOWN", "PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
     assert pb.DeliberationStatus.items() == [(f"DELIBERATION_STATUS_{name}", number) for number, name in enumerate(names)]
+
+
+ROOT = Path(__file__).parents[3]
+BUF = Path(sysconfig.get_path("scripts")) / "buf"
+
+
+def breaks(folder: Path, change: tuple[str, str] | None = None) -> str:
+    """Return what `buf breaking` says of the protos, with one change, against those of the last release."""
+    shutil.copytree(ROOT / "protos", folder / "protos")
+    shutil.copy(ROOT / "buf.yaml", folder)
+    path = folder / "protos/orchestrator/v1/orchestrator.proto"
+    text = path.read_text(encoding="utf-8")
+    if change is not None:
+        assert text.count(change[0]) == 1
+        path.write_text(text.replace(*change), encoding="utf-8")
+    command = [BUF, "breaking", "--against", "protos/released.binpb"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (done.stdout == ""), done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
+def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
+    assert breaks(tmp_path) == ""
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("  string task_description = 1;\n  // dev", "  string task_description = 20;\n  // dev"),
+            'Previously present field "1"',
+        ),
+        (("  optional int32 rounds = 4;", "  optional string rounds = 4;"), "changed type"),
+        (("  bool adaptive = 10;\n", ""), 'Previously present field "10"'),
+        (("  DELIBERATION_STATUS_TIMEOUT = 5;", "  DELIBERATION_STATUS_TIMEOUT = 15;"), 'enum value "5"'),
+        (("  rpc GetStatus(", "  rpc FetchStatus("), "Previously present RPC"),
+    ],
+)
+def test_what_would_break_a_client_is_caught(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    assert said in breaks(tmp_path, change)
