@@ -194,7 +194,7 @@ def breaks(folder: Path, change: tuple[str, str] | None = None) -> str:
     if change is not None:
         assert text.count(change[0]) == 1
         path.write_text(text.replace(*change), encoding="utf-8")
-    command = [BUF, "breaking", "--against", "protos/released.binpb"]
+    command = [str(BUF), "breaking", "--against", "protos/released.binpb"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == (done.stdout == ""), done.stderr
     return done.stdout
