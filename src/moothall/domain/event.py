@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from moothall.domain.ids import digest
@@ -75,6 +76,7 @@ class Recorded:
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=4096)  # an event's id is asked for again as the cause of those that it led to
 def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> str:
     """Return the id of the `ordinal`-th event of this type about `subject` that `cause` led to."""
     return digest(event_type, subject, cause, str(ordinal))[:32]

@@ -70,14 +70,9 @@ class Gauge(Figure):
             labels = self._bounded(labels, self.values)
         self.values[labels] = value
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """One more while the body runs. Only of a gauge without labels."""
-        self.values[()] = self.values.get((), 0.0) + 1
-        try:
-            yield
-        finally:
-            self.values[()] -= 1
+    def held(self) -> _Held:
+        """One more while the body of a `with` runs. Only of a gauge without labels."""
+        return _Held(self.values)
 
 
 @dataclass(slots=True)
@@ -98,14 +93,38 @@ class Histogram(Figure):
         row[bisect_left(self.buckets, value)] += 1
         row[-1] += value
 
-    @contextmanager
-    def timed(self, *labels: str) -> Iterator[None]:
-        """Observe how many seconds the body takes, however it ends."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.observe(perf_counter() - started, *labels)
+    def timed(self, *labels: str) -> _Timed:
+        """Observe how many seconds the body of a `with` takes, however it ends."""
+        return _Timed(self, labels)
+
+
+class _Held:
+    """By hand and not by `contextmanager`, which costs ten times as much; so is `_Timed`."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[Labels, float]) -> None:
+        self._values = values
+
+    def __enter__(self) -> None:
+        self._values[()] = self._values.get((), 0.0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._values[()] -= 1
+
+
+class _Timed:
+    __slots__ = ("_histogram", "_labels", "_started")
+
+    def __init__(self, histogram: Histogram, labels: Labels) -> None:
+        self._histogram = histogram
+        self._labels = labels
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._histogram.observe(perf_counter() - self._started, *self._labels)
 
 
 AnyFigure = Counter | Gauge | Histogram

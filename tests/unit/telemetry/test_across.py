@@ -1,0 +1,100 @@
+"""One trace from the desk over the bus to a host, to the host that takes the work up again, and to the collector."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from moothall import telemetry
+from moothall.collector import Collector
+from moothall.config import Limits, Trace
+from moothall.council.desk import Defaults, Desk
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import DeliberationRequest
+from moothall.fleet.host import Host
+from moothall.telemetry.recording import recording
+from moothall.testing.bus import MemoryBus
+from moothall.testing.council import CouncilHouse, finish, open_council, scripted
+from moothall.testing.story import Remembering
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OTHER = "00-11111111111111111111111111111111-2222222222222222-01"
+TASK = DeliberationRequest(description="Write a haiku", role="dev", protocol="single", task_id="task-1")
+
+
+async def logged(bus: MemoryBus) -> list[Event]:
+    return [recorded.event async for recorded in bus.replay(("agent.results.>", "agent.responses.>"))]
+
+
+async def until(done: Callable[[list[Event]], bool], bus: MemoryBus) -> list[Event]:
+    async with asyncio.timeout(60):
+        while not done(events := await logged(bus)):
+            await asyncio.sleep(0.01)
+    return events
+
+
+def has(kind: EventType) -> Callable[[list[Event]], bool]:
+    return lambda events: any(event.type is kind for event in events)
+
+
+async def work(house: CouncilHouse, requested: Event, deliveries: int) -> None:
+    host = Host(f"host-{deliveries}", house.bus, Remembering(), house.parts, 4)
+    await host._work(Recorded(1, requested, {"deliveries": str(deliveries)}))
+
+
+async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+
+    def haiku(_body: Any, _headers: Any) -> str:
+        return finish("An old silent pond")
+
+    async with open_council(tmp_path, scripted(haiku)) as house, recording(Trace(), "test", exporter=exporter):
+        with telemetry.span("call", parent=CALLER):
+            await Desk(house.bus, Remembering(), Defaults(Limits())).submit(TASK, LOCAL)
+        requested = (await logged(house.bus))[0]
+        await work(house, requested, 1)
+        asked = len(house.server.requests)
+        await work(house, requested, 2)  # its ack was lost, and another host takes it up
+        assert len(house.server.requests) == asked
+        collecting = asyncio.ensure_future(Collector(house.bus, Remembering(), Limits()).run())
+        events = await until(has(EventType.DELIBERATION_DECIDED), house.bus)
+        collecting.cancel()
+        await asyncio.wait({collecting})
+    spans = exporter.get_finished_spans()
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {CALLER.split("-")[1]}
+    assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
+    named = Counter(span.name for span in spans)
+    assert (named["deliberation"], named["chat"], named["decide"]) == (2, asked, 1)
+    (submit,) = [span for span in spans if span.name == "submit"]
+    for span in spans:
+        if span.name in {"deliberation", "decide"}:
+            assert span.parent is not None
+            assert submit.context is not None
+            assert span.parent.span_id == submit.context.span_id
+    deliveries = [(span.attributes or {})["moothall.deliveries"] for span in spans if span.name == "deliberation"]
+    assert deliveries == [1, 2]
+    ids = {event.id for event in events}
+    assert all(event.causationid in ids for event in events if event.type is not EventType.DELIBERATION_REQUESTED)
+
+
+async def test_the_same_request_under_another_trace_is_the_same_request() -> None:
+    bus = MemoryBus()
+    desk = Desk(bus, Remembering(), Defaults(Limits()))
+    for caller in (CALLER, OTHER):
+        with telemetry.span("call", parent=caller):
+            await desk.submit(TASK, LOCAL)
+    events = await logged(bus)
+    assert len({event.id for event in events}) == 1
+    assert {event.traceparent for event in events} == {CALLER}
+    plain = MemoryBus()
+    await Desk(plain, Remembering(), Defaults(Limits())).submit(TASK, LOCAL)
+    (without,) = await logged(plain)
+    assert without.id == events[0].id
+    assert replace(without, traceparent=CALLER).data["request_digest"] == events[0].data["request_digest"]

@@ -1,0 +1,99 @@
+"""The documents say what there is: figures, spans, the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from moothall.telemetry.figures import Histogram
+from moothall.telemetry.metrics import REGISTRY
+from moothall.telemetry.names import SPANS
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENT = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "moothall.json").read_text(encoding="utf-8"))
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows under a table's first heading cell."""
+    lines = DOCUMENT.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def queried() -> set[str]:
+    panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+    return {name for panel in panels for target in panel["targets"] for name in re.findall(r"moothall_\w+", target["expr"])}
+
+
+def samples() -> dict[str, str]:
+    """What Prometheus stores, by the figure it is of."""
+    found = {}
+    for figure in REGISTRY.figures.values():
+        for end in ("_bucket", "_sum", "_count") if isinstance(figure, Histogram) else ("",):
+            found[f"{figure.name}{end}"] = figure.name
+    return found
+
+
+def test_every_figure_is_documented_as_it_is() -> None:
+    assert table("figure") == [
+        [f"`{figure.name}`", figure.kind, ", ".join(figure.labels), figure.about] for figure in REGISTRY.figures.values()
+    ]
+
+
+def test_every_span_is_documented_as_it_is() -> None:
+    assert table("span") == [[f"`{name}`", about] for name, about in SPANS.items()]
+
+
+def test_names_are_what_prometheus_expects() -> None:
+    for figure in REGISTRY.figures.values():
+        assert re.fullmatch(r"moothall_[a-z_]+", figure.name)
+        assert figure.name.endswith("_total") == (figure.kind == "counter")
+        assert figure.about.endswith(".")
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    assert queried() <= set(samples())
+
+
+def test_every_figure_has_a_panel() -> None:
+    assert {samples()[name] for name in queried()} == set(REGISTRY.figures)
+
+
+def test_labels_in_the_dashboard_are_the_figures_own() -> None:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            for by, name in re.findall(r"by \(([^)]*)\) \(rate\((moothall_\w+)", target["expr"]):
+                figure = REGISTRY.figures[samples()[name]]
+                assert {label.strip() for label in by.split(",")} <= {*figure.labels, "process", "le"}, target["expr"]
+            legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            grouped = re.search(r"by \(([^)]*)\)", target["expr"])
+            if grouped:
+                assert legend <= {label.strip() for label in grouped[1].split(",")}, target
+
+
+def test_the_dashboard_is_a_valid_one() -> None:
+    panels = DASHBOARD["panels"]
+    assert (DASHBOARD["uid"], DASHBOARD["schemaVersion"] >= 36) == ("moothall", True)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [panel["gridPos"] for panel in panels]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    covered = [(x, y) for place in places for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])]  # fmt: skip
+    assert len(covered) == len(set(covered)), "panels overlap"
+    for panel in panels:
+        expressions = [target["expr"] for target in panel.get("targets", ())]
+        assert all(expression.count("(") == expression.count(")") for expression in expressions)
+        assert bool(expressions) == (panel["type"] != "row")
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "dashboard.py", "--check"], check=True)
