@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from moothall.errors import GraphUnavailable, InvalidRequest, MoothallError
 
 _QUESTION_BYTES = 64 * 1024
-_TRIES, _LOOK_SECONDS = 50, 0.1
+_PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 _LONGEST_PATH = 100
 """What the kernel takes for a socket, with some to spare."""
 
@@ -77,10 +77,11 @@ async def _answer(graph: Answers, line: bytes) -> dict[str, Any]:
 
 
 class Elsewhere:
-    """The graph of another process."""
+    """The graph of another process. One that is still starting is waited for, up to `patience` seconds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = _PATIENCE_SECONDS) -> None:
         self._path = path
+        self._patience = patience
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Have a named question answered there. Raises what is raised there."""
@@ -93,10 +94,13 @@ class Elsewhere:
         return rows[0]
 
     async def _sent(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        line = json.dumps(asked).encode() + b"\n"
+        if len(line) > _QUESTION_BYTES:
+            raise InvalidRequest(f"a question is at most {_QUESTION_BYTES} bytes long; this one is {len(line)}")
         try:
             reader, writer = await self._connected()
             try:
-                writer.write(json.dumps(asked).encode() + b"\n")
+                writer.write(line)
                 answer: dict[str, Any] = json.loads(await reader.read())
             finally:
                 writer.close()
@@ -111,8 +115,7 @@ class Elsewhere:
         raise GraphUnavailable(str(answer.get("message")))
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect; a process that is still starting is waited for."""
-        for _ in range(_TRIES):
+        for _ in range(1 + int(self._patience / _LOOK_SECONDS)):
             try:
                 with _reachable(self._path) as name:
                     return await asyncio.open_unix_connection(name)

@@ -14,6 +14,7 @@ from moothall.errors import ConfigurationError, GraphUnavailable
 from moothall.graph.shape import LABELS, POSITION
 from moothall.graph.store import Rows, Statement, schema
 
+_SCHEMES = ("neo4j", "neo4j+s", "neo4j+ssc", "bolt", "bolt+s", "bolt+ssc")
 _AT_ONCE = 5000
 """Nodes that are removed in one transaction."""
 
@@ -72,6 +73,11 @@ async def neo4j_store(settings: Graph) -> AsyncIterator[Neo4jStore]:
     """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away, `GraphUnavailable` where
     nobody answers.
     """
+    scheme = (settings.url or "").partition("://")[0]
+    if scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"graph.url {settings.url!r} is not right: it begins with one of {', '.join(_SCHEMES)}, then ://"
+        )
     password = settings.password.get_secret_value() if settings.password else ""
     with _translated(settings):
         driver = neo4j.AsyncGraphDatabase.driver(

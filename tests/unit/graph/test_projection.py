@@ -1,0 +1,115 @@
+"""What holds whatever the log says: order, repeats and malformed events change nothing that they shouldn't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moothall.domain.event import Event, EventType
+from moothall.domain.proposal import Proposal
+from moothall.graph.projection import READERS, write
+from moothall.graph.shape import LABELS
+from moothall.graph.upserts import Writes, bounded, clean, group_of, uid
+from moothall.testing.chronicle import SEATS, Chronicle, proposal_of
+
+WHOLE = Chronicle().whole().events
+SECOND = Chronicle("task-a-r2", days=1).whole().events
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+)
+NAMES = sorted({name for event in WHOLE for name in event.data})
+
+
+def written(events: list[Event]) -> Writes:
+    writes = Writes()
+    for event in events:
+        write(event, writes)
+    return writes
+
+
+def merged(batches: list[list[Event]]) -> Writes:
+    """As a store merges batches: what the statements say."""
+    total = Writes()
+    for batch in batches:
+        part = written(batch)
+        total.nodes |= part.nodes
+        total.relations |= part.relations
+        for (node, name), (by, told) in part.groups.items():
+            known = total.groups.get((node, name))
+            latest = group_of(node.label, name).latest
+            if known is None or (known[0] < by if latest else known[0] > by):
+                total.groups[node, name] = (by, told)
+    return total
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObject) -> None:
+    events = [*WHOLE, *SECOND]
+    repeated = data.draw(st.permutations([*events, *data.draw(st.lists(st.sampled_from(events), max_size=10))]))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(repeated)), max_size=5)))
+    batches = [repeated[start:end] for start, end in zip([0, *cuts], [*cuts, len(repeated)], strict=True)]
+    assert merged(batches) == written(events)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(READERS)), st.dictionaries(st.sampled_from(NAMES), values), st.text(max_size=40))
+def test_malformed_events_are_no_reason_to_stop(kind: EventType, data: dict[str, Any], time: str) -> None:
+    """And whatever they bring has the type that the shape says."""
+    writes = written([Event("id", kind, "x", data, time=time)])
+    for (node, name), (_, told) in writes.groups.items():
+        for key, kind_of in group_of(node.label, name).properties.items():
+            expected = {"text": str, "whole": int, "number": float, "flag": bool, "texts": list}[kind_of]
+            assert type(told[key]) is expected
+    for node in writes.nodes:
+        node.uid.encode()
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_no_two_tenants_share_a_node(one: str, other: str, key: str, key_of_other: str) -> None:
+    same = bounded(one) == bounded(other) and bounded(key) == bounded(key_of_other)
+    assert (uid("Story", one, key) == uid("Story", other, key_of_other)) is same
+
+
+@given(st.text())
+def test_names_are_bounded_and_storable(text: str) -> None:
+    assert len(bounded(text)) <= 200
+    clean(text).encode()  # no lone surrogate is left
+    assert "\0" not in clean(text)
+
+
+def test_every_event_type_is_projected_or_named_as_left_out() -> None:
+    left_out = {
+        EventType.SEAT_TURN,
+        EventType.AGENT_PROGRESS,
+        EventType.AUDIT_RECORDED,
+        EventType.COUNCIL_CREATED,
+        EventType.COUNCIL_DELETED,
+        EventType.AGENT_REGISTERED,
+        EventType.AGENT_UNREGISTERED,
+    }
+    assert set(EventType) - READERS.keys() == left_out
+
+
+def test_a_fingerprint_is_the_proposals_own() -> None:
+    proposal = proposal_of(SEATS[0])
+    assert isinstance(proposal, Proposal)
+    keys = {node.key for node in written(WHOLE).nodes if node.label == "Proposal"}
+    assert f"task-a/{SEATS[0]}/{proposal.fingerprint}" in keys
+    assert len(keys) == len(SEATS), "what was found of a proposal belongs to it"
+
+
+def test_a_run_again_is_of_the_same_task() -> None:
+    writes = written([*WHOLE, *SECOND])
+    assert {node.key for node in writes.nodes if node.label == "Task"} == {"task-a", "task-a-check", "task-a-r2-check"}
+
+
+def test_reserved_names_are_used_nowhere() -> None:
+    """The embedded store fills them in by itself."""
+    for label in LABELS.values():
+        assert not {"id", "title", "type", "name"} & set(label.properties)
+        assert len(label.properties) == len(set(label.properties)), "groups have no property in common"

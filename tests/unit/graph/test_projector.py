@@ -1,0 +1,116 @@
+"""From the log into the graph: from where it is, at its own pace, over failures of the graph, never losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Graph as Settings
+from moothall.domain.event import Recorded
+from moothall.errors import GraphUnavailable
+from moothall.graph.embedded import embedded_store
+from moothall.graph.projector import Projector
+from moothall.graph.store import CypherGraph
+from moothall.testing.bus import MemoryBus
+from moothall.testing.chronicle import Chronicle
+
+SETTINGS = Settings(batch=7, pace_seconds=0)
+
+
+class Flaky:
+    """A graph that is away for the first calls."""
+
+    def __init__(self, inner: CypherGraph, failures: int) -> None:
+        self._inner = inner
+        self.failures = failures
+        self.batches: list[int] = []
+
+    def _away(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise GraphUnavailable("away")
+
+    async def project(self, records: Sequence[Recorded]) -> None:
+        self._away()
+        self.batches.append(len(records))
+        await self._inner.project(records)
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        return await self._inner.ask(question, **parameters)
+
+    async def position(self) -> int:
+        self._away()
+        return await self._inner.position()
+
+    async def clear(self) -> None:
+        await self._inner.clear()
+
+
+@asynccontextmanager
+async def running(projector: Projector, last_seq: int) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(projector.run(last_seq))
+        yield
+        task.cancel()
+
+
+@pytest.fixture
+async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
+    async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
+        yield CypherGraph(store)
+
+
+async def published(bus: MemoryBus, chronicle: Chronicle) -> int:
+    last = 0
+    for event in chronicle.events:
+        last = await bus.publish(event)
+    return last
+
+
+async def dumped(graph: CypherGraph) -> list[tuple[str, ...]]:
+    return sorted([line async for line in graph.dump()])
+
+
+async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGraph) -> None:
+    bus = MemoryBus()
+    projector = Projector(bus, graph, SETTINGS)
+    async with asyncio.timeout(60), running(projector, 0):
+        await projector.settled(await published(bus, Chronicle("task-a").whole()))
+    position = await graph.position()
+    assert position == projector.written > 20
+    last = await published(bus, Chronicle("task-b", "story-2", days=1).whole())
+    flaky = Flaky(graph, 0)
+    again = Projector(bus, flaky, SETTINGS)
+    async with asyncio.timeout(60), running(again, last):
+        await again.settled(last)
+    assert sum(flaky.batches) == last - position, "what was written is not read again"
+    assert max(flaky.batches) <= SETTINGS.batch
+    one_by_one = await dumped(graph)
+    await graph.clear()
+    assert await Projector(bus, graph, SETTINGS).catch_up(last) == last
+    assert await dumped(graph) == one_by_one
+
+
+async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph) -> None:
+    bus = MemoryBus()
+    last = await published(bus, Chronicle().whole())
+    flaky = Flaky(graph, 2)
+    projector = Projector(bus, flaky, SETTINGS)
+    async with asyncio.timeout(60), running(projector, last):
+        await projector.settled(last)
+    assert flaky.failures == 0
+    (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
+    assert row["deliberation"]["final_state"] == "committed"
+
+
+async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> None:
+    bus = MemoryBus()
+    await graph.project([Recorded(1000, Chronicle("old").deliberated().events[0])])
+    last = await published(bus, Chronicle().whole())
+    assert await Projector(bus, graph, SETTINGS).catch_up(last) == last
+    assert await graph.ask("deliberation", tenant="local", task_id="task-a")

@@ -1,0 +1,137 @@
+"""What only one of the stores does."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moothall.config import Graph
+from moothall.domain.event import EventType
+from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
+from moothall.graph.asking import Elsewhere, answering
+from moothall.graph.embedded import embedded_store
+from moothall.graph.neo4j import neo4j_store
+from moothall.graph.store import CypherGraph
+from moothall.testing.chronicle import Chronicle, recorded
+from moothall.testing.neo4j import Address
+
+WHOLE = recorded(Chronicle().whole().events)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from moothall.graph.embedded import embedded_store
+from moothall.graph.store import CypherGraph
+from moothall.testing.chronicle import Chronicle, recorded
+
+async def work():
+    async with embedded_store(Path(sys.argv[1]), query_seconds=30) as store:
+        for record in recorded(Chronicle().whole().events):
+            await CypherGraph(store).project([record])
+            print(record.seq, flush=True)
+
+asyncio.run(work())
+"""
+
+
+@pytest.mark.parametrize("after", [1, 12])
+async def test_kill_9_in_the_middle_of_writes_loses_nothing_that_was_written(tmp_path: Path, after: int) -> None:
+    path = tmp_path / "context.kgl"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    written = 0
+    async with asyncio.timeout(120):
+        while written < after:
+            written = int(await process.stdout.readline())
+        process.kill()
+        await process.wait()
+    async with embedded_store(path, query_seconds=30) as store:
+        graph = CypherGraph(store)
+        position = await graph.position()
+        assert position >= written
+        await graph.project([record for record in WHOLE if record.seq > position])
+        caught_up = sorted([line async for line in graph.dump()])
+        await graph.clear()
+        await graph.project(WHOLE)
+        assert sorted([line async for line in graph.dump()]) == caught_up
+
+
+async def test_the_embedded_file_is_one_process_at_a_time_and_survives_it(tmp_path: Path) -> None:
+    path = tmp_path / "graph" / "context.kgl"
+    async with embedded_store(path, query_seconds=30) as store:
+        await CypherGraph(store).project(WHOLE)
+        with pytest.raises(ConfigurationError, match="open in another process"):
+            async with embedded_store(path, query_seconds=30):
+                pass
+    async with embedded_store(path, query_seconds=30) as store:
+        assert await CypherGraph(store).position() == len(WHOLE)
+
+
+async def test_writers_of_one_process_wait_for_each_other(tmp_path: Path) -> None:
+    async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
+        graph = CypherGraph(store)
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(WHOLE), 4):
+                group.create_task(graph.project(WHOLE[start : start + 4]))
+        assert await graph.position() == len(WHOLE)
+
+
+async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
+    """Also where the data directory lies deeper than a socket's name may be long."""
+    deep = tmp_path / ("deep" * 30)
+    deep.mkdir()
+    async with embedded_store(deep / "context.kgl", query_seconds=30) as store:
+        graph = CypherGraph(store)
+        chronicle = Chronicle().whole()
+        chronicle.of_story(EventType.STORY_COMMENTED, comment="x" * 2000)
+        for _ in range(100):
+            chronicle.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
+        await graph.project(recorded(chronicle.events))
+        async with answering(graph, deep / "graph.sock"):
+            there = Elsewhere(deep / "graph.sock")
+            assert await there.ask("story", tenant="local", story_id="story-1") == await graph.ask(
+                "story", tenant="local", story_id="story-1"
+            )
+            assert await there.counts() == await graph.counts()
+            with pytest.raises(InvalidRequest, match="did you mean story"):
+                await there.ask("storey", tenant="local")
+            with pytest.raises(InvalidRequest, match="at most 65536 bytes"):
+                await there.ask("story", tenant="local", story_id="x" * 70_000)
+        assert not (deep / "graph.sock").exists()
+
+
+async def test_where_nobody_answers_the_socket_says_so(tmp_path: Path) -> None:
+    with pytest.raises(GraphUnavailable, match="does not answer"):
+        await Elsewhere(tmp_path / "graph.sock", patience=0.2).counts()
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(GraphUnavailable, match="did not answer"):
+        async with neo4j_store(Graph(url="bolt://127.0.0.1:9", connect_seconds=1)):
+            pass
+
+
+async def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is not right"):
+        async with neo4j_store(Graph(url="http://127.0.0.1:9")):
+            pass
+
+
+@pytest.mark.e2e
+async def test_a_server_that_turns_us_away_names_the_settings(neo4j: Address) -> None:
+    with pytest.raises(ConfigurationError, match=r"set graph\.user and graph\.password"):
+        async with neo4j_store(Graph(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))):
+            pass
+
+
+@pytest.mark.e2e
+async def test_a_database_that_is_not_there_is_named(neo4j: Address) -> None:
+    settings = Graph(url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), database="nothing", retry_seconds=1)
+    with pytest.raises(ConfigurationError, match="no database 'nothing'"):
+        async with neo4j_store(settings):
+            pass
