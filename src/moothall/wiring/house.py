@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -170,7 +170,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     await roster.refresh()
     await (await stack.enter_async_context(started(_running(roster.run(), "councils"))))
     main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
-    await remembered
+    graph = await remembered
     await ray
     await (await stack.enter_async_context(started(hosting(settings.ray, main))))
     desk = Desk(bus, repositories, _defaults(settings), councils=roster)
@@ -184,7 +184,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
             councils=roster,
             plans=planner,
             tallies=Tally(bus, roster, collector.deliberations),
-            briefings=Briefings(NoGraph(), settings.limits),
+            briefings=Briefings(graph, settings.limits),
             model=settings.llm.model,
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
@@ -213,14 +213,6 @@ async def _drain(collector: Collector, tell: Tell) -> None:
             told = collector.under_way
             tell(f"{told} other deliberation(s) are under way here; waiting for them")
         await asyncio.sleep(_LOOK_SECONDS)
-
-
-class NoGraph:
-    """Stands where no graph is wired: whoever asks is told so."""
-
-    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Refuse."""
-        raise ConfigurationError(f"no graph is served here that could answer {question!r} ({', '.join(sorted(parameters))})")
 
 
 def _fingerprint(settings: Settings) -> str:
