@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from house import Command, git
 from moothall.domain.ids import digest
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -56,6 +59,26 @@ async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(command:
     first = await command("graph", "query", "provenance", *place[:-1], "1", "--json")
     assert first.code == 1, "the first line is older than the house"
     assert first.document["proposals"] == []
+
+
+async def test_what_came_before_is_the_context_of_the_next_task(command: Command, repo: Path) -> None:
+    """GetTaskContext over gRPC, from the graph of the house."""
+    outcome = await _delivered(command, repo)
+    await _eventually(command, "task_context", f"repository={await _repository(command, outcome)}")
+    again = await command("deliberate", "--repo", str(repo), "--agents", "1", "--json", f"{TASK} WRONG")
+    token = (command.data_dir / "token").read_text(encoding="ascii").strip()
+    async with grpc.aio.insecure_channel(command.served_at) as channel:
+        told = await OrchestratorServiceStub(channel).GetTaskContext(
+            pb.GetTaskContextRequest(task_id=again.document["task_id"], role="DEV"),
+            metadata=(("authorization", f"Bearer {token}"),),
+        )
+    assert str(outcome["task_id"]) in told.context_text
+    assert "src/utils.py" in told.blocks.context
+
+
+async def _repository(command: Command, outcome: Any) -> str:
+    document = await _eventually(command, "deliberation", f"task_id={outcome['task_id']}")
+    return str(document[0]["repository"]["id"])
 
 
 async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(command: Command, repo: Path) -> None:
