@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Act = Callable[[], Awaitable[object]]
+Act = Callable[[], Coroutine[Any, Any, object]]
 Probe = Callable[[], Mapping[str, float]]
 
 
@@ -70,33 +70,38 @@ async def in_turn(act: Act, count: int, probe: Probe) -> Run:
     return Run(1, count, time.perf_counter() - began, tuple(waits), _since(probe(), before))
 
 
-async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, settle: float = 0.0) -> Run:
-    """`at_once` of them under way, measured for `seconds` in the middle: neither the start nor the end is in the figures.
+async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, generations: int = 2) -> Run:
+    """`at_once` of them under way, measured in the middle: neither the start nor the end is in the figures.
 
-    The measuring begins `settle` seconds after the start, and not before each caller could have had one answer.
+    Callers that began together tend to end together: the measuring begins when as many have ended as there are callers,
+    and lasts `seconds` and at least `generations` times as many.
     """
     ended: list[tuple[float, float]] = []
-    over = False
+    marks: list[tuple[int, float, Mapping[str, float]]] = []
+    enough = asyncio.Event()
+
+    def mark() -> None:
+        marks.append((len(ended), time.perf_counter(), probe()))
 
     async def caller() -> None:
-        while not over:
+        while not enough.is_set():
             start = time.perf_counter()
             await act()
             now = time.perf_counter()
             ended.append((now, now - start))
+            if not marks and len(ended) >= at_once:
+                mark()
+            elif marks and len(ended) >= marks[0][0] + generations * at_once and now >= marks[0][1] + seconds:
+                enough.set()
 
     async with asyncio.TaskGroup() as group:
-        start = time.perf_counter()
         for _ in range(at_once):
             group.create_task(caller())
-        while len(ended) < at_once or time.perf_counter() < start + settle:  # noqa: ASYNC110 - time is what is waited for
-            await asyncio.sleep(0.02)
-        before, began = probe(), time.perf_counter()
-        await asyncio.sleep(seconds)
-        used, stopped = _since(probe(), before), time.perf_counter()
-        over = True
-    waits = tuple(wait for when, wait in ended if began <= when < stopped)
-    return Run(at_once, len(waits), stopped - began, waits, used)
+        await enough.wait()
+        mark()
+    (skipped, began, before), (last, stopped, after) = marks[0], marks[-1]
+    waits = tuple(wait for _, wait in ended[skipped:last])
+    return Run(at_once, len(waits), stopped - began, waits, _since(after, before))
 
 
 async def all_at_once(act: Act, count: int, probe: Probe) -> Run:

@@ -8,6 +8,7 @@ import platform
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,9 +99,11 @@ class System:
             count[part] += 1
         return Held(dict(pss), dict(rss), dict(files), dict(count))
 
-    def host(self) -> psutil.Process:
-        """The process of the first host."""
-        return next(process for part, process in self.processes() if part == "host")
+    def kill(self) -> None:
+        """End all of it with SIGKILL."""
+        for _, process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def part_of(process: psutil.Process) -> str:

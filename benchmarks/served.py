@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServic
 
 _START_SECONDS = 180
 _STOP_SECONDS = 60
-CALLS = 9
+SEATS, CALLS = 3, 9
 TASK = (
     "Design the queue between our order page and the warehouse: what happens when it is full, when a worker dies, "
     "and what an operator watches."
@@ -52,7 +51,7 @@ def text_request() -> pb.DeliberateRequest:
     return pb.DeliberateRequest(
         task_description=TASK,
         role="dev",
-        num_agents=3,
+        num_agents=SEATS,
         protocol="debate",
         rounds=1,
         budget=common_pb2.Budget(calls=CALLS),
@@ -66,6 +65,7 @@ async def served(data_dir: Path, base_url: str, settings: Mapping[str, str] | No
     ours = {
         "MOOTHALL_DATA_DIR": str(data_dir),
         "MOOTHALL_LLM__BASE_URL": base_url,
+        "PYTHONDONTWRITEBYTECODE": "",  # as users run it: compiled once
         "MOOTHALL_LLM__APPROACHES": "off",  # the workload has no planning call
         "MOOTHALL_LLM__CONCURRENCY": "4096",  # the stub takes what comes
         "MOOTHALL_LOG__LEVEL": "warning",
@@ -92,14 +92,17 @@ async def served(data_dir: Path, base_url: str, settings: Mapping[str, str] | No
         async with grpc.aio.insecure_channel(address) as channel:
             token = (data_dir / "token").read_text(encoding="ascii").strip()
             yield Served(System(process.pid), data_dir, address, OrchestratorServiceStub(channel), token)
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(_STOP_SECONDS):
-            await process.wait()
+        await _end(process)
         await drain
     finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):  # it may have been killed, as a part of what is measured
+        process.terminate()
+    async with asyncio.timeout(_STOP_SECONDS):
+        await process.wait()
 
 
 async def _address(process: asyncio.subprocess.Process) -> str:

@@ -59,12 +59,13 @@ class Behaviour:
 def _turn(call_id: bytes) -> str:
     """A seat with tools: looks, gets it wrong, mends it."""
     step = call_id.rpartition(b".")[2]
+    seat = call_id.split(b"/")[1].decode() if b"/" in call_id else "nobody"  # no two patches alike: nobody is stopped early
     if step == b"1":
         return json.dumps({"thought": "look first", "actions": [{"tool": "files.read", "args": {"path": "src/utils.py"}}]})
     if step == b"2":
         act = {"tool": "files.append", "args": {"path": "src/utils.py", "content": WRONG}}
     else:
-        act = {"tool": "files.edit", "args": {"path": "src/utils.py", "old": WRONG.strip(), "new": SOLVED.strip()}}
+        act = {"tool": "files.edit", "args": {"path": "src/utils.py", "old": WRONG.strip(), "new": f"{SOLVED.strip()}  # {seat}"}}
     return json.dumps({"thought": "do it", "actions": [act]})
 
 

@@ -1,0 +1,141 @@
+"""Single steps, each on the real part: a tool call, a workspace, an event on the disk."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.server import embedded_server
+from moothall.config import Settings, load_settings
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.identity import LOCAL
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolCall
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.grants import grant_for
+from moothall.guard.seat import SeatContext
+from moothall.ports import Workspace
+from moothall.testing.repos import make_repo
+from moothall.wiring.trusted import Hands, open_hands, register
+
+_FILES = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one step, over and over."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def p50(self) -> float:
+        """Milliseconds, the median."""
+        return statistics.median(self.seconds) * 1000
+
+    @property
+    def p99(self) -> float:
+        """Milliseconds that one in a hundred exceeds."""
+        ordered = sorted(self.seconds)
+        return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1000
+
+
+@asynccontextmanager
+async def _bus(settings: Settings) -> AsyncIterator[JetStreamBus]:
+    async with embedded_server(settings.bus, settings.data_dir / "bus") as url, open_bus(settings.bus, url) as bus:
+        yield bus
+
+
+def _settings(folder: Path) -> Settings:
+    return load_settings(data_dir=folder / "data")
+
+
+def _event(number: int) -> Event:
+    """About a kilobyte, as a turn of a seat."""
+    data = {"task_id": "bench", "seat": "agent-dev-001", "turn": number, "thought": "x" * 700, "operations": [], "checks": {}}
+    return new_event(EventType.SEAT_TURN, "bench", data, ordinal=str(number), time=datetime.now(UTC).isoformat())
+
+
+async def persisted(folder: Path, count: int) -> Times:
+    """One event after the other, each awaited until the bus has it on its disk."""
+    async with _bus(_settings(folder)) as bus:
+        for number in range(50):
+            await bus.publish(_event(-1 - number))
+        seconds = []
+        for number in range(count):
+            event = _event(number)
+            began = time.perf_counter()
+            await bus.publish(event)
+            seconds.append(time.perf_counter() - began)
+    return Times(tuple(seconds))
+
+
+async def _prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
+    named = await register(settings, str(path), "HEAD")
+    return await hands.repositories.prepare(await hands.repositories.resolve(named))
+
+
+async def tool_round_trip(folder: Path, count: int) -> Times:
+    """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the bus."""
+    settings = _settings(folder)
+    make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(_bus(settings))
+        audit = await stack.enter_async_context(
+            AuditLog(settings.data_dir, "bench", sync_records=settings.guard.audit_sync_records)
+        )
+        hands = await stack.enter_async_context(open_hands(settings))
+        prepared = await _prepared(settings, hands, folder / "repo")
+        gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus)
+        workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
+        seat = _seat(workspace)
+        seconds = []
+        for number in range(count + 20):
+            call = ToolCall(f"bench/1.{number}", "files.read", {"path": "src/utils.py"}, seat.deadline)
+            began = time.perf_counter()
+            result = await gate.call(seat, call)
+            seconds.append(time.perf_counter() - began)
+            if result.status != "success":
+                raise RuntimeError(f"files.read: {result.status} {result.error}")
+    return Times(tuple(seconds[20:]))
+
+
+def _seat(workspace: Workspace) -> SeatContext:
+    return SeatContext(
+        principal=LOCAL,
+        tenant=LOCAL.tenant,
+        task_id="bench",
+        seat="agent-dev-001",
+        role="dev",
+        grant=grant_for("dev", ()),
+        workspace=workspace,
+        workspace_id=workspace.id,
+        deadline=datetime.now(UTC) + timedelta(hours=1),
+        ledger=None,
+    )
+
+
+async def workspace_ready(folder: Path, count: int) -> Times:
+    """A fresh sandboxed workspace on a repository of 5,000 files that was prepared before, until its first tool can run."""
+    settings = _settings(folder)
+    files = {f"src/part{number // 100:02}/file{number:04}.py": f"VALUE = {number}\n" * 20 for number in range(_FILES - 1)}
+    make_repo(folder / "repo", {**files, "Makefile": "test:\n\ttrue\n"})
+    seconds: list[float] = []
+    async with open_hands(settings) as hands:
+        prepared = await _prepared(settings, hands, folder / "repo")
+        for number in range(count + 2):
+            began = time.perf_counter()
+            async with hands.workspaces.open(prepared, f"bench-{number}"):
+                seconds.append(time.perf_counter() - began)
+    return Times(tuple(seconds[2:]))
+
+
+def summary(times: Sequence[Times]) -> Times:
+    """All of several runs."""
+    return Times(tuple(second for run in times for second in run.seconds))

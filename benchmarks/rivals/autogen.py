@@ -1,0 +1,129 @@
+"""AutoGen core: seats and a chair as routed agents of one runtime, direct messages, its OpenAI client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from autogen_core import AgentId, MessageContext, RoutedAgent, SingleThreadedAgentRuntime, message_handler
+from autogen_core.models import ChatCompletionClient, SystemMessage, UserMessage
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+from benchmarks.rivals import words
+
+
+@dataclass
+class Propose:
+    """Ask a seat for its answer."""
+
+    seat: int
+
+
+@dataclass
+class Judge:
+    """Ask a seat for a review."""
+
+    candidate: str
+
+
+@dataclass
+class Revise:
+    """Ask an author for a revision."""
+
+    own: str
+    said: str
+
+
+@dataclass
+class Begin:
+    """Ask the chair for a deliberation."""
+
+
+@dataclass
+class Said:
+    """An answer."""
+
+    text: str
+
+
+class Seat(RoutedAgent):
+    """Calls the model."""
+
+    def __init__(self, client: ChatCompletionClient) -> None:
+        super().__init__("a seat")
+        self._client = client
+
+    async def _ask(self, text: str) -> Said:
+        done = await self._client.create([SystemMessage(content=words.SYSTEM), UserMessage(content=text, source="user")])
+        return Said(str(done.content))
+
+    @message_handler
+    async def propose(self, message: Propose, ctx: MessageContext) -> Said:
+        """Answer."""
+        del ctx
+        return await self._ask(words.propose(message.seat))
+
+    @message_handler
+    async def judge(self, message: Judge, ctx: MessageContext) -> Said:
+        """Review."""
+        del ctx
+        return await self._ask(words.review(message.candidate))
+
+    @message_handler
+    async def revise(self, message: Revise, ctx: MessageContext) -> Said:
+        """Revise."""
+        del ctx
+        return await self._ask(words.revise(message.own, message.said))
+
+
+class Chair(RoutedAgent):
+    """Leads from phase to phase."""
+
+    def __init__(self) -> None:
+        super().__init__("the chair")
+
+    @message_handler
+    async def begin(self, message: Begin, ctx: MessageContext) -> Said:
+        """Run one deliberation."""
+        del message, ctx
+        proposals = await self._all({seat: Propose(seat) for seat in words.SEATS})
+        judged = await self._all({seat: Judge(proposals[words.reviewed_by(seat)]) for seat in words.SEATS})
+        reviews = {words.reviewed_by(seat): said for seat, said in judged.items()}
+        revised = await self._all({seat: Revise(proposals[seat], reviews[seat]) for seat in words.SEATS})
+        return Said(max(revised.values()))
+
+    async def _all(self, asked: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]) -> dict[int, str]:
+        said = await asyncio.gather(*(self.send_message(ask, AgentId("seat", str(seat))) for seat, ask in asked.items()))
+        return {seat: item.text for seat, item in zip(asked, said, strict=True)}
+
+
+@asynccontextmanager
+async def open_autogen(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """A runtime in this process; nothing is kept."""
+    client = OpenAIChatCompletionClient(
+        model=words.MODEL,
+        base_url=url,
+        api_key=words.KEY,
+        model_info={
+            "vision": False,
+            "function_calling": True,
+            "json_output": True,
+            "family": "unknown",
+            "structured_output": True,
+        },
+    )
+    runtime = SingleThreadedAgentRuntime()
+    await Seat.register(runtime, "seat", lambda: Seat(client))
+    await Chair.register(runtime, "chair", Chair)
+    runtime.start()
+    try:
+
+        async def deliberate() -> str:
+            return str((await runtime.send_message(Begin(), AgentId("chair", "default"))).text)
+
+        yield deliberate
+    finally:
+        await runtime.stop()
+        await client.close()

@@ -1,0 +1,81 @@
+"""Steps of the served house that are seen from outside: a council placed, and work taken up after a kill -9 of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.micro import Times
+from benchmarks.served import SEATS, Served, served, text_request
+from benchmarks.stub import Stub
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+
+_LOOK = 0.005
+_TAKE_UP_SECONDS = 120
+_DELAY_MS = 1000
+
+
+async def placed(house: Served, stub: Stub, count: int) -> Times:
+    """From the request on the log until the last of three seats has started, by the log's own times."""
+    await stub.set(delay_ms=0)
+    seconds = []
+    for _ in range(count):
+        times = await _event_times(house)
+        started = [when for kind, when in times if kind == "moothall.seat.started"]
+        requested = next(when for kind, when in times if kind == "moothall.deliberation.requested")
+        seconds.append((max(started) - requested).total_seconds())
+    return Times(tuple(seconds))
+
+
+async def _event_times(house: Served) -> list[tuple[str, datetime]]:
+    updates = house.stub.StreamDeliberation(text_request(), metadata=house.metadata, timeout=120)
+    return [(update.event.type, datetime.fromisoformat(update.event.time)) async for update in updates]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Seconds from ready to the first new model call, how long the house was away, and how many calls came after.
+
+    Three proposals were recorded: three reviews and three revisions are left, so that more than six calls are too many.
+    """
+
+    seconds: float
+    away: float
+    calls: int
+
+
+async def resumed(folder: Path, stub: Stub) -> Resumed:
+    """Kill every process of the house with -9 while a deliberation's reviews are under way; start it again; watch it go on."""
+    await stub.set(delay_ms=_DELAY_MS, reset=1)
+    data, scratch = folder / "data", folder / "t"
+    scratch.mkdir()
+    settings = {"TMPDIR": str(scratch)}  # what Ray leaves there when it is killed goes with the folder
+    async with served(data, stub.base_url, settings) as house:
+        submitted = await house.stub.SubmitDeliberation(text_request(), metadata=house.metadata)
+        while (await stub.stats())["by_schema"].get("review", 0) < SEATS:  # noqa: ASYNC110 - another process is looked at
+            await asyncio.sleep(_LOOK)
+        killed = time.perf_counter()
+        house.system.kill()
+    await stub.set(delay_ms=0)
+    calls = (await stub.stats())["calls"]
+    async with served(data, stub.base_url, settings) as house:
+        ready = time.perf_counter()
+        async with asyncio.timeout(_TAKE_UP_SECONDS):
+            while (await stub.stats())["calls"] <= calls:  # noqa: ASYNC110 - another process is looked at
+                await asyncio.sleep(_LOOK)
+        first = time.perf_counter()
+        await _decided(house, submitted.task_id)
+        return Resumed(first - ready, ready - killed, int((await stub.stats())["calls"]) - calls)
+
+
+async def _decided(house: Served, task_id: str) -> None:
+    asked = pb.GetDeliberationResultRequest(task_id=task_id)
+    async with asyncio.timeout(_TAKE_UP_SECONDS):
+        while True:
+            result = await house.stub.GetDeliberationResult(asked, metadata=house.metadata)
+            if result.status == pb.DELIBERATION_STATUS_COMPLETED:
+                return
+            await asyncio.sleep(0.05)

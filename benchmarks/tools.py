@@ -1,0 +1,101 @@
+"""With tools: three seats, three turns each, on a small repository in sandboxes, with tests after each change and a re-check.
+
+Each seat looks (turn 1), writes a wrong answer and sees its test fail (turn 2), mends it and sees it pass (turn 3); every
+candidate is then tested again on a clean checkout. One behind the other lie three model calls and three runs of the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.load import Act, Run, in_turn, side_by_side
+from benchmarks.served import Served
+from benchmarks.stub import Stub
+from benchmarks.workload import Wrong
+from moothall.config import load_settings
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.wiring.trusted import register
+from moothall.workspace.sample import make_sample_repository
+
+CALLS = 9
+TURNS = 3
+TEST_RUNS = 3
+"""Behind each other: after turn 2, after turn 3, and the re-check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What came of it. `bare_tests` is what one run of the repository's tests takes outside, in seconds."""
+
+    alone: Run
+    together: Run
+    delay_ms: int
+    bare_tests: float
+
+    @property
+    def critical(self) -> float:
+        """Seconds of the model's and the tests' own time on the longest path."""
+        return TURNS * self.delay_ms / 1000 + TEST_RUNS * self.bare_tests
+
+
+async def repository(house: Served, path: Path) -> common_pb2.Repository:
+    """Make the sample and register it with the house."""
+    await make_sample_repository(path)
+    named = await register(load_settings(data_dir=house.data_dir), str(path), "HEAD")
+    return common_pb2.Repository(id=named.id)
+
+
+def tools_act(house: Served, named: common_pb2.Repository) -> Act:
+    """One deliberation with tools; raises `Wrong` unless it has a proven winner on a branch."""
+    request = pb.DeliberateRequest(
+        task_description="Add hello_world() function to src/utils.py", role="dev", num_agents=3, protocol="vote", repository=named
+    )
+
+    async def act() -> None:
+        response = await house.deliberate(request, seconds=300)
+        if not (response.winner_id and response.proven and response.branch):
+            raise Wrong(f"no proven winner on a branch: {response.error_message} {response.results}"[:800])
+
+    return act
+
+
+async def work(house: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50) -> Worked:
+    """Run it one at a time, then `at_once` side by side."""
+    named = await repository(house, folder / "sample")
+    act = tools_act(house, named)
+    await stub.set(delay_ms=delay_ms)
+    await act()  # prepares the repository: an environment, a checkout, the tests on the base
+    await stub.set(reset=1)
+
+    def probe() -> dict[str, float]:
+        return {**house.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
+
+    alone = await in_turn(act, count, probe)
+    told = await stub.stats()
+    if told["calls"] != CALLS * count:
+        raise Wrong(f"{told['calls']} model calls in {count} deliberations, not {CALLS} each")
+    together = await side_by_side(act, at_once, 0, probe, generations=1)
+    return Worked(alone, together, delay_ms, await _bare_tests(house, folder / "sample"))
+
+
+async def _bare_tests(house: Served, path: Path) -> float:
+    """Median seconds of the same tests in the environment that was prepared for them, without sandbox and without us."""
+    python = next((house.data_dir / "environments").glob("*/env/bin/python"), Path(sys.executable))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            cwd=path,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        await process.wait()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
