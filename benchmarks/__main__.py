@@ -1,59 +1,135 @@
-"""The one command: `python -m benchmarks [PART …] [--quick]`, from the repository's root."""
+"""The one command: `python -m benchmarks [PART …] [--quick]`, from the repository's root.
+
+Without parts it measures everything (about ten minutes on two cores) and writes docs/benchmarks.md. The rivals' environment
+is made at the first run, from requirements/bench.txt.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 import tempfile
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks import commands, growth, micro, results, soak, steps, tools
+from benchmarks.contest import RIVALS, contest, streamed
+from benchmarks.report import write
 from benchmarks.served import served
 from benchmarks.stub import running_stub
-from benchmarks.workload import Case, measure
+from benchmarks.workload import Case
 
-console = Console(stderr=True)
-PARTS = ("text",)
-
-
-async def _text(*, quick: bool) -> None:
-    count, seconds = (5, 4.0) if quick else (20, 10.0)
-    cases = (Case(0, 1, count), Case(50, 1, count), Case(500, 1, max(count // 4, 2)), Case(50, 64, seconds=seconds))
-    table = Table("case", "wall ms (median)", "over critical path", "/s", "CPU ms each", "of it", "caller", "stub")
-    with tempfile.TemporaryDirectory(prefix="mh-bench-") as folder:
-        async with running_stub() as stub, served(Path(folder), stub.base_url) as house:
-            await measure(house, stub, Case(0, 1, 3))
-            for case in cases:
-                console.print(f"moothall, {case.name} …")
-                run = await measure(house, stub, case)
-                each = {part: f"{value * 1000 / run.count:.2f}" for part, value in run.cpu.items()}
-                parts = " ".join(f"{part} {value:.1f}" for part, value in run.parts_ms().items())
-                over = f"{case.over_critical(run):.3f}" if case.delay_ms and case.at_once == 1 else ""
-                table.add_row(
-                    case.name,
-                    f"{run.wait * 1000:.1f}",
-                    over,
-                    f"{run.rate:.1f}",
-                    f"{run.cpu_ms:.1f}",
-                    parts,
-                    each["caller"],
-                    each["stub"],
-                )
-            held = house.system.held()
-    console.print(table)
-    console.print("memory, PSS in MB: " + ", ".join(f"{part} {value / 1e6:.0f}" for part, value in held.pss.items()))
+console = Console(stderr=True, highlight=False)
+_began = time.monotonic()
 
 
-def main() -> None:
+def _tell(line: str) -> None:
+    console.print(f"[{time.monotonic() - _began:5.0f} s] {line}")
+
+
+async def _text(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    names = () if asked.alone else RIVALS
+    async with running_stub() as stub:
+        found = await contest(folder, stub, names, rounds=asked.rounds, quick=asked.quick, tell=_tell)
+        return results.of_contest(found)
+
+
+async def _tools(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    _tell("with tools: three seats, three turns each")
+    async with running_stub() as stub, served(folder / "tools", stub.base_url) as house:
+        work = await tools.work(house, stub, folder, count=2 if asked.quick else 6, at_once=4)
+    return results.of_tools(work)
+
+
+async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    share = 10 if asked.quick else 1
+    found: dict[str, Any] = {}
+    _tell("events, tool calls, workspaces")
+    for name, step, count in (
+        ("persisted", micro.persisted, 3000),
+        ("tool", micro.tool_round_trip, 500),
+        ("workspace", micro.workspace_ready, 20),
+    ):
+        place = folder / name
+        place.mkdir()
+        found[name] = results.of_times(await step(place, max(count // share, 5)))
+    async with running_stub() as stub:
+        _tell("councils placed, answers in 64 pieces")
+        async with served(folder / "placed", stub.base_url) as house:
+            await steps.placed(house, stub, 3)
+            found["placed"] = results.of_times(await steps.placed(house, stub, 30 // share + 2))
+            case = Case(50, 64, seconds=4.0 / share)
+            found["streamed"] = results.of_run(await streamed(house, stub, case, 64))
+        _tell("kill -9 of everything, and up again")
+        places = [folder / f"k{number}" for number in range(1 if asked.quick else 2)]
+        for place in places:
+            place.mkdir()
+        found["resumed"] = results.of_resumed([await steps.resumed(place, stub) for place in places])
+    return found
+
+
+async def _growth(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    counts = (10, 50) if asked.quick else (10, 100, 1000)
+    _tell(f"growth: {', '.join(map(str, counts))} deliberations held at once")
+    async with running_stub() as stub:
+        return results.of_growth(*await growth.grow(folder, stub, counts))
+
+
+async def _commands(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    _tell("commands that need no Ray")
+    return await commands.commands(folder, 1 if asked.quick else 3)
+
+
+async def _soak(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    text, with_tools = (100, 6) if asked.quick else (1000, 20)
+    found = await soak.soak(folder, text=text, with_tools=with_tools, at_once=64, tell=_tell)
+    for line in found.problems:
+        console.print(f"  {line}", style="red")
+    return found.document()
+
+
+Part = Callable[[Path, argparse.Namespace], Awaitable[dict[str, Any]]]
+PARTS: dict[str, Part] = {"text": _text, "tools": _tools, "steps": _steps, "growth": _growth, "commands": _commands}
+
+
+async def _measure(asked: argparse.Namespace) -> int:
+    document = results.load()
+    frame = results.frame(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=asked.quick)
+    chosen = asked.parts or list(PARTS)
+    for name in chosen:
+        with tempfile.TemporaryDirectory(prefix="mhb-") as folder:
+            part = {**PARTS, "soak": _soak}[name]
+            document[name] = {**await part(Path(folder), asked), "frame": frame}
+        results.save(document)
+    written = write(document, into_docs=not asked.quick and not asked.dry)
+    _tell(f"written: {written}")
+    console.print(written.read_text(encoding="utf-8"), markup=False, soft_wrap=True)
+    return 1 if "soak" in chosen and document["soak"]["problems"] else 0
+
+
+def main() -> int:
     """Read the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help="what to measure; all by default")
-    parser.add_argument("--quick", action="store_true", help="short runs: to see that it works, not to publish")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join((*PARTS, 'soak'))}; all but soak by default")
+    parser.add_argument(
+        "--quick", action="store_true", help="short runs, to see that it works; docs/benchmarks.md stays as it is"
+    )
+    parser.add_argument("--alone", action="store_true", help="without the rivals")
+    parser.add_argument("--rounds", type=int, default=3, help="of all contenders; 3 by default")
+    parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")
     asked = parser.parse_args()
-    uvloop.run(_text(quick=asked.quick))
+    if unknown := set(asked.parts) - {*PARTS, "soak"}:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, 'soak'))}")
+    return uvloop.run(_measure(asked))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

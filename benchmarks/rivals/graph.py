@@ -77,7 +77,7 @@ async def _opened(url: str, stack: AsyncExitStack, *, durable: bool) -> Callable
         state = await graph.ainvoke(
             {"proposals": {}, "reviews": {}, "revised": {}}, {"configurable": {"thread_id": str(next(threads))}}
         )
-        return max(state["revised"].values())
+        return str(max(state["revised"].values()))
 
     return deliberate
 

@@ -1,0 +1,241 @@
+"""docs/benchmarks.md, from the results: what it must reach, what it reached, tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contest import OURS
+from benchmarks.picture import bars
+from benchmarks.results import PLACE
+from benchmarks.targets import targets
+
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+_NAMES = {
+    "moothall": "**Moothall**",
+    "langgraph-sqlite": "LangGraph with SQLite",
+    "langgraph": "LangGraph, nothing kept",
+    "autogen-core": "AutoGen core, nothing kept",
+    "openai": "the OpenAI SDK alone",
+    "aiohttp": "aiohttp alone: what the machine can do",
+}
+
+
+def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
+    """Write the report into docs/, or beside the results; return where it is."""
+    folder = _DOCS if into_docs else PLACE.parent
+    sections = [_head(document), _reached(document)]
+    if "text" in document:
+        crowd = _crowd(document["text"])
+        shown = {_plain(name): found["rate"] for name, found in crowd.items()}
+        (folder / "benchmarks.svg").write_text(
+            bars("Deliberations a second, 64 at once, 50 ms a call", shown, "/s"), encoding="utf-8"
+        )
+        sections.append(_text(document["text"]))
+    sections += [
+        write_section(document[name]) for name, write_section in (("tools", _tools), ("growth", _growth)) if name in document
+    ]
+    if "steps" in document:
+        sections.append(_streamed(document["steps"]))
+    if "commands" in document:
+        sections.append(_commands(document["commands"]))
+    if "soak" in document:
+        sections.append(_soak(document["soak"]))
+    sections.append(_how(document))
+    path = folder / "benchmarks.md"
+    path.write_text("\n\n".join(part.strip() for part in sections) + "\n", encoding="utf-8")
+    return path
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in markdown; all columns but the first are figures."""
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def figure(value: float) -> str:
+    """Three digits that matter."""
+    if value >= 100:  # noqa: PLR2004 - three digits
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"  # noqa: PLR2004 - as above
+
+
+def _plain(name: str) -> str:
+    return _NAMES.get(name, name).strip("*").partition(":")[0]
+
+
+def _frame(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(iter(part["frame"] for part in document.values() if "frame" in part), {})
+
+
+def _head(document: Mapping[str, Any]) -> str:
+    frame = _frame(document)
+    machine = frame.get("machine", {})
+    quick = "\n\n**These are short runs, made to see that everything works: they say nothing.**" if frame.get("quick") else ""
+    return f"""# Benchmarks
+
+Written by `scripts/bench` on {frame.get("date")}: {machine.get("cores")} cores ({machine.get("processor")}), {machine.get("memory")},
+Linux {machine.get("kernel")}, Python {machine.get("python")}. Run it again on yours; ratios travel better than figures.{quick}
+
+The work: **one deliberation = three seats propose, each reviews another's proposal, all revise: nine model calls**, three of them
+one behind the other. The model is a stub in a process of its own that answers after 0, 50 or 500 ms and is never the bottleneck.
+Moothall runs as its users run it: `moothall serve` with the embedded bus on the disk, hosts placed by Ray, one unary gRPC call a
+deliberation from another process. CPU is counted over *all* its processes: serve, host, bus and Ray's own."""
+
+
+def _reached(document: Mapping[str, Any]) -> str:
+    rows = [
+        (target.what, target.must, target.aim or "", figure(target.value) + target.unit, target.verdict)
+        for target in targets(document)
+    ]
+    return "## What it must reach\n\n" + table(("", "must", "aim", "measured", "reached"), rows)
+
+
+def _crowd(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The runs with many at once, fastest first."""
+    found = next(by_name for case, by_name in text["cases"].items() if "64 at once" in case)
+    return dict(sorted(found.items(), key=lambda item: -item[1]["rate"]))
+
+
+def _text(text: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            _NAMES.get(name, name),
+            figure(found["rate"]),
+            "" if name == OURS else f"{found['faster']:.2f}",
+            figure(found["cpu_ms"]),
+            "" if name == OURS else f"{found['cheaper']:.2f}",
+            figure(sum(text["memory"][name]["pss"].values())),
+        )
+        for name, found in _crowd(text).items()
+    ]
+    crowd = table(
+        (
+            "64 at once, 50 ms a call",
+            "a second",
+            "Moothall is so many times as fast",
+            "CPU ms each",
+            "and uses this part of its CPU⁻¹",
+            "memory, MB",
+        ),
+        rows,
+    )
+    alone = []
+    for case, by_name in text["cases"].items():
+        if "64 at once" in case:
+            continue
+        delay = float(case.split()[0])
+        for name, found in by_name.items():
+            over = f"{found['wait'] * 1000 / (text['phases'] * delay):.3f}" if delay else ""
+            alone.append((case, _NAMES.get(name, name), figure(found["wait"] * 1000), over, figure(found["cpu_ms"])))
+    own = _crowd(text)[OURS]
+    parts = ", ".join(f"{part} {figure(value)}" for part, value in own["parts_ms"].items())
+    memory = ", ".join(f"{part} {figure(value)}" for part, value in text["memory"][OURS]["pss"].items())
+    rounds = own["rounds"]
+    return f"""## Beside others, on the same stub
+
+![Deliberations a second](benchmarks.svg)
+
+{crowd}
+
+Medians of {rounds} rounds, contenders in turn within a round; ratios are of the same round. Of the table only Moothall and LangGraph
+with SQLite can take up work after a crash; Moothall alone has each event on the disk, a ranking, budgets, and callers in other
+processes. The others are called within their own process, and that process is all of their CPU; Moothall's caller uses
+{figure(own["caller_ms"])} ms more and the stub {figure(own["stub_ms"])} ms in either case. While the others ran, the idle Moothall used {text["idle_cpu"] * 100:.1f} % of a core.
+
+Moothall's CPU, ms a deliberation: {parts}. Its memory, PSS in MB: {memory}.
+
+{table(("one at a time", "", "wall ms", "over critical path", "CPU ms"), alone)}"""
+
+
+def _tools(found: Mapping[str, Any]) -> str:
+    alone, together = found["alone"], found["together"]
+    own = alone["wait"] - found["critical"]
+    rows = [
+        ("one at a time", figure(alone["wait"]), figure(alone["cpu_ms"] / 1000), figure(alone["rate"])),
+        (f"{together['at_once']} at once", figure(together["wait"]), figure(together["cpu_ms"] / 1000), figure(together["rate"])),
+    ]
+    return f"""## With tools
+
+Three seats, three turns each, in a sandbox each, on a small repository: look, write something wrong and see the test fail, mend it and
+see it pass; then every candidate is tested again on a clean checkout, ranked, and the winner is left as a branch. Critical path: three
+model calls of {found["delay_ms"]} ms and three runs of the tests, which alone and outside take {figure(found["bare_tests"] * 1000)} ms each: {figure(found["critical"])} s.
+Of the wall time one at a time {figure(own)} s are not on that path: three seats test at the same time on these cores, sandboxes start, diffs are made and applied.
+
+{table(("", "wall s", "CPU s, tests included", "a second"), rows)}"""
+
+
+def _growth(found: Mapping[str, Any]) -> str:
+    idle = sum(found["idle"]["pss"].values())
+    rows = [
+        (
+            f"{step['count']:,} deliberations, {3 * step['count']:,} seats",
+            figure(sum(step["pss"].values())),
+            figure((sum(step["pss"].values()) - idle) * 1e6 / 1024 / 3 / step["count"]),
+            figure(step["placed"]),
+            figure(step["placed"] * 1000 / step["count"]),
+            figure(step["finish"]),
+            figure(step["count"] / step["finish"]),
+        )
+        for step in found["steps"]
+    ]
+    head = ("held at once", "memory, MB", "KB a seat", "all placed, s", "ms each", "all ended, s", "a second")
+    return f"""## How it grows
+
+The stub holds every answer until all seats of all deliberations wait for theirs, one connection each; then it answers at once and
+the rest runs without delay. One host, idle before at {figure(idle)} MB over all processes.
+
+{table(head, rows)}"""
+
+
+def _streamed(found: Mapping[str, Any]) -> str:
+    run = found["streamed"]
+    return f"""## Answers that come in pieces
+
+Real models stream. With each answer in 64 pieces spread over its 50 ms instead of in one at the end, 64 at once: {figure(run["rate"])} deliberations
+a second at {figure(run["cpu_ms"])} CPU ms each. Reading 576 pieces is what costs; the others above were given whole answers too."""
+
+
+def _commands(found: Mapping[str, Any]) -> str:
+    rows = [(f"`{name}`", f"{seconds:.2f}") for name, seconds in found.items() if name != "frame"]
+    return f"## Commands that need no Ray\n\nWhole processes, from start to exit, median, warm files.\n\n{table(('', 's'), rows)}"
+
+
+def _soak(found: Mapping[str, Any]) -> str:
+    memory = [
+        (part, figure(values[0]), figure(values[-1]), f"{found['grew_kb'].get(part, 0):+.1f}")
+        for part, values in found["memory"].items()
+    ]
+    grown = [(name, f"{was:,}", f"{now:,}") for name, (was, now) in sorted(found["grown"].items()) if now != was]
+    stayed = ", ".join(f"{name} {value:,}" for name, value in sorted(found["stayed"].items()))
+    problems = "\n".join(f"- {line}" for line in found["problems"]) or "Nothing was left behind."
+    return f"""## A long day
+
+{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one house (`scripts/soak`).
+
+{table(("memory, PSS in MB", "before", "after", "KB a deliberation, second half"), memory)}
+
+What grows is the log and what is made from it: {"" if grown else "nothing."}
+
+{table(("", "before", "after"), grown) if grown else ""}
+
+What must not grow, after: {stayed}.
+
+{problems}"""
+
+
+def _how(document: Mapping[str, Any]) -> str:
+    frame = _frame(document)
+    ours = ", ".join(f"{name} {version}" for name, version in frame.get("versions", {}).items())
+    theirs = ", ".join(f"{name} {version}" for name, version in document.get("text", {}).get("versions", {}).items())
+    commands = sorted(
+        {f"`{part['frame']['command']}` ({part['frame']['date']})" for part in document.values() if "frame" in part}
+    )
+    return f"""## How to run it
+
+`scripts/bench` measures all of it in about ten minutes and writes this file; `scripts/bench --quick` shows in two that it works;
+`scripts/bench text growth` measures parts; `scripts/soak` runs the long day. The rivals live in `benchmarks/rivals/`, each written as
+its documentation recommends, on uvloop, in an environment of their own (`requirements/bench.txt`).
+
+Last run: {", ".join(commands)}. Moothall with {ours}. Rivals: {theirs}."""

@@ -1,0 +1,88 @@
+"""What the design asks for, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.contest import OURS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One line. `sense` is 1 where more is better, -1 where less is."""
+
+    what: str
+    must: str
+    aim: str
+    value: float
+    unit: str
+    sense: int
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.aim and self._met(self.aim):
+            return "yes, the aim too"
+        return "yes" if self._met(self.must) else "**no**"
+
+    def _met(self, bound: str) -> bool:
+        wanted = float(bound.split()[1].replace(",", ""))
+        return self.sense * self.value >= self.sense * wanted
+
+
+_Read = Callable[[Mapping[str, Any]], float]
+
+
+def _case(delay: int, at_once: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    return lambda d: dict(d["text"]["cases"][f"{delay} ms, {at_once} at once"][OURS])
+
+
+def _over(delay: int) -> _Read:
+    return lambda d: float(_case(delay, 1)(d)["wait"] * 1000 / (d["text"]["phases"] * delay))
+
+
+def _seat(d: Mapping[str, Any]) -> float:
+    """Kilobytes of a seat that waits for its model, at the largest count."""
+    last = d["growth"]["steps"][-1]
+    more = sum(last["pss"].values()) - sum(d["growth"]["idle"]["pss"].values())
+    return float(more * 1e6 / 1024 / 3 / last["count"])
+
+
+def _slowest(d: Mapping[str, Any]) -> float:
+    return max(float(seconds) for name, seconds in d["commands"].items() if name.startswith("moothall "))
+
+
+_LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
+    ("deliberations a second, 64 at once, 50 ms", "≥ 150", "≥ 400", lambda d: float(_case(50, 64)(d)["rate"]), "", 1),
+    ("CPU of one over all processes, 64 at once", "≤ 10 ms", "≤ 2.5 ms", lambda d: float(_case(50, 64)(d)["cpu_ms"]), " ms", -1),
+    ("wall over critical path, 500 ms", "≤ 1.02", "≤ 1.005", _over(500), "", -1),
+    ("wall over critical path, 50 ms", "≤ 1.10", "≤ 1.03", _over(50), "", -1),
+    ("a seat that waits for its model", "≤ 100 KB", "", _seat, " KB", -1),
+    ("a council placed, p50", "≤ 20 ms", "", lambda d: float(d["steps"]["placed"]["p50"]), " ms", -1),
+    ("tool round trip, p50", "≤ 2 ms", "", lambda d: float(d["steps"]["tool"]["p50"]), " ms", -1),
+    ("workspace ready, 5,000 files, p50", "≤ 100 ms", "", lambda d: float(d["steps"]["workspace"]["p50"]), " ms", -1),
+    ("event persisted, p50", "≤ 0.5 ms", "", lambda d: float(d["steps"]["persisted"]["p50"]), " ms", -1),
+    ("event persisted, p99", "≤ 5 ms", "", lambda d: float(d["steps"]["persisted"]["p99"]), " ms", -1),
+    (
+        "resume after kill -9 of everything, from being ready",
+        "≤ 1 s",
+        "",
+        lambda d: max(float(run["seconds"]) for run in d["steps"]["resumed"]["runs"]),
+        " s",
+        -1,
+    ),
+    ("`import moothall`", "≤ 0.2 s", "", lambda d: float(d["commands"]["import moothall"]), " s", -1),
+    ("the slowest command that needs no Ray", "≤ 0.5 s", "", _slowest, " s", -1),
+)
+
+
+def targets(document: Mapping[str, Any]) -> Iterator[Target]:
+    """Every line that something was measured for."""
+    for what, must, aim, read, unit, sense in _LINES:
+        try:
+            value = read(document)
+        except KeyError:
+            continue
+        yield Target(what, must, aim, value, unit, sense)
