@@ -47,7 +47,7 @@ async def look(house: Served) -> Things:
         if kind in _FOLDERS_THAT_MAY_GROW:
             grow[f"bytes in {kind}"] += path.lstat().st_size
     for clone in sorted((house.data_dir / "repos").glob("*.git")):
-        stay["refs in our clones"] += len(_git(clone, "for-each-ref"))
+        grow["refs in our clones"] += len(_git(clone, "for-each-ref"))
         stay["work trees of our clones"] += len(_git(clone, "worktree", "list")) - 1
     await _bus(house, stay, grow)
     return Things(dict(stay), dict(grow))

@@ -130,6 +130,9 @@ class Workspace(_Section):
     allowed_roots: tuple[Path, ...] = Field(
         (), description="local repositories that the API may name; the CLI adds its own argument"
     )
+    keep_days: float = Field(
+        14.0, ge=1, description="`moothall log prune` removes checkouts and environments that were not used for so long"
+    )
     max_file_bytes: int = Field(5_000_000, ge=1024, description="one file of a patch, or read by a tool")
     max_patch_bytes: int = Field(2_000_000, ge=1024)
     max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)

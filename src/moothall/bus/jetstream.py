@@ -179,14 +179,19 @@ class JetStreamBus:
 
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
-        info = await self._stored.patiently(
-            "list documents", lambda: self._stored.js.stream_info(setup.DOCUMENTS_STREAM, subjects_filter=f"{_KEYS}>")
-        )
-        return sorted(subject.removeprefix(_KEYS) for subject in info.state.subjects or ())
+        return [subject.removeprefix(_KEYS) for subject in await self._stored.subjects(setup.DOCUMENTS_STREAM, f"{_KEYS}>")]
 
-    def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
-        """Yield what a stream stores now, in order."""
-        return self._stored.raw(stream, after_seq)
+    def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
+        """Yield what a stream stores now, in order; under `subjects` alone where given."""
+        return self._stored.raw(stream, after_seq, subjects)
+
+    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
+        """Return the subjects under `pattern` that have records."""
+        return await self._stored.subjects(stream, pattern)
+
+    async def drop(self, stream: str, subject: str) -> None:
+        """Remove all records of one subject."""
+        await self._stored.drop(stream, subject)
 
     async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Store bytes and return the seq."""

@@ -191,11 +191,21 @@ class Stored:
         state = (await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))).state
         return StreamState(messages=state.messages, bytes=state.bytes, first_seq=state.first_seq, last_seq=state.last_seq)
 
-    async def raw(self, stream: str, after_seq: int = 0) -> AsyncGenerator[Raw, None]:
-        """Yield what is stored now, in order."""
+    async def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Raw, None]:
+        """Yield what is stored now, in order; under `subjects` alone where given."""
         until = (await self.state(stream)).last_seq
-        async for record in self.read(stream, (), after_seq, until):
+        async for record in self.read(stream, subjects, after_seq, until):
             yield record
+
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """Return the subjects under `pattern` that have records, sorted."""
+        info = await self.patiently(f"list {stream}", lambda: self.js.stream_info(stream, subjects_filter=pattern))
+        return sorted(info.state.subjects or ())
+
+    async def drop(self, stream: str, subject: str) -> None:
+        """Remove all records of one subject."""
+        with translated(f"drop {subject}"):
+            await heeding(self.js.purge_stream(stream, subject=subject))
 
     async def delete_raw(self, stream: str, seq: int) -> None:
         """Remove one message. Raises `NotFound`."""

@@ -61,17 +61,19 @@ def _line(recorded: Recorded) -> str:
 @click.pass_context
 @errors_spoken
 def prune(context: click.Context, *, keep: int) -> None:
-    """Delete the oldest events."""
+    """Delete the oldest events, and what nothing refers to any more: documents, large values, patches, old checkouts."""
     run(_prune(settings_of(context), keep))
 
 
 async def _prune(settings: Settings, keep: int) -> int:
-    from moothall.bus.log_admin import prune as prune_log
-    from moothall.wiring.house import open_log
+    from moothall.wiring.pruning import prune as prune_all
 
-    async with open_log(settings, _say) as bus:
-        gone = await prune_log(bus, keep=keep)
-    click.echo(f"{gone} events deleted")
+    gone = await prune_all(settings, keep, _say)
+    click.echo(f"{gone.events} events deleted")
+    click.echo(
+        f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} patches, "
+        f"{gone.preparations or 0} checkouts and environments"
+    )
     return 0
 
 

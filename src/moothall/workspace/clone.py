@@ -10,6 +10,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,19 @@ class TrustedClone:
             if not answer.status:
                 return True
         return False
+
+    async def prune(self, keep: AbstractSet[str]) -> int:
+        """Forget the patches whose commits are not in `keep`, and drop objects that nothing names and that are a day old.
+
+        Returns how many patches were forgotten. One that is being worked on is made again where it is needed.
+        """
+        listed = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
+        gone = [sha for sha in listed.decode().split() if sha not in keep]
+        if gone:
+            orders = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in gone)
+            await self._run("update-ref", "--stdin", stdin=orders.encode())
+        await self._run("prune", "--expire=1.day.ago")
+        return len(gone)
 
     async def files(self, sha: str) -> tuple[str, ...]:
         """Return the paths of a commit in git's order. Raises `RepositoryError` for a tree that can't be used."""

@@ -73,7 +73,10 @@ class Preparer:
             return None  # not there, or half written
         place = self._layout.place(base, key)
         complete = all(path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ())))
-        return replace(stored, base=base) if complete else None
+        if not complete:
+            return None
+        os.utime(self._layout.prepared(key))  # `prune` goes by when it was last used
+        return replace(stored, base=base)
 
     async def _check_out(self, clone: TrustedClone, base: Base, key: str) -> None:
         final = self._layout.tree(key)
@@ -93,6 +96,7 @@ class Preparer:
         async with self._layout.lock(f"env-{name}"):
             final = self._layout.environment(name)
             if final.is_dir():
+                os.utime(final)
                 return
             network = self._settings.workspace.setup_network
             if network == "allowlist":

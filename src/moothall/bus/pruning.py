@@ -1,0 +1,102 @@
+"""What the log no longer tells of goes with it: status documents, and large values that nothing refers to any more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from moothall.bus.blobs import references
+from moothall.bus.codec import load_json
+from moothall.bus.raw import Raw
+from moothall.bus.registry import BLOBS_BUCKET, DEAD, DOCUMENTS_BUCKET, EVENTS, WORK
+from moothall.bus.setup import BLOBS_STREAM, DOCUMENTS_STREAM
+from moothall.errors import InvalidRequest
+
+YOUNG = timedelta(hours=1)
+"""A value is stored before the event that refers to it: so young a one may still be waiting for its event."""
+
+_COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
+_META = f"$O.{BLOBS_BUCKET}.M."
+
+
+class Shelves(Protocol):
+    """Streams, by their subjects too."""
+
+    def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
+        """Yield what is stored now, in order; under `subjects` alone where given."""
+        ...
+
+    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
+        """Return the subjects under `pattern` that have records."""
+        ...
+
+    async def drop(self, stream: str, subject: str) -> None:
+        """Remove all records of one subject."""
+        ...
+
+
+async def prune_documents(shelves: Shelves) -> int:
+    """Drop the status documents of deliberations of which the log holds nothing; return how many."""
+    told = {subject.rpartition(".")[2] for subject in await shelves.subjects(EVENTS.name, "agent.*.*")}
+    gone = [
+        subject
+        for subject in await shelves.subjects(DOCUMENTS_STREAM, f"$KV.{DOCUMENTS_BUCKET}.>")
+        if subject.rpartition(".")[2] not in told
+    ]
+    for subject in gone:
+        await shelves.drop(DOCUMENTS_STREAM, subject)
+    return len(gone)
+
+
+async def prune_blobs(shelves: Shelves, *, young: timedelta = YOUNG) -> int:
+    """Drop the large values that no record refers to and that are not younger than `young`; return how many.
+
+    What there is is listed before the records are read, so that a value stored meanwhile is not looked at.
+    """
+    before = datetime.now(UTC) - young
+    stored = {}
+    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"{_META}>",)):
+        info = json.loads(raw.data)
+        if raw.time <= before:
+            stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
+    if not stored:
+        return 0
+    used = await _used(shelves)
+    gone = {name: where for name, where in stored.items() if name not in used}
+    for subject, nuid in gone.values():
+        await shelves.drop(BLOBS_STREAM, subject)  # first the entry: without it nobody looks for the content
+        await shelves.drop(BLOBS_STREAM, f"$O.{BLOBS_BUCKET}.C.{nuid}")
+    return len(gone)
+
+
+async def _used(shelves: Shelves) -> frozenset[str]:
+    """Every value that a record refers to, directly or by way of another value."""
+    used: set[str] = set()
+    for stream in (EVENTS.name, WORK.name, DEAD.name, DOCUMENTS_STREAM):
+        async for raw in shelves.raw(stream):
+            if b'"$blob"' in raw.data:
+                used |= _references(raw.data)
+    # A value may itself hold references: what it refers to is used as well.
+    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"$O.{BLOBS_BUCKET}.C.>",)):
+        if b'"$blob"' in raw.data:
+            used |= {found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)}
+    return frozenset(used)
+
+
+def _references(data: bytes) -> frozenset[str]:
+    try:
+        return references(load_json(data))
+    except (InvalidRequest, ValueError):
+        return frozenset()  # a dead letter need not be JSON
+
+
+async def commits_told(shelves: Shelves) -> frozenset[str]:
+    """Return every commit that the log or a status document names."""
+    found: set[str] = set()
+    for stream in (EVENTS.name, DOCUMENTS_STREAM):
+        async for raw in shelves.raw(stream):
+            found |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
+    return frozenset(found)

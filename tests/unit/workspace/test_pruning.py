@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from moothall.config import Workspace
+from moothall.domain import codec
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.testing.repos import make_sample
+from moothall.workspace.clone import Change, TrustedClone
+from moothall.workspace.layout import Layout, environment_key
+from moothall.workspace.pruning import prune_preparations
+
+LONG_AGO = time.time() - 30 * 86_400
+
+
+def prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
+    """As preparation leaves it, last used then."""
+    record, tree, environment = layout.prepared(key), layout.tree(key), layout.environment(environment_key(base))
+    for folder in (record.parent, tree, environment, layout.data_dir / "locks"):
+        folder.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(codec.dump(Prepared(base, key, ("a.txt",)))), encoding="utf-8")
+    (layout.data_dir / "locks" / key).touch()
+    for path, when in ((record, used), (tree, LONG_AGO), (environment, LONG_AGO)):
+        os.utime(path, (when, when))
+
+
+def base(sha: str, lock: str) -> Base:
+    return Base("sample", sha * 40, Profile(checks={"tests": ("python", "-m", "pytest")}, lock_digest=lock))
+
+
+async def test_what_was_not_used_for_long_goes(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    prepared(layout, "recent", base("a", "one"), used=time.time())
+    prepared(layout, "old", base("b", "two"), used=LONG_AGO)
+    prepared(layout, "shares", base("c", "one"), used=LONG_AGO)
+    (layout.tree("half-made")).mkdir()
+    assert await prune_preparations(tmp_path, 14) == 3, "two checkouts and an environment"
+    assert sorted(path.name for path in (tmp_path / "checkouts").iterdir()) == ["half-made", "recent"], "fresh ones stay"
+    assert [path.name for path in (tmp_path / "environments").iterdir()] == [environment_key(base("a", "one"))]
+    assert [path.name for path in (tmp_path / "prepared").iterdir()] == ["recent.json"]
+    assert [path.name for path in (tmp_path / "locks").iterdir()] == ["recent"]
+    assert await prune_preparations(tmp_path, 14) == 0
+
+
+async def test_nothing_prepared_is_nothing_to_prune(tmp_path: Path) -> None:
+    assert await prune_preparations(tmp_path, 14) == 0
+
+
+async def test_patches_that_nobody_names_are_forgotten(tmp_path: Path) -> None:
+    repo = make_sample(tmp_path / "sample")
+    clone = TrustedClone(tmp_path / "repos" / "sample.git", Workspace())
+    sha = await clone.fetch(str(repo.path), "HEAD")
+    kept, gone = [
+        (await clone.commit_changes(sha, [Change("NOTES.md", "100644", text)], "notes")).commit_sha
+        for text in (b"kept\n", b"gone\n")
+    ]
+    assert await clone.prune({kept}) == 1
+    assert await clone.has(kept)
+    assert await clone.has(sha), "the base is no patch"
+    assert not await clone.has(gone)
+    assert await clone.prune({kept}) == 0
+    again = await clone.commit_changes(sha, [Change("NOTES.md", "100644", b"gone\n")], "notes")
+    assert again.commit_sha == gone
+    assert await clone.has(gone)
