@@ -152,6 +152,7 @@ class Pull:
     stream: str
     consumer: str
     inbox: str
+    expires: float = EXPIRES
     arrived: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     _asked: int = 0
     _number: int = 0
@@ -160,9 +161,9 @@ class Pull:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, client: Client, stream: str, consumer: str) -> AsyncIterator[Pull]:
-        """Listen for the consumer's messages."""
-        pull = cls(client, stream, consumer, client.new_inbox())
+    async def open(cls, client: Client, stream: str, consumer: str, expires: float = EXPIRES) -> AsyncIterator[Pull]:
+        """Listen for the consumer's messages. A request of a reader that stands still draws messages for `expires` seconds."""
+        pull = cls(client, stream, consumer, client.new_inbox(), expires)
         subscription = await heeding(client.subscribe(f"{pull.inbox}.*", cb=pull.arrived.put))
         try:
             yield pull
@@ -202,7 +203,7 @@ class Pull:
         self._asked = batch
         self._heard = time.monotonic()
         self._reconnects = self.client.stats["reconnects"]
-        request = {"batch": batch, "expires": int(EXPIRES * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
+        request = {"batch": batch, "expires": int(self.expires * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
         await heeding(self.client.publish(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}"))
 

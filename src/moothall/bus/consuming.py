@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from moothall.bus import dead, setup
-from moothall.bus.connection import ConsumerGone, Pull, log
+from moothall.bus.connection import EXPIRES, ConsumerGone, Pull, log
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.heeding import heeding
 from moothall.bus.packing import Packer
@@ -52,10 +52,12 @@ class Taking:
 
     async def _pull(self) -> None:
         capacity = self.concurrency + self.spec.prefetch
+        # Shorter than a message is waited for: what comes again must not go to a reader that stands still.
+        expires = min(EXPIRES, self.stored.settings.ack_wait_seconds * 0.8)
         while True:
             try:
                 name = await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec, self.subjects)
-                async with Pull.open(self.stored.client, self.spec.stream, name) as pull:
+                async with Pull.open(self.stored.client, self.spec.stream, name, expires) as pull:
                     while True:
                         while len(self.held) >= capacity:
                             self.freed.clear()

@@ -27,8 +27,8 @@ from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
 
 log = telemetry.get_logger(__name__)
 
-_LOOK_SECONDS = 5.0  # how often the log is asked whether what is in hand is over: a signal may be lost
 _PREPARATIONS = 3
+_TAKEN_KEPT = 1000
 _OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
@@ -59,7 +59,11 @@ class Host:
     repositories: Repositories
     parts: Parts
     concurrency: int
+    look_seconds: float = 5.0
+    """How often the log is asked whether what is in hand is over: a signal may be lost."""
     _running: dict[str, _Running] = field(default_factory=dict)
+    _taken: dict[str, int] = field(default_factory=dict)
+    """By which delivery others have taken up what was delivered before."""
     _self: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def run(self) -> None:
@@ -84,9 +88,12 @@ class Host:
         async for _, data in self.bus.signals("agent.taken.*"):
             task_id, deliveries = str(data.get("task_id", "")), data.get("deliveries")
             running = self._running.get(task_id)
-            if running is None or data.get("host") == self._self or not isinstance(deliveries, int):
+            if data.get("host") == self._self or not isinstance(deliveries, int):
                 continue
-            if deliveries > running.deliveries:
+            self._taken[task_id] = max(deliveries, self._taken.pop(task_id, 0))
+            while len(self._taken) > _TAKEN_KEPT:
+                del self._taken[next(iter(self._taken))]
+            if running is not None and deliveries > running.deliveries:
                 log.warning("another host has taken this up; leaving it to that one", task_id=task_id)
                 running.lost = True
                 self._stop(task_id, HOST_STOPS)
@@ -94,7 +101,7 @@ class Host:
     async def _look_for_ends(self) -> None:
         """Stop what is over though no signal said so: it was lost, or the end came from elsewhere."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(self.look_seconds)
             for task_id in list(self._running):
                 try:
                     over = await self._is_over(task_id)
@@ -128,6 +135,8 @@ class Host:
                 _end_of(known.task)
                 return
             await asyncio.sleep(0)  # until whoever ran it has let go
+        if deliveries < self._taken.get(task_id, 0):  # came while this host stood still, and again to another
+            raise Superseded(f"{task_id} was taken up by another host")
         # Known before anything is awaited, so that no cancel is missed.
         task = asyncio.create_task(
             self._take_up(deliberation, deliveries, recorded.event.traceparent), name=f"deliberation-{task_id}"

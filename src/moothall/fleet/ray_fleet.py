@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from moothall.config import Ray as RaySettings
 from moothall.errors import ConfigurationError, Temporary
+from moothall.fleet.folder import ray_folder
 
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -113,13 +111,12 @@ def _make_host(name: str, main: HostMain) -> Any:
 @asynccontextmanager
 async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     """A connection to the configured cluster, or a Ray of our own on loopback that ends with it."""
-    own = settings.address is None
-    # Ray's sockets have a path limit of 107 bytes: a short directory of our own.
-    directory = Path(tempfile.mkdtemp(prefix="mh-ray-")) if own else None
-    options: dict[str, Any] = (
-        {"address": settings.address}
-        if not own
-        else {
+    if settings.address is not None:
+        async with _connected(f"at {settings.address}", {"address": settings.address}):
+            yield
+        return
+    async with ray_folder() as directory:
+        options = {
             "address": "local",
             "include_dashboard": settings.dashboard,
             "_node_ip_address": "127.0.0.1",
@@ -127,34 +124,34 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             "num_cpus": 1,
             "object_store_memory": 80_000_000,  # nothing of ours travels through the object store
         }
+        async with _connected("on this machine", options):
+            yield
+
+
+@asynccontextmanager
+async def _connected(where: str, options: dict[str, Any]) -> AsyncIterator[None]:
+    starting = asyncio.ensure_future(
+        asyncio.to_thread(
+            ray.init,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="moothall",
+            ignore_reinit_error=False,
+            **options,
+        )
     )
     try:
-        starting = asyncio.ensure_future(
-            asyncio.to_thread(
-                ray.init,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace="moothall",
-                ignore_reinit_error=False,
-                **options,
-            )
-        )
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # A thread cannot be stopped: what it starts has to be there before it can be shut down.
-            await asyncio.wait({starting})
-            await asyncio.to_thread(ray.shutdown)
-            raise
-        except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
-            where = f"at {settings.address}" if settings.address else "on this machine"
-            raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
-        try:
-            # Ray tells of a worker's death on stdout, where callers expect our own document only.
-            with contextlib.redirect_stdout(sys.stderr):
-                yield
-        finally:
-            await asyncio.to_thread(ray.shutdown)
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped: what it starts has to be there before it can be shut down.
+        await asyncio.wait({starting})
+        await asyncio.to_thread(ray.shutdown)
+        raise
+    except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
+    try:
+        # Ray tells of a worker's death on stdout, where callers expect our own document only.
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
-        if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory, True)
+        await asyncio.to_thread(ray.shutdown)

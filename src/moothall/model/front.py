@@ -126,9 +126,9 @@ def _error(status: int, message: str) -> web.Response:
 
 @asynccontextmanager
 async def serve_front(
-    engine: str, engine_key: str, *, name: str, api_key: str, slots: int, states: Path, salt: str
+    engine: str, engine_key: str, *, name: str, api_key: str, slots: int, states: Path, salt: str, port: int = 0
 ) -> AsyncIterator[int]:
-    """Serve before the engine at the URL `engine`; yield the port."""
+    """Serve before the engine at the URL `engine`, on `port` or a free one; yield the port."""
     async with aiohttp.ClientSession(
         engine,
         headers={"Authorization": f"Bearer {engine_key}"},
@@ -141,7 +141,7 @@ async def serve_front(
         runner = web.AppRunner(front.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.TCPSite(runner, "127.0.0.1", port).start()
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()

@@ -9,9 +9,10 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,9 +20,14 @@ from moothall.config import Llm
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.serve_local import Serve
 from moothall.model.weights import fetch_weights
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 3.0
+_PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 30.0
+_STEADY_SECONDS = 60.0
 _LOG_BYTES = 5_000_000
 
 
@@ -72,24 +78,78 @@ def _percents(tell: Callable[[str], None]) -> Callable[[int, int], None]:
     return told
 
 
+@dataclass(slots=True)
+class _Child:
+    """One run after another of the server, on one port, each in a process group of its own: Ctrl-C reaches it through
+    its parent only.
+    """
+
+    serve: Serve
+    log_path: Path
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> int:
+        """Start it and return its port once it can be called. Raises `ModelUnavailable`; then it does not run."""
+        with _open_log(self.log_path) as output:
+            start = output.tell()
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "moothall.model.serve_local",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            port = await _ready(self.process, self.serve, self.log_path, start)
+        except BaseException:
+            await self.stop()
+            raise
+        self.serve = replace(self.serve, port=port)  # callers have it: another run answers there too
+        return port
+
+    async def watch(self) -> None:
+        """Start it again, after a growing pause, whenever it ends without being told to. Callers' retries bridge the gap."""
+        pause = _PAUSE_SECONDS
+        while self.process is not None:
+            began = time.monotonic()
+            code = await self.process.wait()
+            pause = _PAUSE_SECONDS if time.monotonic() - began > _STEADY_SECONDS else min(pause * 2, _LONGEST_PAUSE)
+            log.warning("the local model ended; starting it again", exit_code=code, after=pause)
+            await asyncio.sleep(pause)
+            try:
+                await self.start()
+            except (ModelUnavailable, OSError) as error:
+                log.warning("the local model did not come back", reason=str(error))
+            else:
+                log.info("the local model is back")
+
+    async def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        if self.process is not None:
+            await _stop(self.process)
+
+
 @asynccontextmanager
 async def _child(serve: Serve, log_path: Path) -> AsyncIterator[int]:
-    """Run the server in a process group of its own, so that Ctrl-C reaches it through its parent only."""
-    with _open_log(log_path) as log:
-        start = log.tell()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "moothall.model.serve_local",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
+    """Run the server, again and again should it die. What the body raises comes out as it is."""
+    child = _Child(serve, log_path)
+    failure: BaseException | None = None
+    port = await child.start()
     try:
-        yield await _ready(process, serve, log_path, start)
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(child.watch(), name="local model: watch")
+            try:
+                yield port
+            except BaseException as error:  # noqa: BLE001 raised again below
+                failure = error
+            finally:
+                watching.cancel()
     finally:
-        await _stop(process)
+        await child.stop()
+    if failure is not None:
+        raise failure
 
 
 def _open_log(path: Path) -> BinaryIO:
@@ -128,7 +188,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def _tail(path: Path, start: int) -> str:
     """Return what the log has had to say since `start`, its last lines."""
-    with path.open("rb") as log:
-        log.seek(start)
-        lines = log.read()[-20_000:].decode(errors="replace").strip().splitlines()
+    with path.open("rb") as said:
+        said.seek(start)
+        lines = said.read()[-20_000:].decode(errors="replace").strip().splitlines()
     return f"the end of its log ({path}):\n" + "\n".join(lines[-12:])

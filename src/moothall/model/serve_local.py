@@ -27,7 +27,7 @@ _WARNINGS = 2  # of the server's log levels
 @dataclass(frozen=True, slots=True)
 class Serve:
     """What the child is told. `slots` calls are worked on side by side, each with `context_tokens` of window;
-    `states` is the folder for saved prompt states.
+    `states` is the folder for saved prompt states; `port` is 0 for a free one.
     """
 
     model: str
@@ -37,6 +37,7 @@ class Serve:
     context_tokens: int
     api_key: str
     states: str
+    port: int = 0
 
 
 def _die_with_parent() -> None:
@@ -90,6 +91,7 @@ async def _serve(serve: Serve, answer: Any) -> None:
         slots=serve.slots,
         states=Path(serve.states),
         salt=f"{serve.model} {serve.context_tokens}",
+        port=serve.port,
     ) as port:
         answer.write(json.dumps({"port": port}) + "\n")
         answer.flush()

@@ -23,7 +23,7 @@ from moothall.workspace.link import Link
 
 _BOOT = BOOT.format(module="moothall.workspace.executor")
 _START_SECONDS = 20.0
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
 _DISK_ENTRIES = 200_000
 

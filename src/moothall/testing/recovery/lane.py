@@ -30,7 +30,8 @@ from moothall.testing.repos import Repo
 from moothall.wiring.trusted import trusted_repositories
 
 STOPPED_SECONDS = 60.0
-_RUN_SECONDS = 240.0
+_RUN_SECONDS = 400.0
+_OPEN_SECONDS = 180.0
 _CALL_SECONDS = 5.0
 _QUIET_SECONDS = 60.0
 _EXECUTOR_SECONDS = 1.5
@@ -238,14 +239,14 @@ def _stored_at(item: Recorded) -> float:
 
 
 @asynccontextmanager
-async def lane(folder: Path, ack_wait: float = 2.0) -> AsyncIterator[Lane]:
+async def lane(folder: Path, ack_wait: float = 3.0) -> AsyncIterator[Lane]:
     """A lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
     async with house(folder, ack_wait) as here:
         settings = Settings(data_dir=here.data)
         registered = await trusted_repositories(settings).register(str(repo.path))
         async with open_bus(Bus(), here.bus_url) as bus, grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel:
-            until = time.monotonic() + 60
+            until = time.monotonic() + _OPEN_SECONDS
             while not (here.data / "token").exists():
                 if time.monotonic() > until:
                     raise TimeoutError("the door did not open; see its log")

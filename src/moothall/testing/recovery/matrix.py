@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class Matrix:
     report: Report = field(default_factory=Report)
     began: float = field(default_factory=time.monotonic)
     total: int = 0
+    opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def references(self) -> list[Plan]:
         """Run without a blow: on a fresh commit, on a known one, and cancelled. Return every boundary that this showed.
@@ -82,7 +83,7 @@ class Matrix:
         check_covered(kind for seen in (cold, warm, cancelled) for kind in seen.types)
         return boundaries
 
-    async def run(self, plans: Sequence[Plan], lanes: int, ack_wait: float = 2.0, name: str = "lane") -> None:
+    async def run(self, plans: Sequence[Plan], lanes: int, ack_wait: float = 3.0, name: str = "lane") -> None:
         """Do all plans, `lanes` at a time."""
         waiting = list(reversed(plans))
         self.total += len(plans)
@@ -110,8 +111,10 @@ class Matrix:
         return bool(wrong)
 
     @asynccontextmanager
-    async def _lane(self, name: str, ack_wait: float = 2.0) -> AsyncIterator[Lane]:
-        async with lane(self.folder / name, ack_wait) as here:
+    async def _lane(self, name: str, ack_wait: float = 3.0) -> AsyncIterator[Lane]:
+        async with AsyncExitStack() as stack:
+            async with self.opening:  # four processes that start at once are enough
+                here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
             yield here
         self.report.lanes += 1
         left = [*here.house.left, *await asyncio.to_thread(left_behind, here.house, here.repo)]

@@ -1,0 +1,58 @@
+"""A short directory for a Ray of our own, which goes when its owner goes, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from moothall.fleet import reaper
+
+_PREFIX = "mh-ray-"
+
+
+@asynccontextmanager
+async def ray_folder() -> AsyncIterator[Path]:
+    """Make it; Ray's sockets have a path limit of 107 bytes. A child waits beside it to clear away after a kill -9."""
+    await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
+    directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    watcher = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(reaper.__file__), str(directory)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for its parent
+        cwd="/",
+    )
+    try:
+        yield directory
+    finally:
+        if watcher.stdin is not None:
+            watcher.stdin.close()
+        await watcher.wait()
+        await asyncio.to_thread(shutil.rmtree, directory, True)
+
+
+def sweep(temporary: Path) -> int:
+    """Remove directories whose owner is gone, as after a power failure; return how many there were."""
+    swept = 0
+    for folder in temporary.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not _alive(int(owner)) and folder.lstat().st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
+            swept += 1
+    return swept
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,62 @@
+"""What a killed owner leaves of its Ray: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from moothall.fleet.folder import ray_folder, sweep
+
+OWNER = """
+import asyncio, subprocess, sys
+from moothall.fleet.folder import ray_folder
+
+async def main():
+    async with ray_folder() as folder:
+        (folder / "session").mkdir()
+        agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", f"--temp-dir={folder}"], start_new_session=True)
+        print(folder, agent.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_owner_takes_its_processes_and_its_directory_along() -> None:
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, stdout=asyncio.subprocess.PIPE)
+    assert owner.stdout is not None
+    folder, pid = (await owner.stdout.readline()).decode().split()
+    owner.kill()
+    await owner.wait()
+    async with asyncio.timeout(30):
+        while Path(folder).exists() or _lives(int(pid)):
+            await asyncio.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
+    async with ray_folder() as folder:
+        stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)", f"{folder}"[:-3])
+    assert not folder.exists()
+    assert stranger.returncode is None
+    stranger.send_signal(signal.SIGKILL)
+    await stranger.wait()
+
+
+def test_directories_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in (f"mh-ray-{ended.pid}-abc", f"mh-ray-{os.getpid()}-abc", "mh-ray-other", "elsewhere"):
+        (tmp_path / name).mkdir()
+    assert sweep(tmp_path) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {f"mh-ray-{os.getpid()}-abc", "mh-ray-other", "elsewhere"}

@@ -1,0 +1,153 @@
+"""A host with a council of text: what is taken from it, cancelled or delivered twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.council.protocols import Parts
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.task import Deliberation
+from moothall.errors import Superseded, WorkspaceFailed
+from moothall.fleet import host as hosts
+from moothall.fleet.host import Host
+from moothall.testing.bus import MemoryBus
+from moothall.testing.council import CouncilHouse, finish, forever, open_council, scripted
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+class Answering:
+    """A model that hangs until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.hangs = True
+
+    def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+        return forever() if self.hangs else finish("An old silent pond")
+
+
+@asynccontextmanager
+async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilHouse]:
+    async with open_council(folder, scripted(model)) as house:
+        yield house
+
+
+def request(d: Deliberation) -> Event:
+    return new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
+
+
+def host_of(house: CouncilHouse, parts: Parts | None = None) -> Host:
+    return Host("host", house.bus, Unsteady(house, 0), parts or house.parts, 4)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def finished(events: list[Event]) -> int:
+    return sum(event.type is EventType.SEAT_FINISHED for event in events)
+
+
+async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends_it(tmp_path: Path) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
+        slow, quick = host_of(house), host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        listening = group.create_task(slow._listen_for_takers())
+        first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
+        await until(lambda: len(house.server.requests) >= 3)  # the seats have asked
+        model.hangs = False
+        await quick._work(Recorded(1, request(d), {"deliveries": "2"}))
+        assert await first == "SUPERSEDED"
+        assert slow.busy == quick.busy == 0
+        assert finished(await house.events()) == 3
+        assert await gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))) == "SUPERSEDED"  # an old delivery
+        listening.cancel()
+
+
+async def gone(work: Any) -> str:
+    try:
+        await work
+    except Superseded as error:
+        return error.code
+    return "done"
+
+
+async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not_acked_away(tmp_path: Path) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
+        host = host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        first = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "1"})))
+        await until(lambda: len(house.server.requests) >= 3)
+        again = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "2"})))
+        await asyncio.sleep(0)
+        model.hangs = False
+        first.cancel()  # as the bus does with what it holds no more
+        await again
+        assert finished(await house.events()) == 3
+
+
+async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Path) -> None:
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host = replace(host_of(house), look_seconds=0.05)
+        d = house.deliberation(repository=None, base_sha=None)
+        looking = group.create_task(host._look_for_ends())
+        work = group.create_task(host._work(Recorded(1, request(d))))
+        await until(lambda: len(house.server.requests) >= 3)
+        await house.bus.publish(new_event(EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}))
+        async with asyncio.timeout(30):
+            await work
+        outcomes = [event.data["outcome"]["status"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        assert outcomes == ["cancelled"] * 3
+        looking.cancel()
+
+
+class Unsteady:
+    """Repositories whose executor dies under the first preparations."""
+
+    def __init__(self, house: CouncilHouse, deaths: int) -> None:
+        self._house = house
+        self.deaths = deaths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._house.workspaces, name)
+
+    async def resolve(self, ref: Any, *, tenant: str = "local") -> Any:
+        return self._house.prepared.base
+
+    async def prepare(self, base: Any, on_progress: Any = None) -> Any:
+        if self.deaths:
+            self.deaths -= 1
+            raise WorkspaceFailed("the executor is gone")
+        return self._house.prepared
+
+
+@pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
+async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp_path: Path, deaths: int, ended: str) -> None:
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        from moothall.testing.council import append
+
+        return append()
+
+    async with open_council(tmp_path, scripted(answer)) as house:
+        host = Host("host", house.bus, Unsteady(house, deaths), house.parts, 4)
+        d = house.deliberation("single", 1)
+        await host._work(Recorded(1, request(d)))
+        ends = [event.data["outcome"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
+
+
+def test_a_memory_bus_is_a_bus_for_hosts() -> None:
+    bus: hosts.HostBus = MemoryBus()
+    assert bus
