@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from moothall.bus import dead, setup
-from moothall.bus.connection import EXPIRES, ConsumerGone, Pull, log
+from moothall.bus.connection import BEAT, EXPIRES, ConsumerGone, Pull, log
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.heeding import heeding
 from moothall.bus.packing import Packer
@@ -20,6 +20,8 @@ from moothall.bus.stored import Stored
 from moothall.errors import BusUnavailable, Permanent
 from moothall.ports import Handler
 from moothall.telemetry import metrics
+
+_STILL_SECONDS = 2.0  # a process may be this late without anybody's having stopped it
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class Taking:
     async def _pull(self) -> None:
         capacity = self.concurrency + self.spec.prefetch
         # Shorter than a message is waited for: what comes again must not go to a reader that stands still.
-        expires = min(EXPIRES, self.stored.settings.ack_wait_seconds * 0.8)
+        expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
         while True:
             try:
                 name = await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec, self.subjects)
@@ -78,7 +80,7 @@ class Taking:
         told = time.monotonic()
         while True:
             await asyncio.sleep(patience / 3)
-            if time.monotonic() - told > patience and self.held:
+            if time.monotonic() - told > max(patience, _STILL_SECONDS) and self.held:
                 self._lose()
             if self.stored.client.is_connected:
                 told = time.monotonic()
