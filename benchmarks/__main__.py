@@ -66,6 +66,8 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
             found["placed"] = results.of_times(await steps.placed(house, stub, 30 // share + 2))
             case = Case(50, 64, seconds=4.0 / share)
             found["streamed"] = results.of_run(await streamed(house, stub, case, 64))
+        _tell("the graph's projection, told apart")
+        found["projected"] = await steps.projected(folder, stub, 300 // share)
         _tell("kill -9 of everything, and up again")
         places = [folder / f"k{number}" for number in range(1 if asked.quick else 2)]
         for place in places:

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.environment import Rival, ensure, installed, rival
 from benchmarks.load import Run
 from benchmarks.machine import Held
-from benchmarks.served import Served, served
+from benchmarks.served import GRAPH_LATER, Served, served
 from benchmarks.stub import Stub
 from benchmarks.workload import Case, measure
 
@@ -45,7 +45,7 @@ class Contest:
 def cases(*, quick: bool) -> tuple[Case, ...]:
     """The settings, cheapest first."""
     if quick:
-        return Case(0, 1, 5), Case(50, 1, 4), Case(500, 1, 1), Case(50, 64, seconds=2.0)
+        return Case(0, 1, 5), Case(50, 1, 4), Case(500, 1, 1), Case(50, 64, seconds=2.0, generations=1)
     return Case(0, 1, 20), Case(50, 1, 10), Case(500, 1, 2), Case(50, 64, seconds=6.0)
 
 
@@ -57,7 +57,7 @@ async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int
         tell("starting the contenders")
         await stub.set(delay_ms=0, reset=1)
         python = await ensure() if names else Path()
-        house = await stack.enter_async_context(served(folder / "contest", stub.base_url))
+        house = await stack.enter_async_context(served(folder / "contest", stub.base_url, GRAPH_LATER))
         rivals = [await stack.enter_async_context(rival(python, name, stub.base_url)) for name in names]
         await measure(house, stub, Case(0, 1, 3))
         for round_ in range(1, rounds + 1):
@@ -80,7 +80,7 @@ async def _measure(other: Rival, stub: Stub, case: Case) -> Run:
     await asyncio.sleep(0.5)
     if case.at_once == 1:
         return await other.run(at_once=1, count=case.count)
-    return await other.run(at_once=case.at_once, seconds=case.seconds)
+    return await other.run(at_once=case.at_once, seconds=case.seconds, generations=case.generations)
 
 
 async def streamed(house: Served, stub: Stub, case: Case, pieces: int) -> Run:

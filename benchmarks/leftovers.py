@@ -14,7 +14,7 @@ import nats
 
 from benchmarks.served import Served
 
-_FOLDERS_THAT_MAY_GROW = {"bus", "audit", "logs", "repos"}
+_FOLDERS_THAT_MAY_GROW = {"bus", "audit", "logs", "repos", "graph"}
 """The log and what is projected from it; audit records; logs; objects of delivered branches."""
 
 

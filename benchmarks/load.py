@@ -104,17 +104,16 @@ async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, 
     return Run(at_once, len(waits), stopped - began, waits, _since(after, before))
 
 
-async def all_at_once(act: Act, count: int, probe: Probe) -> Run:
-    """`count` of them begun together, until the last one has ended."""
-    waits: list[float] = []
+async def many(act: Act, count: int, at_once: int) -> None:
+    """Run that many, `at_once` of them at a time; nothing is measured."""
+    left = count
 
-    async def one() -> None:
-        start = time.perf_counter()
-        await act()
-        waits.append(time.perf_counter() - start)
+    async def caller() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await act()
 
-    before, began = probe(), time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(one())
-    return Run(count, count, time.perf_counter() - began, tuple(waits), _since(probe(), before))
+        for _ in range(min(at_once, count)):
+            group.create_task(caller())

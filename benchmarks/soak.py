@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.leftovers import Things, look
-from benchmarks.load import Act, Run
+from benchmarks.load import many
 from benchmarks.served import Served, served
 from benchmarks.stub import running_stub
 from benchmarks.tools import repository, tools_act
@@ -62,19 +62,19 @@ async def soak(folder: Path, *, text: int, with_tools: int, at_once: int, tell: 
         tools = tools_act(house, await repository(house, folder / "sample"))
         words = text_act(house)
         await tools()
-        await _many(words, max(int(text * _WARM), at_once), at_once)
+        await many(words, max(int(text * _WARM), at_once), at_once)
         before = await _settled(house)
         memory: dict[str, list[int]] = {}
         _note(memory, house)
         for number in range(_CHUNKS):
             tell(f"soak: {text * number // _CHUNKS} of {text} about text, {at_once} at once")
-            await _many(words, text // _CHUNKS, at_once)
+            await many(words, text // _CHUNKS, at_once)
             _note(memory, house)
         tell(f"soak: {with_tools} with tools, 4 at once")
-        await _many(tools, with_tools, 4)
+        await many(tools, with_tools, 4)
         after = await _settled(house, before)
     # The first looks are the least settled: the line is drawn through the second half.
-    grew = {part: _slope(values[len(values) // 2 :]) / (text / _CHUNKS) / 1024 for part, values in memory.items()}
+    grew = {part: slope(values[len(values) // 2 :]) / (text / _CHUNKS) / 1024 for part, values in memory.items()}
     return Soaked(
         text,
         with_tools,
@@ -85,21 +85,6 @@ async def soak(folder: Path, *, text: int, with_tools: int, at_once: int, tell: 
         after,
         [*_grown(grew, text), *after.left_since(before), *_files(before, after)],
     )
-
-
-async def _many(act: Act, count: int, at_once: int) -> Run:
-    left = count
-
-    async def caller() -> None:
-        nonlocal left
-        while left > 0:
-            left -= 1
-            await act()
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(at_once, count)):
-            group.create_task(caller())
-    return Run(at_once, count, 0.0, ())
 
 
 async def _settled(house: Served, before: Things | None = None) -> Things:
@@ -119,7 +104,7 @@ def _note(memory: dict[str, list[int]], house: Served) -> None:
         memory.setdefault(part, []).append(value)
 
 
-def _slope(values: Sequence[int]) -> float:
+def slope(values: Sequence[int]) -> float:
     """The least-squares line's rise from one value to the next."""
     middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
     over = sum((place - middle) * (value - mean) for place, value in enumerate(values))

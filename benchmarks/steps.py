@@ -10,14 +10,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load import many
 from benchmarks.micro import Times
-from benchmarks.served import SEATS, Served, served, text_request
+from benchmarks.served import GRAPH_LATER, SEATS, Served, served, text_request
 from benchmarks.stub import Stub
+from benchmarks.workload import text_act
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 _LOOK = 0.005
 _TAKE_UP_SECONDS = 120
 _DELAY_MS = 1000
+_QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.08
 
 
 async def placed(house: Served, stub: Stub, count: int) -> Times:
@@ -35,6 +38,35 @@ async def placed(house: Served, stub: Stub, count: int) -> Times:
 async def _event_times(house: Served) -> list[tuple[str, datetime]]:
     updates = house.stub.StreamDeliberation(text_request(), metadata=house.metadata, timeout=120)
     return [(update.event.type, datetime.fromisoformat(update.event.time)) async for update in updates]
+
+
+async def projected(folder: Path, stub: Stub, count: int) -> dict[str, float]:
+    """CPU milliseconds of a deliberation with and without the graph, and the seconds that the graph took after the last answer."""
+    await stub.set(delay_ms=0)
+    found = {}
+    for name, settings in (("without", GRAPH_LATER), ("with", {})):
+        async with served(folder / name, stub.base_url, settings) as house:
+            act = text_act(house)
+            for _ in range(3):
+                await act()
+            await _quiet(house)
+            before, began = house.system.used().total, time.perf_counter()
+            await many(act, count, 64)
+            answered = time.perf_counter()
+            await _quiet(house)
+            found[f"{name}_ms"] = (house.system.used().total - before) * 1000 / count
+            found[f"{name}_seconds"] = answered - began
+            found[f"{name}_behind"] = time.perf_counter() - answered - _QUIET_SECONDS
+    return found
+
+
+async def _quiet(house: Served) -> None:
+    """Wait until the serving process rests: then the graph has what the log has."""
+    while True:
+        before = house.system.used().cpu["serve"]
+        await asyncio.sleep(_QUIET_SECONDS)
+        if house.system.used().cpu["serve"] - before < _QUIET_SECONDS * _QUIET_SHARE:
+            return
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Case:
     at_once: int
     count: int = 0
     seconds: float = 0.0
+    generations: int = 2
 
     @property
     def name(self) -> str:
@@ -64,4 +65,4 @@ async def measure(house: Served, stub: Stub, case: Case) -> Run:
     act = text_act(house)
     if case.at_once == 1:
         return await in_turn(act, case.count, probe)
-    return await side_by_side(act, case.at_once, case.seconds, probe)
+    return await side_by_side(act, case.at_once, case.seconds, probe, generations=case.generations)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import Run, in_turn, side_by_side
+from benchmarks.picture import bars
+from benchmarks.report import figure, table
+from benchmarks.soak import slope
+from benchmarks.stub import running_stub
+from benchmarks.targets import targets
+from moothall.config import Llm
+from moothall.errors import MoothallError
+from moothall.model.client import open_model
+from moothall.testing.chat import FINISH, ask
+
+
+class Work:
+    """A deliberation that takes a moment, and a clock of what it used."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.under_way = 0
+        self.peak = 0
+
+    async def act(self) -> None:
+        self.under_way += 1
+        self.peak = max(self.peak, self.under_way)
+        await asyncio.sleep(0.001)
+        self.under_way -= 1
+        self.done += 1
+
+    def probe(self) -> Mapping[str, float]:
+        return {"host": self.done * 0.002, "caller": 1.0 * self.done}
+
+
+async def test_in_turn_counts_each_and_only_the_system() -> None:
+    work = Work()
+    run = await in_turn(work.act, 5, work.probe)
+    assert (run.count, work.done, work.peak) == (5, 5, 1)
+    assert run.cpu_ms == pytest.approx(2.0), "the caller is no part of the system"
+    assert Run.read(run.document()) == run
+
+
+async def test_side_by_side_measures_the_middle() -> None:
+    work = Work()
+    run = await side_by_side(work.act, 8, 0.02, work.probe)
+    assert work.peak == 8
+    assert run.count == len(run.waits)
+    assert 2 * 8 <= run.count <= work.done - 8, "the first of each caller is not in it"
+    assert run.cpu_ms == pytest.approx(2.0, rel=0.5)
+
+
+async def test_the_stub_speaks_to_our_client() -> None:
+    async with running_stub() as stub, open_model(Llm(), stub.base_url) as model:
+        assert await model.reply_mode() == "json"
+        replies = [await model.chat(ask(schema=FINISH)) for _ in range(2)]
+        assert replies[0].text != replies[1].text, "there is always something to review"
+        await stub.set(pieces=7)
+        pieces: list[str] = []
+        reply = await model.chat(ask(schema=FINISH), pieces.append)
+        assert "".join(pieces) == reply.text
+        told = await stub.stats()
+        assert told["by_schema"] == {"probe": 1, "turn": 3}
+        assert told["in_flight"] == 0
+        assert (await stub.set(reset=1))["calls"] == 0
+
+
+async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
+    async with running_stub() as stub, open_model(Llm(), stub.base_url) as model:
+        await stub.set(hold=1)
+        with pytest.raises(MoothallError):
+            await model.chat(ask(seconds=0.3))
+        waiting = asyncio.ensure_future(model.reply_mode())
+        while (await stub.stats())["by_schema"].get("probe", 0) < 1:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await stub.set(hold=0)
+        assert await waiting == "json"
+
+
+def test_targets_say_what_was_reached() -> None:
+    case = {"moothall": {"rate": 200.0, "cpu_ms": 2.4, "wait": 0.2}}
+    document = {
+        "text": {"phases": 3, "cases": {"50 ms, 64 at once": case, "50 ms, 1 at once": case}},
+        "commands": {"python -c pass": 9.0, "import moothall": 0.1, "moothall config": 0.3},
+    }
+    said = {target.what.partition(",")[0]: target.verdict for target in targets(document)}
+    assert said["deliberations a second"] == "yes"
+    assert said["CPU of one over all processes"] == "yes, the aim too"
+    assert said["wall over critical path"] == "**no**"
+    assert said["the slowest command that needs no Ray"] == "yes"
+    assert "tool round trip" not in said, "what was not measured is not claimed"
+
+
+def test_tables_figures_and_slopes() -> None:
+    assert table(("a", "b"), [("x", 1)]) == "| a | b |\n|---|---:|\n| x | 1 |"
+    assert [figure(value) for value in (1234.5, 12.34, 0.01234)] == ["1,234", "12.3", "0.0123"]
+    assert slope([5, 5, 5]) == 0
+    assert slope([1, 3, 5, 7]) == pytest.approx(2)
+
+
+def test_a_picture_is_well_formed(tmp_path: Path) -> None:
+    picture = tmp_path / "bars.svg"
+    picture.write_text(bars("A < B & C", {"Moothall": 3.0, "others": 0.0}, "/s"), encoding="utf-8")
+    assert len(ET.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}rect")) == 2  # noqa: S314 - our own
