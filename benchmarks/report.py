@@ -197,7 +197,8 @@ def _projected(found: Mapping[str, Any]) -> str:
 What is in the log goes into the context graph behind the answers, in batches, at a pace that leaves the machine to the councils. It is
 put off in the figures above. With it a deliberation costs {figure(told["with_ms"])} CPU ms instead of {figure(told["without_ms"])}, all processes, until the graph has
 everything: {figure(told["with_ms"] - told["without_ms"])} ms each (on deliberations that come as fast as they can, without delay, 64 at once); it had
-everything {figure(max(told["with_behind"], 0))} s after the last answer."""
+everything {figure(max(told["with_behind"], 0))} s after the last answer. The embedded graph lives in serve's memory, which grows by {figure(told["with_kb"])} KB a
+deliberation with it and by {figure(told["without_kb"])} KB without, at first; Neo4j is where one keeps millions."""
 
 
 def _streamed(found: Mapping[str, Any]) -> str:
@@ -223,7 +224,8 @@ def _soak(found: Mapping[str, Any]) -> str:
     problems = "\n".join(f"- {line}" for line in found["problems"]) or "Nothing was left behind."
     return f"""## A long day
 
-{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one house (`scripts/soak`).
+{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one house (`scripts/soak`). The embedded
+graph, which grows with the log in serve's memory, is put off here: what else grows is seen better without it.
 
 {table(("memory, PSS in MB", "before", "after", "KB a deliberation, second half"), memory)}
 
