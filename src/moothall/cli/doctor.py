@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.errors import MoothallError
+
+if TYPE_CHECKING:  # the client is imported by the command that needs it
+    from moothall.model.client import OpenAIModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,24 @@ async def _model(settings: Settings) -> Finding:
     try:
         async with open_model(settings.llm, settings.llm.base_url) as model:
             mode = await model.reply_mode()
+            detail = f"{settings.llm.base_url}; replies as {mode}"
+            return await _with_figures(model, detail)
     except MoothallError as error:
         return Finding("model", ok=False, detail=error.message, mend="check MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL")
-    return Finding("model", ok=True, detail=f"{settings.llm.base_url}; replies as {mode}")
+
+
+async def _with_figures(model: OpenAIModel, detail: str) -> Finding:
+    """Add what a vLLM tells of itself. Where a gateway keeps its figures back, calls still work."""
+    try:
+        figures = await model.figures()
+    except MoothallError as error:
+        return Finding("model", ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}")
+    if figures is None:
+        return Finding("model", ok=True, detail=detail)
+    detail += f"; vLLM, {figures.running or 0:g} calls running and {figures.waiting or 0:g} waiting"
+    if figures.missing:
+        lacks = ", ".join(figures.missing)
+        return Finding(
+            "model", ok=False, detail=f"{detail}; it does not tell {lacks}", mend="use a vLLM near 0.32 (docs/models.md)"
+        )
+    return Finding("model", ok=True, detail=detail)

@@ -127,7 +127,9 @@ class OpenAIModel:
             if not self._dialect.is_vllm:
                 return None
             async with asyncio.timeout(_METRICS_SECONDS), self._call("GET", self._url.with_path("/metrics")) as response:
-                return read_figures((await self._read_whole(response, _METRICS_BYTES)).decode(errors="replace"))
+                figures = read_figures((await self._read_whole(response, _METRICS_BYTES)).decode(errors="replace"))
+                self._dialect.notice_missing(figures)
+                return figures
         except _Failed as failure:
             raise ModelUnavailable(f"{self._url.with_path('/metrics')}: {failure.reason}") from failure
         except TimeoutError as error:

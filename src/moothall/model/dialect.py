@@ -17,6 +17,7 @@ from moothall import telemetry
 from moothall.config import Llm
 from moothall.domain.chat import ChatRequest
 from moothall.domain.ids import digest
+from moothall.model.figures import ServerFigures
 
 log = telemetry.get_logger(__name__)
 
@@ -58,6 +59,11 @@ class Dialect:
         """Warn once where vLLM does not tell what came from its cache: every figure about caching would be 0."""
         if self.is_vllm and usage and not isinstance(usage.get("prompt_tokens_details"), dict):
             self._warn("the model server does not tell cached tokens; they are counted as 0", "--enable-prompt-tokens-details")
+
+    def notice_missing(self, figures: ServerFigures) -> None:
+        """Warn once about figures that vLLM does not tell: their names move between its versions."""
+        if figures.missing:
+            self._warn("the model server does not tell " + ", ".join(figures.missing), "a version of vLLM near 0.32")
 
     def notice_blanks(self, text: str) -> None:
         """Warn once where a reply within a schema ran into its limit in white space: small models do that."""

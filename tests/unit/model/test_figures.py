@@ -54,6 +54,14 @@ async def test_the_client_asks_a_vllm_only() -> None:
     assert figures.running == 4
 
 
+async def test_a_figure_that_is_missing_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    renamed = TOLD.replace("vllm:prompt_tokens_cached_total", "vllm:renamed")
+    async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": renamed}) as (model, _):
+        for _ in range(2):
+            await model.figures()
+    assert capsys.readouterr().err.count("does not tell vllm:prompt_tokens_cached_total") == 1
+
+
 async def test_a_server_without_metrics_is_an_error() -> None:
     async with talking(lambda _b, _h: "x", {"owner": "vllm"}) as (model, _):
         with pytest.raises(ConfigurationError, match="404"):

@@ -1,0 +1,138 @@
+"""What of a real vLLM our client counts on, beyond the contract: queues that empty, caches kept apart, clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from moothall.config import Llm
+from moothall.council.reply import approaches_schema, read_review, read_turn, review_schema, turn_schema
+from moothall.domain.chat import Message, ReplySchema
+from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid
+from moothall.model.client import OpenAIModel, open_model
+from moothall.testing.chat import ask
+from moothall.tools.catalogue import CATALOGUE
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+STORY = (Message("user", "Tell a very long story."),)
+SPECS = tuple(CATALOGUE.values())
+
+
+async def until_running(model: OpenAIModel, wanted: int) -> None:
+    """Wait until as many calls run on the server; it says so in its figures."""
+    patience = datetime.now(UTC) + timedelta(seconds=60)
+    while (figures := await model.figures()) is None or figures.running != wanted:
+        assert datetime.now(UTC) < patience, f"waited for {wanted} running calls; {figures}"
+        await asyncio.sleep(0.05)
+
+
+async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
+    await model.chat(ask(max_tokens=4))
+    figures = await model.figures()
+    assert figures is not None
+    assert figures.missing == ()
+    assert figures.prompt_tokens
+
+
+async def test_the_same_seed_gives_the_same_answer_and_another_another(model: OpenAIModel) -> None:
+    said = [(await model.chat(ask(temperature=0.9, seed=seed, max_tokens=24))).text for seed in (5, 5, 6)]
+    assert said[0] == said[1] != said[2]
+
+
+async def test_a_cancelled_call_stops_on_the_server(model: OpenAIModel) -> None:
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(model.chat(ask(f"t/-/plan/0.{n}", messages=STORY, max_tokens=8000))) for n in range(3)]
+        await until_running(model, 3)
+        for call in calls:
+            call.cancel()
+    await until_running(model, 0)
+
+
+async def test_a_call_past_its_deadline_stops_on_the_server(model: OpenAIModel) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await model.chat(ask(messages=STORY, max_tokens=8000, seconds=1))
+    await until_running(model, 0)
+
+
+async def test_an_answer_comes_piece_by_piece(model: OpenAIModel) -> None:
+    pieces: list[str] = []
+    await model.chat(ask(max_tokens=24), pieces.append)
+    assert len(pieces) > 3
+
+
+async def test_many_calls_at_once_are_all_answered(model: OpenAIModel) -> None:
+    calls = (ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=120, temperature=1.0) for n in range(40))
+    replies = await asyncio.gather(*map(model.chat, calls))
+    assert all(reply.usage.completion_tokens == 8 for reply in replies)
+
+
+async def test_tenants_do_not_share_a_cache(model: OpenAIModel) -> None:
+    red, blue = (f"{name}-{secrets.token_hex(8)}" for name in ("red", "blue"))
+    shared = (Message("user", "The moot hall stands on the hill above the river. " * 20),)
+    cached = [
+        (await model.chat(ask(messages=shared, max_tokens=2, tenant=tenant))).usage.cached_tokens
+        for tenant in (red, blue, red, blue)
+    ]
+    assert cached[:2] == [0, 0]
+    assert min(cached[2:]) > 64
+
+
+async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
+    kinds = set()
+    for seed in range(6):
+        reply = await model.chat(ask(schema=turn_schema(SPECS), max_tokens=2000, temperature=1.0, seed=seed, seconds=120))
+        if reply.finish_reason == "stop":  # a long list of actions may be cut
+            turn = read_turn(reply, "json")
+            kinds.add("actions" if turn.actions else "finish")
+            assert all(action.tool in CATALOGUE for action in turn.actions)
+    assert kinds
+
+
+@pytest.mark.parametrize("schema", [review_schema(3), approaches_schema(4), turn_schema(())], ids=lambda schema: schema.name)
+async def test_every_other_schema_is_obeyed(model: OpenAIModel, schema: ReplySchema) -> None:
+    reply = await model.chat(ask(schema=schema, max_tokens=900, temperature=1.0, seed=3, seconds=120))
+    assert reply.finish_reason == "stop"
+    said = json.loads(reply.text)
+    if schema.name == "review":
+        assert read_review(reply, 3).score == said["score"]
+    assert sorted(said) == sorted(schema.schema["properties"])
+
+
+async def test_strings_keep_their_bounds(model: OpenAIModel) -> None:
+    bounded = ReplySchema(
+        "bounded",
+        {
+            "type": "object",
+            "properties": {"word": {"type": "string", "minLength": 30, "maxLength": 32}},
+            "required": ["word"],
+            "additionalProperties": False,
+        },
+    )
+    for seed in range(4):
+        reply = await model.chat(ask(schema=bounded, max_tokens=400, temperature=1.0, seed=seed))
+        assert 30 <= len(json.loads(reply.text)["word"]) <= 32
+
+
+async def test_a_wrong_model_name_lists_the_right_one(llm: Llm, url: str) -> None:
+    async with open_model(llm.model_copy(update={"model": "gpt-9"}), url) as client:
+        with pytest.raises(ConfigurationError, match=r"no model 'gpt-9'; it has: \S+"):
+            await client.chat(ask())
+
+
+async def test_a_prompt_longer_than_the_window_is_told_at_once(model: OpenAIModel) -> None:
+    with pytest.raises(ModelReplyInvalid, match=r"HTTP 400.*context length"):
+        await model.chat(ask(messages=(Message("user", "word " * 60_000),)))
+    assert (await model.chat(ask(max_tokens=4))).text
+
+
+async def test_what_it_cannot_do_is_told_and_it_lives_on(model: OpenAIModel) -> None:
+    with pytest.raises(ModelReplyInvalid, match="HTTP 400"):
+        await model.chat(ask(temperature=-1.0))
+    with pytest.raises(ModelReplyInvalid, match="HTTP 400"):
+        await model.chat(ask(max_tokens=-5))
+    assert (await model.chat(ask(max_tokens=4))).text
