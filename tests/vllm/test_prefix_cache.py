@@ -95,7 +95,7 @@ def delta(before: float | None, after: float | None) -> int:
 
 async def deliberate(house: CouncilHouse, wanted: dict[str, Any]) -> Any:
     # A tenant of its own begins with a cache of its own, whatever ran before.
-    d = house.deliberation(seats=SEATS, seconds=300, tenant=f"tenant-{secrets.token_hex(8)}", **wanted)
+    d = house.deliberation(seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **wanted)
     return await house.run(d)
 
 
