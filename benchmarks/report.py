@@ -120,9 +120,9 @@ def _text(text: Mapping[str, Any]) -> str:
         (
             "64 at once, 50 ms a call",
             "a second",
-            "Moothall is × as fast",
+            "times as fast is Moothall",
             "CPU ms each",
-            "× Moothall's CPU",
+            "times Moothall's CPU",
             "memory, MB",
         ),
         rows,
