@@ -25,7 +25,14 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import DEFAULT_ROUNDS, DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
+from moothall.domain.task import (
+    DEFAULT_ROUNDS,
+    DEFAULT_SEATS,
+    Deliberation,
+    DeliberationRequest,
+    RepositoryRef,
+    check_deliberation,
+)
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
 from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
 
@@ -146,8 +153,9 @@ class Desk:
         if known.event.data.get("request_digest") != request_digest:
             raise AlreadyExists(f"task_id {known.event.subject!r} is taken by another deliberation")
         # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
-        await self._bus.enqueue(f"agent.requests.{known.event.data['role']}", known.event)
-        return load(Deliberation, known.event.data)
+        deliberation = check_deliberation(load(Deliberation, known.event.data))
+        await self._bus.enqueue(f"agent.requests.{deliberation.role}", known.event)
+        return deliberation
 
     def _remember(self, task_id: str, tenant: str) -> None:
         self._tenants[task_id] = tenant
@@ -165,8 +173,8 @@ class Desk:
             task_id=task_id,
             status=DeliberationStatus.PENDING,
             tenant=requested.event.tenant,
-            role=data["role"],
-            agent_count=len(data["seats"]),
+            role=str(data.get("role", "")),
+            agent_count=len(seats) if isinstance(seats := data.get("seats"), list) else 0,
         )
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:

@@ -16,8 +16,10 @@ from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
-from moothall.errors import BudgetExceeded
+from moothall.errors import BudgetExceeded, InvalidRequest
 from moothall.ports import ChatModel
+
+log = telemetry.get_logger(__name__)
 
 _MILLION = 1_000_000
 
@@ -30,21 +32,16 @@ class Recording:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
-        """Read the answers out of a replay; other events are passed over."""
+        """Read the answers out of a replay; other events, and those that are malformed, are passed over."""
         answers: dict[str, ChatReply] = {}
         for event in events:
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
-                answers.setdefault(
-                    str(data["call_id"]),
-                    ChatReply(
-                        text=str(data["answer"]),
-                        finish_reason=str(data["finish_reason"]),
-                        usage=load(Usage, data["usage"]),
-                        model=str(data["model"]),
-                        duration_ms=int(data["duration_ms"]),
-                    ),
-                )
+                said = {name: data[name] for name in ("finish_reason", "usage", "model", "duration_ms") if name in data}
+                try:
+                    answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
+                except InvalidRequest as error:
+                    log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
         return cls(answers)
 
 

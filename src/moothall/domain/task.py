@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from moothall.domain.budget import Budget
+from moothall.domain.ids import ROLES, check_id
+from moothall.errors import InvalidRequest
 
 Protocol = Literal["single", "vote", "debate", "tests_then_verify"]
 PROTOCOLS: tuple[Protocol, ...] = ("single", "vote", "debate", "tests_then_verify")
@@ -94,3 +98,28 @@ class Deliberation:
     origin: str = ""
     context: str = ""
     reviewer: str = ""
+
+
+_SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_MOST_SEATS, _MOST_ROUNDS, _MOST_TURNS = 1000, 1000, 100_000
+
+
+def check_deliberation(d: Deliberation) -> Deliberation:
+    """Return a deliberation that came from outside, if a council can sit for it. Raises `InvalidRequest`."""
+    check_id(d.task_id, "task_id")
+    for seat in d.seats:
+        check_id(seat, "seat")
+    wrong = {
+        "seats": not 1 <= len(d.seats) <= _MOST_SEATS or len(set(d.seats)) != len(d.seats),
+        "role": d.role not in ROLES or d.reviewer not in {"", *ROLES},
+        "rounds": not 0 <= d.rounds <= _MOST_ROUNDS,
+        "max_turns": not 1 <= d.max_turns <= _MOST_TURNS,
+        "deadline": d.deadline.tzinfo is None,
+        "base_sha": d.base_sha is not None and not _SHA.fullmatch(d.base_sha),
+        "budget": min(d.budget.tokens, d.budget.seconds, d.budget.calls) < 0 or not 0 <= d.budget.cost_usd < math.inf,
+        "seed": not -(2**63) <= d.seed < 2**63,
+    }
+    found = [name for name, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise InvalidRequest(f"no council can sit for {d.task_id}: {', '.join(found)} cannot be right")
+    return d

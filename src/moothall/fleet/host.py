@@ -21,7 +21,7 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared
-from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
 from moothall.errors import MoothallError, RepositoryError, SandboxUnavailable, Superseded, Temporary, WorkspaceFailed
 from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
 
@@ -124,7 +124,7 @@ class Host:
 
     async def _work(self, recorded: Recorded) -> None:
         """Run one deliberation to its end, in a task of its own so that a cancel stops it and not the pulling."""
-        deliberation = load(Deliberation, recorded.event.data)
+        deliberation = check_deliberation(load(Deliberation, recorded.event.data))
         task_id = deliberation.task_id
         deliveries = int(recorded.extra.get("deliveries", "1"))
         while (known := self._running.get(task_id)) is not None:

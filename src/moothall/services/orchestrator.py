@@ -155,7 +155,7 @@ def _partial_result(recorded: Recorded) -> pb.DeliberationResult | None:
     """Return the candidate that the event is about: a fresh one, or at the end the winner."""
     event = recorded.event
     if event.type in {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}:
-        return convert.proposal_message(load(Proposal, event.data["proposal"]))
+        return convert.proposal_message(load(Proposal, event.data.get("proposal")))
     if event.type == EventType.DELIBERATION_DECIDED and event.data.get("winner_id"):
         return next(iter(convert.result_messages(load(Outcome, event.data).results)), None)
     return None

@@ -1,0 +1,93 @@
+"""A served house of its own with two tenants, which a test may stop and start again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from house import Command
+from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+ALICE, EVE = "alices-token-of-these-tests", "eves-token-of-these-tests"
+_TOKENS = f"""
+[[principals]]
+token = "{ALICE}"
+name = "alice"
+tenant = "team-a"
+
+[[principals]]
+token = "{EVE}"
+name = "eve"
+tenant = "team-e"
+"""
+
+
+def make_command(folder: Path, model_url: str) -> Command:
+    """Return a command whose house knows alice and eve."""
+    tokens = folder / "tokens.toml"
+    tokens.write_text(_TOKENS, encoding="utf-8")
+    tokens.chmod(0o600)
+    return Command(
+        folder / "data",
+        model_url,
+        {"MOOTHALL_GRPC__TOKENS_FILE": str(tokens), "MOOTHALL_LOG__LEVEL": "error"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A house that serves, and ways in."""
+
+    command: Command
+    pid: int
+    channel: grpc.aio.Channel
+
+    def stub(self, token: str = ALICE) -> Any:
+        """Return a stub whose calls carry a token and end after two minutes."""
+        return _Stub(OrchestratorServiceStub(self.channel), token)
+
+
+class _Stub:
+    def __init__(self, stub: Any, token: str) -> None:
+        self._stub = stub
+        self._metadata = (("authorization", f"Bearer {token}"),)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+        return lambda request, **more: method(request, **({"metadata": self._metadata, "timeout": 120} | more))
+
+
+@asynccontextmanager
+async def served(command: Command) -> AsyncIterator[Served]:
+    """Serve until the context ends."""
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    said: list[str] = []
+    async with asyncio.timeout(180):
+        while line := (await server.stderr.readline()).decode():
+            said.append(line)
+            if line.startswith("serving gRPC on"):
+                break
+        else:
+            raise AssertionError("serve ended: " + "".join(said))
+    drain = asyncio.ensure_future(server.stderr.read())
+    command.served_at = line.split()[3].rstrip(";")
+    try:
+        async with grpc.aio.insecure_channel(command.served_at) as channel:
+            yield Served(command, server.pid, channel)
+    finally:
+        ended = server.returncode
+        if ended is None:
+            server.terminate()
+            async with asyncio.timeout(90):
+                await server.wait()
+        tail = (await drain).decode()
+        # Before anything else: whatever failed here failed because of this.
+        assert ended is None, f"serve ended by itself with {ended}: {tail}"
+    assert server.returncode == 130, tail

@@ -1,0 +1,299 @@
+"""Ten thousand messages that nobody meant: on every RPC, and on every subject that we read. All of it seeded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import nats
+import psutil
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from served import ALICE, EVE, Served, make_command, served
+
+from moothall.bus import codec
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.config import Bus
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.ids import ROLES
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.model import ScriptedModel
+from moothall.testing.story import deliberation, full
+from moothall.wiring import lock
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+SEED = 20_261_122
+ON_GRPC, ON_BUS = 6_000, 4_000
+AT_ONCE = 48
+# These begin work that takes a while; what is meant of the fuzz is what they refuse.
+WORKING = {"Deliberate", "SubmitDeliberation", "StreamDeliberation", "Orchestrate"}
+SERVICE = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
+TEXTS = (
+    *("", "dev", "QA", "architect", "task-1", "story-1", "plan-1", "council-dev", "agent-dev-001", "vote", "single", "all"),
+    *(
+        "../../etc/passwd",
+        "\x00",
+        "é\U0001f4a9",
+        "A" * 3000,
+        "a.b.>",
+        "*",
+        "$KV.x",
+        "-1",
+        "true",
+        "planning",
+        "{}",
+        "\r\n",
+        "' OR 1",
+    ),
+)
+NUMBERS = (0, 1, 2, 3, -1, 7, 1000, 2**31 - 1, -(2**31))
+WIDE = (*NUMBERS, 2**63 - 1, -(2**63), 1_700_000_000_000)
+REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+async def test_ten_thousand_messages_that_nobody_meant(model: ScriptedModel, tmp_path: Path) -> None:
+    command = make_command(tmp_path, model.base_url)
+    command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
+    async with served(command) as house:
+        before = _processes(house.pid)
+        address = lock.find(command.data_dir)
+        assert address is not None
+        seen = await _fuzz_grpc(house)
+        async with open_bus(Bus(), address.bus_url) as bus:
+            await _fuzz_bus(bus, address.bus_url)
+            await _all_taken(bus)
+            assert (await bus.state("DEAD")).messages > 100
+        assert seen.total() == ON_GRPC
+        assert set(seen) <= REFUSALS | {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
+        assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000
+        assert before <= _processes(house.pid), "a process ended and was started again"
+        good = pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=2)
+        answer = await house.stub(EVE).Deliberate(good)
+        assert answer.winner_id.startswith("agent-dev-")
+        listed = await house.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
+        assert listed.stats.total_deliberations == 1
+
+
+def _processes(pid: int) -> set[int]:
+    """The house's own processes: the server, its bus, and those of Ray that host."""
+    found = {pid}
+    for child in psutil.Process(pid).children(recursive=True):
+        line = " ".join(child.cmdline())
+        if "nats-server" in line or line.startswith("ray::") or "raylet" in line:
+            found.add(child.pid)
+    return found
+
+
+# ---- gRPC
+
+
+async def _fuzz_grpc(house: Served) -> Counter[grpc.StatusCode]:
+    dice = random.Random(SEED)  # noqa: S311 - repeatable
+    seen: Counter[grpc.StatusCode] = Counter()
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(method: Any, name: str, data: bytes) -> None:
+        async with room:
+            seen[await _status(house, method, name, data)] += 1
+
+    methods = list(SERVICE.methods)
+    async with asyncio.TaskGroup() as group:
+        for number in range(ON_GRPC):
+            method = methods[number % len(methods)]
+            group.create_task(one(method, method.name, _request(dice, method)))
+    return seen
+
+
+def _request(dice: random.Random, method: Any) -> bytes:
+    """Random bytes, a message with random fields, or such a message damaged."""
+    kind = dice.random()
+    if kind < 0.3 or (method.name in WORKING and kind < 0.9):
+        return dice.randbytes(dice.choice((0, 1, 3, 9, 40, 200, 3000)))
+    data = bytearray(_random_message(dice, method.input_type).SerializeToString())
+    if kind > 0.65 and data:
+        for _ in range(dice.randint(1, 4)):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+    if kind > 0.9:
+        del data[dice.randrange(len(data) + 1) :]
+    return bytes(data)
+
+
+def _random_message(dice: random.Random, kind: Descriptor, depth: int = 0) -> Message:
+    message = GetMessageClass(kind)()
+    for field in kind.fields:
+        if dice.random() < 0.35 or depth > 3:
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            value = field.message_type.fields_by_name["value"]
+            if value.message_type is None:
+                getattr(message, field.name)[dice.choice(TEXTS)] = _scalar(dice, value)
+        elif field.is_repeated:
+            for _ in range(dice.choice((1, 2, 5))):
+                if field.message_type is not None:
+                    getattr(message, field.name).append(_random_message(dice, field.message_type, depth + 1))
+                else:
+                    getattr(message, field.name).append(_scalar(dice, field))
+        elif field.message_type is not None:
+            getattr(message, field.name).CopyFrom(_random_message(dice, field.message_type, depth + 1))
+        else:
+            setattr(message, field.name, _scalar(dice, field))
+    return message
+
+
+def _scalar(dice: random.Random, field: FieldDescriptor) -> Any:
+    draw: dict[int, Callable[[], Any]] = {
+        FieldDescriptor.CPPTYPE_STRING: lambda: dice.choice(TEXTS),
+        FieldDescriptor.CPPTYPE_INT32: lambda: dice.choice(NUMBERS),
+        FieldDescriptor.CPPTYPE_INT64: lambda: dice.choice(WIDE),
+        FieldDescriptor.CPPTYPE_DOUBLE: lambda: dice.choice((0.0, -1.0, 1e308, float("nan"), float("inf"))),
+        FieldDescriptor.CPPTYPE_BOOL: lambda: dice.random() < 0.5,
+        FieldDescriptor.CPPTYPE_ENUM: lambda: dice.choice((0, 1)),
+    }
+    return draw[field.cpp_type]()
+
+
+async def _status(house: Served, method: Any, name: str, data: bytes) -> grpc.StatusCode:
+    """Send bytes and return how the call ended. What is refused has a reason."""
+    try:
+        await _sent(house, method, data)
+    except grpc.aio.AioRpcError as error:
+        refusal = error
+    else:
+        return grpc.StatusCode.OK
+    code = refusal.code()
+    if code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        assert code in REFUSALS, (name, code, refusal.details(), data)
+        status, info = rpc_status.from_call(cast("grpc.Call", refusal)), error_details_pb2.ErrorInfo()
+        assert status is not None, (name, code, refusal.details(), data)
+        assert any(detail.Unpack(info) and info.reason for detail in status.details), (name, refusal.details())
+    return code
+
+
+async def _sent(house: Served, method: Any, data: bytes) -> None:
+    channel: Any = house.channel
+    path = f"/{SERVICE.full_name}/{method.name}"
+    more: dict[str, Any] = {"metadata": (("authorization", f"Bearer {ALICE}"),), "timeout": 30}
+    if method.server_streaming:
+        async for _ in channel.unary_stream(path)(data, **more):
+            pass
+    else:
+        await channel.unary_unary(path)(data, **more)
+
+
+# ---- the bus
+
+
+async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
+    dice = random.Random(SEED)  # noqa: S311 - repeatable
+    client = await nats.connect(url)
+    try:
+        for number, (subject, data) in zip(range(ON_BUS), _poison(dice), strict=False):
+            if subject.startswith("agent.cancel."):
+                await client.publish(subject, data)
+            else:
+                await bus.put_raw(subject, data, {"Nats-Msg-Id": f"fuzz-{number}"})
+    finally:
+        await client.close()
+
+
+def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Subjects that we read, with random bytes, random JSON, and events of which a part is something else."""
+    honest = [(event.type, dict(event.data)) for event in full().events]
+    asked = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {"request_digest": "x"}
+    others: dict[EventType, dict[str, Any]] = {
+        EventType.PLAN_DERIVED: {
+            "story_id": "story-1",
+            "plan_id": "p",
+            "publish": True,
+            "tasks": [{"task_id": "t", "role": "dev"}],
+        },
+        EventType.STORY_TRANSITIONED: {"story_id": "story-1", "to_state": "planning", "metadata": {"roles": "dev"}, "title": "x"},
+        EventType.COUNCIL_CREATED: {"role": "dev", "agents": [{"id": "a"}], "config": {}},
+        EventType.AGENT_REGISTERED: {"role": "dev", "agent": {"id": "a"}},
+        EventType.AGENT_PROGRESS: {"agent_id": "a", "progress": 0.5},
+    }
+    honest += [(kind, {"task_id": "task-fuzz", **data}) for kind, data in others.items()]
+    for number in range(10**9):
+        task = f"task-fuzz-{dice.randrange(40)}"
+        subject = dice.choice(
+            (
+                *(f"agent.{where}.{task}" for where in ("results", "responses", "progress", "cancel")),
+                *(f"agent.requests.{role}" for role in ROLES[:3]),
+                "agile.events.story-1",
+                "council.team-a",
+            )
+        )
+        match dice.random():
+            case chance if chance < 0.25:
+                yield subject, dice.randbytes(dice.choice((0, 1, 20, 400)))
+            case chance if chance < 0.35:
+                yield subject, json.dumps(_junk(dice)).encode()
+            case _:
+                kind, data = dice.choice(honest)
+                if subject.startswith("agent.requests"):
+                    kind, data = EventType.DELIBERATION_REQUESTED, asked
+                data = _damaged(dice, {**data, "task_id": task})
+                event = new_event(kind, task, data, ordinal=number, tenant=dice.choice(("team-a", "local", "a.b", "")))
+                whole = json.loads(codec.encode(event))
+                yield subject, json.dumps(_damaged(dice, whole) if dice.random() < 0.2 else whole).encode()
+
+
+def _damaged(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
+    """The same object, in which something is missing, or is something else, somewhere."""
+    changed = dict(value)
+    for name in dice.sample(sorted(changed), min(len(changed), dice.choice((0, 1, 1, 2)))):
+        inner = changed[name]
+        if isinstance(inner, dict) and dice.random() < 0.6:
+            changed[name] = _damaged(dice, inner)
+        elif dice.random() < 0.3:
+            del changed[name]
+        else:
+            changed[name] = _junk(dice)
+    return changed
+
+
+def _junk(dice: random.Random) -> Any:
+    return dice.choice(
+        (
+            None,
+            True,
+            -1,
+            2**70,
+            1e300,
+            [],
+            {},
+            [[]],
+            {"$blob": "x"},
+            {"a": {"b": [1]}},
+            *TEXTS,
+            ["x"] * 50,
+            "9999-99-99T00:00:00Z",
+        )
+    )
+
+
+async def _all_taken(bus: JetStreamBus) -> None:
+    """Wait until no work is left: what was poison was buried, what was work was done."""
+    async with asyncio.timeout(120):
+        while (await bus.state("WORK")).messages:
+            await asyncio.sleep(0.2)

@@ -1,0 +1,162 @@
+"""Stories, councils and figures on a real house: real bus, Ray, hosts and gRPC; only the model is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from served import ALICE, EVE, Served, make_command, served
+
+from house import Command
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.model import ScriptedModel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+HERE = Path(__file__).parent
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def own(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    return make_command(tmp_path_factory.mktemp("stories"), model.base_url)
+
+
+async def decided(stub: Any, task_id: str) -> Any:
+    """Wait for a deliberation that somebody may still have to hand out."""
+    async with asyncio.timeout(180):
+        while True:
+            try:
+                found = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+            else:
+                if found.status not in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}:
+                    return found
+            await asyncio.sleep(0.1)
+
+
+async def test_a_house_of_two_tenants(own: Command) -> None:
+    """One after the other, because each start of a house costs more than what is done in it."""
+    async with served(own) as house:
+        await _a_seed_era_client_gets_an_answer(house)
+        await _a_council_gives_its_seats(house)
+        await _orchestrate(house)
+        design, code = await _a_story_is_planned(house, "story-1", "HAIKU")
+        assert (await decided(house.stub(), design)).winner_id
+        assert (await decided(house.stub(), code)).winner_id
+        await _figures_are_true(house, deliberations=5)
+        waiting, held = await _a_story_is_planned(house, "story-2", "HANG")
+    async with served(own) as again:
+        council = (await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils[0]
+        assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
+        await _figures_are_true(again, deliberations=6)
+        # The plan goes on after the restart: its first task ends without a winner, so the second is never asked for.
+        await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
+        assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
+        finished = await _finished(again, "story-2")
+        assert finished == {waiting: "CANCELLED", held: "SKIPPED"}
+        with pytest.raises(grpc.aio.AioRpcError):
+            await again.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=held))
+
+
+async def _a_seed_era_client_gets_an_answer(house: Served) -> None:
+    folder = house.command.data_dir / "seed"
+    folder.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(HERE / "seed" / "client.py"),
+        house.command.served_at,
+        ALICE,
+        str(folder),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    answer = json.loads(out)
+    assert answer["winner_id"].startswith("agent-dev-")
+    assert answer["results"][0]["proposal"]["content"] == "An old silent pond"
+    assert {result["rank"] for result in answer["results"]} == {1, 2}
+
+
+async def _a_council_gives_its_seats(house: Served) -> None:
+    alice, eve = house.stub(), house.stub(EVE)
+    config = pb.CouncilConfig(custom_params={"protocol": "vote"})
+    await alice.CreateCouncil(pb.CreateCouncilRequest(role="DEV", num_agents=1, config=config))
+    await alice.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev", endpoint="http://127.0.0.1:9/"))
+    answer = await alice.Deliberate(pb.DeliberateRequest(task_description="Write a HAIKU", role="dev"))
+    assert sorted(seat.agent_id for seat in answer.seats) == ["agent-dev-001", "specialist"]
+    await alice.CreateCouncil(pb.CreateCouncilRequest(role="qa", num_agents=1))
+    await alice.DeleteCouncil(pb.DeleteCouncilRequest(role="qa"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await alice.Deliberate(pb.DeliberateRequest(task_description="Write a HAIKU", role="qa"))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "CreateCouncil" in str(caught.value.details())
+    assert not (await eve.ListCouncils(pb.ListCouncilsRequest())).councils
+    hers = await eve.SubmitDeliberation(pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=1))
+    assert hers.agent_count == 1
+    assert (await decided(eve, hers.task_id)).winner_id == "agent-dev-001"
+
+
+async def _orchestrate(house: Served) -> None:
+    asked = pb.OrchestrateRequest(
+        task_description="Write a HAIKU",
+        role="dev",
+        case_id="story-0",
+        options=pb.OrchestratorOptions(enable_architect_selection=True),
+    )
+    answer = await house.stub().Orchestrate(asked)
+    assert answer.winner.proposal.content == "An old silent pond"
+    assert [item.rank for item in answer.candidates] == [1, 2]
+    assert answer.candidates[0] == answer.winner
+
+
+async def _a_story_is_planned(house: Served, story: str, word: str) -> tuple[str, str]:
+    moved = pb.ProcessPlanningEventRequest(
+        event_type="story.transitioned",
+        case_id=story,
+        plan_id="plan-1",
+        from_state="DRAFT",
+        to_state="PLANNING",
+        metadata={"title": f"A {word}", "brief": f"Write a {word}", "roles": "architect,dev"},
+    )
+    answer = await house.stub().ProcessPlanningEvent(moved)
+    assert answer.processed, answer.message
+    design, code = answer.derived_task_ids
+    return design, code
+
+
+async def _figures_are_true(house: Served, *, deliberations: int) -> None:
+    stub = house.stub()
+    async with asyncio.timeout(20):  # what is asked for shows once the collector has seen it
+        while True:
+            stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
+            if stats.total_deliberations >= deliberations:
+                break
+            await asyncio.sleep(0.1)
+    assert stats.total_deliberations == deliberations
+    assert stats.total_orchestrations == 1
+    assert stats.avg_deliberation_time_ms > 0
+    found = await stub.GetMetrics(pb.GetMetricsRequest())
+    assert 0 < found.performance.p50_latency_ms <= found.performance.p95_latency_ms <= found.performance.p99_latency_ms
+    assert found.councils.health_per_council["council-dev"].success_rate == 1.0
+    assert (await house.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))).stats.total_deliberations == 1
+
+
+async def _finished(house: Served, story: str) -> dict[str, str]:
+    """Return how the tasks of a story's plan ended, from the log."""
+    async with asyncio.timeout(60):
+        while True:
+            done = await house.command("log", "tail", "--json")
+            for line in done.out.splitlines():
+                event = json.loads(line)
+                if event["type"] == "moothall.plan.finished" and event["data"]["story_id"] == story:
+                    return dict(event["data"]["tasks"])
+            await asyncio.sleep(0.2)
