@@ -57,6 +57,8 @@ class Parts:
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
+    ours: Callable[[], bool] = lambda: True
+    """Whether the work is still this process's; asked before each call of the model."""
 
 
 @dataclass(slots=True)
@@ -150,7 +152,9 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         prepared=prepared,
         parts=parts,
         facts=facts,
-        model=RecordedModel(parts.model, ledger=ledger, facts=facts, recording=recording, settings=parts.llm, clean=parts.clean),
+        model=RecordedModel(
+            parts.model, ledger=ledger, facts=facts, recording=recording, settings=parts.llm, clean=parts.clean, ours=parts.ours
+        ),
         ledger=ledger,
         mode=mode,
         specs=specs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -57,6 +58,7 @@ class RecordedModel:
         recording: Recording,
         settings: Llm,
         clean: Callable[[str], str] = scrub,
+        ours: Callable[[], bool] = lambda: True,
     ) -> None:
         self._model = model
         self._ledger = ledger
@@ -64,6 +66,7 @@ class RecordedModel:
         self._recording = recording
         self._settings = settings
         self._clean = clean
+        self._ours = ours
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
 
@@ -83,6 +86,9 @@ class RecordedModel:
             self._heard[request.call_id] = known
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
+        if not self._ours():
+            # This process stood still, and another may have asked meanwhile: not a word more.
+            raise asyncio.CancelledError
         messages = tuple(replace(message, content=self._clean(message.content)) for message in request.messages)
         try:
             self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))

@@ -6,9 +6,11 @@ Knows nothing of Ray, so that it runs the same in a Ray actor, in a test or alon
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moothall import telemetry
@@ -59,11 +61,14 @@ class Host:
     repositories: Repositories
     parts: Parts
     concurrency: int
+    still_seconds: float = 10.0
+    """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     look_seconds: float = 5.0
     """How often the log is asked whether what is in hand is over: a signal may be lost."""
     _running: dict[str, _Running] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
     """By which delivery others have taken up what was delivered before."""
+    _beat: float = field(default_factory=time.monotonic)
     _self: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def run(self) -> None:
@@ -72,6 +77,7 @@ class Host:
             group.create_task(self._listen_for_cancels(), name="cancels")
             group.create_task(self._listen_for_takers(), name="takers")
             group.create_task(self._look_for_ends(), name="ends")
+            group.create_task(self._keep_beating(), name="beat")
             for role in ROLES:
                 group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=self.concurrency), name=f"pull-{role}")
 
@@ -97,6 +103,27 @@ class Host:
                 log.warning("another host has taken this up; leaving it to that one", task_id=task_id)
                 running.lost = True
                 self._stop(task_id, HOST_STOPS)
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._awake()
+            await asyncio.sleep(min(1.0, self.still_seconds / 4))
+
+    def _awake(self) -> None:
+        """Let go of everything in hand if this process stood still for too long, whoever is the first to notice."""
+        now = time.monotonic()
+        stood, self._beat = now - self._beat, now
+        if stood <= self.still_seconds:
+            return
+        for task_id, running in self._running.items():
+            log.warning("stood still for too long; leaving this to whoever has it now", task_id=task_id, seconds=round(stood))
+            running.lost = True
+            self._stop(task_id, HOST_STOPS)
+
+    def _ours(self, task_id: str) -> bool:
+        self._awake()
+        running = self._running.get(task_id)
+        return running is not None and not running.lost
 
     async def _look_for_ends(self) -> None:
         """Stop what is over though no signal said so: it was lost, or the end came from elsewhere."""
@@ -192,7 +219,8 @@ class Host:
         if refusal is not None:
             await self._give_up(deliberation, refusal)
         else:
-            await deliberate(deliberation, prepared, self.parts, recording)
+            ours = functools.partial(self._ours, deliberation.task_id)
+            await deliberate(deliberation, prepared, replace(self.parts, ours=ours), recording)
 
     async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
         if deliberation.repository is None or deliberation.base_sha is None:

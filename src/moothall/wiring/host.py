@@ -47,6 +47,6 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
             llm=settings.llm,
             clean=functools.partial(scrub, known=secrets),
         )
-        host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host)
+        host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, settings.bus.ack_wait_seconds)
         ready()
         await host.run()

@@ -151,3 +151,16 @@ async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp
 def test_a_memory_bus_is_a_bus_for_hosts() -> None:
     bus: hosts.HostBus = MemoryBus()
     assert bus
+
+
+async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Path) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
+        host = host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        work = group.create_task(gone(host._work(Recorded(1, request(d)))))
+        await until(lambda: len(house.server.requests) >= 3)
+        host._beat -= 60  # as if it had been stopped for a minute
+        assert not host._ours(d.task_id)
+        assert await work == "SUPERSEDED"
+        assert finished(await house.events()) == 0

@@ -122,7 +122,8 @@ class House:
         part = self.parts.get(name)
         with suppress(psutil.Error):
             if part is not None and part.pid:
-                return [child.pid for child in psutil.Process(part.pid).children(recursive=True) if "git" not in child.name()]
+                sandboxes = [child for child in psutil.Process(part.pid).children() if child.name() == "bwrap"]
+                return [one.pid for sandbox in sandboxes for one in (sandbox, *sandbox.children(recursive=True))]
         return []
 
     def note_instances(self) -> None:

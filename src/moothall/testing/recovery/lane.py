@@ -239,7 +239,7 @@ def _stored_at(item: Recorded) -> float:
 
 
 @asynccontextmanager
-async def lane(folder: Path, ack_wait: float = 3.0) -> AsyncIterator[Lane]:
+async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
     """A lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
     async with house(folder, ack_wait) as here:

@@ -83,7 +83,7 @@ class Matrix:
         check_covered(kind for seen in (cold, warm, cancelled) for kind in seen.types)
         return boundaries
 
-    async def run(self, plans: Sequence[Plan], lanes: int, ack_wait: float = 3.0, name: str = "lane") -> None:
+    async def run(self, plans: Sequence[Plan], lanes: int, ack_wait: float = 5.0, name: str = "lane") -> None:
         """Do all plans, `lanes` at a time."""
         waiting = list(reversed(plans))
         self.total += len(plans)
@@ -111,7 +111,7 @@ class Matrix:
         return bool(wrong)
 
     @asynccontextmanager
-    async def _lane(self, name: str, ack_wait: float = 3.0) -> AsyncIterator[Lane]:
+    async def _lane(self, name: str, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
         async with AsyncExitStack() as stack:
             async with self.opening:  # four processes that start at once are enough
                 here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
