@@ -64,7 +64,7 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         async with served(folder / "placed", stub.base_url) as house:
             await steps.placed(house, stub, 3)
             found["placed"] = results.of_times(await steps.placed(house, stub, 30 // share + 2))
-            case = Case(50, 64, seconds=4.0 / share)
+            case = Case(50, 64, seconds=4.0 / share, generations=1)
             found["streamed"] = results.of_run(await streamed(house, stub, case, 64))
         _tell("the graph's projection, told apart")
         found["projected"] = await steps.projected(folder, stub, 300 // share)
