@@ -50,7 +50,7 @@ server.memory.pagecache.size=64m
 db.tx_log.preallocate=false
 """
 _OPENS = ("java.base/java.nio", "java.base/java.io", "java.base/sun.nio.ch", "java.base/java.util.concurrent")
-_FETCH_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 120.0, 20.0
+_FETCH_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 300.0, 20.0
 
 
 class Missing(Exception):
