@@ -14,7 +14,7 @@ from moothall.bus.raw import StreamState
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError
+from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.graph.asking import Answers, Elsewhere, answering
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
@@ -68,12 +68,11 @@ async def remembering(settings: Settings, bus: JetStreamBus, *, drain: bool) -> 
 
 
 async def _drain(settings: Settings, projector: Projector, bus: JetStreamBus) -> None:
-    last = (await bus.state(LOG)).last_seq
     try:
         async with asyncio.timeout(settings.graph.drain_seconds):
-            await projector.settled(last)
-    except TimeoutError:
-        log.warning("the graph is behind; the next start goes on", at=projector.written, log=last)
+            await projector.settled((await bus.state(LOG)).last_seq)
+    except (TimeoutError, BusUnavailable):
+        log.warning("the graph is behind; the next start goes on", at=projector.written)
 
 
 @asynccontextmanager

@@ -1,0 +1,68 @@
+"""The graph of a real log on a real bus: answered from without a server, rebuilt, and refused where that would lose something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from moothall.bus.log_admin import prune
+from moothall.config import Graph, Settings, load_settings
+from moothall.errors import ConfigurationError
+from moothall.testing.chronicle import Chronicle, delivered
+from moothall.testing.neo4j import Address
+from moothall.wiring import lock
+from moothall.wiring.graph import open_answers, open_graph, rebuild
+from moothall.wiring.house import open_log
+
+
+@pytest.fixture(params=["embedded", pytest.param("neo4j", marks=pytest.mark.e2e)])
+async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    named: dict[str, Any] = {}
+    if request.param == "neo4j":
+        server: Address = request.getfixturevalue("neo4j")
+        named = {"url": server.url, "user": server.user, "password": SecretStr(server.password), "query_seconds": 120}
+    settings = load_settings(data_dir=tmp_path / "data", graph=Graph(**named, batch=7))
+    async with open_graph(settings) as graph:
+        await graph.clear()
+    async with open_log(settings, lambda _: None) as bus:
+        for event in Chronicle().whole().events:
+            await bus.publish(event)
+    return settings
+
+
+async def test_a_rebuild_gives_the_same_graph_and_says_how_far_it_is(settings: Settings) -> None:
+    async with open_answers(settings) as answers:
+        (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered())
+        assert row["decisions"]
+        counts = await answers.counts()
+    heard: list[tuple[int, int]] = []
+    result = await rebuild(settings, lambda seq, last: heard.append((seq, last)))
+    number = len(Chronicle().whole().events)
+    assert result.events == number
+    assert result.before == result.after
+    assert len(result.after) == sum(counts.values())
+    assert result.counts == counts
+    assert heard[-1] == (number, number)
+    assert len(heard) == -(-number // 7)
+
+
+async def test_a_rebuild_that_would_forget_is_refused(settings: Settings) -> None:
+    async with open_answers(settings) as answers:
+        before = await answers.counts()
+    async with open_log(settings, lambda _: None) as bus:
+        await prune(bus, keep=3)
+    with pytest.raises(ConfigurationError, match="--lossy"):
+        await rebuild(settings, lambda _seq, _last: None)
+    async with open_answers(settings) as answers:
+        assert await answers.counts() == before
+    result = await rebuild(settings, lambda _seq, _last: None, lossy=True)
+    assert result.events == 3
+    assert len(result.after) < len(result.before)
+
+
+async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
+    with lock.held(settings.data_dir), pytest.raises(ConfigurationError, match="another process writes the graph"):
+        await rebuild(settings, lambda _seq, _last: None)
