@@ -9,6 +9,7 @@ from moothall.bus.log_admin import prune as prune_log
 from moothall.bus.pruning import commits_told, prune_blobs, prune_documents
 from moothall.config import Settings
 from moothall.wiring import lock
+from moothall.wiring.graph import open_answers
 from moothall.wiring.house import open_log
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.pruning import prune_preparations
@@ -29,6 +30,8 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     """Keep the last `keep` events; drop documents, large values and patches that the rest does not tell of, and
     checkouts and environments that were not used for `workspace.keep_days`.
     """
+    async with open_answers(settings):
+        pass  # the graph has read what goes now: nobody could tell it later
     preparations = None
     try:
         with lock.held(settings.data_dir):

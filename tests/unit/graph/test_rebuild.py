@@ -16,6 +16,7 @@ from moothall.testing.neo4j import Address
 from moothall.wiring import lock
 from moothall.wiring.graph import open_answers, open_graph, rebuild
 from moothall.wiring.house import open_log
+from moothall.wiring.pruning import prune as prune_house
 
 
 @pytest.fixture(params=["embedded", pytest.param("neo4j", marks=pytest.mark.e2e)])
@@ -61,6 +62,13 @@ async def test_a_rebuild_that_would_forget_is_refused(settings: Settings) -> Non
     result = await rebuild(settings, lambda _seq, _last: None, lossy=True)
     assert result.events == 3
     assert len(result.after) < len(result.before)
+
+
+async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings) -> None:
+    gone = await prune_house(settings, 3, lambda _: None)
+    assert gone.events > 20
+    async with open_answers(settings) as answers:
+        assert await answers.ask("provenance", tenant="local", commit_sha=delivered())
 
 
 async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
