@@ -7,7 +7,9 @@ is made at the first run, from requirements/bench.txt.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -130,7 +132,14 @@ def main() -> int:
     asked = parser.parse_args()
     if unknown := set(asked.parts) - {*PARTS, "soak"}:
         parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, 'soak'))}")
-    return uvloop.run(_measure(asked))
+    return uvloop.run(_until_told(asked))
+
+
+async def _until_told(asked: argparse.Namespace) -> int:
+    """SIGTERM ends it as Ctrl-C does: the house is in a session of its own and would stay."""
+    task = asyncio.ensure_future(_measure(asked))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 if __name__ == "__main__":
