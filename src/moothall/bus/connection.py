@@ -30,6 +30,15 @@ _LOOK = 0.25
 _DATA_REPLY = "$JS.ACK."
 
 
+class LeanClient(Client):
+    """The client, which reads headers character by character: half of what receiving costs. Servers write them as below."""
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        pairs = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
+        return {name: value.strip() for name, separator, value in pairs if separator}
+
+
 class ConsumerGone(Exception):
     """The server doesn't know the consumer that a pull named."""
 
@@ -99,7 +108,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
     async def on_back() -> None:
         log.info("bus connection is back")
 
-    client = Client()
+    client = LeanClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
             await heeding(

@@ -10,21 +10,10 @@ from typing import Any, cast
 
 from moothall.bus import blobs, codec
 from moothall.domain.event import Event
-from moothall.domain.secrets import scrub_all
+from moothall.domain.secrets import may_hold_secrets, scrub_all
 from moothall.errors import InvalidRequest
 
 _OFF_LOOP_BYTES = 64_000
-
-
-def _weigh(value: Any) -> int:
-    """Characters of text in a value: what scrubbing it costs."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(len(str(key)) + _weigh(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_weigh(item) for item in value)
-    return 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +24,24 @@ class Packer:
     limit: int
     secrets: tuple[str, ...] = ()
 
-    async def _clean(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _clean(self, data: Mapping[str, Any]) -> bytes:
+        """Return data as JSON without secrets and large values. Most data has neither, and is written once as it is."""
         try:
-            if _weigh(data) > _OFF_LOOP_BYTES:
-                scrubbed = await asyncio.to_thread(scrub_all, data, self.secrets)
-            else:
-                scrubbed = scrub_all(data, self.secrets)
-        except RecursionError as error:
-            raise InvalidRequest("data is nested too deeply") from error
-        return await blobs.offload(self.store, cast("Mapping[str, Any]", scrubbed), self.limit)
+            raw = codec.dump_json(data)
+        except InvalidRequest:
+            raw = b""  # such as a mapping that is no dict: cleaning makes it one
+        if not raw or may_hold_secrets(raw, self.secrets):
+            try:
+                if len(raw) > _OFF_LOOP_BYTES:
+                    data = await asyncio.to_thread(scrub_all, data, self.secrets)
+                else:
+                    data = cast("Mapping[str, Any]", scrub_all(data, self.secrets))
+            except RecursionError as error:
+                raise InvalidRequest("data is nested too deeply") from error
+            raw = codec.dump_json(data)
+        if len(raw) <= self.limit and b'"$' not in raw:
+            return raw
+        return codec.dump_json(await blobs.offload(self.store, data, self.limit))
 
     async def pack(self, event: Event) -> bytes:
         """Return the event's bytes; an event without a time gets the present one."""
@@ -62,7 +60,7 @@ class Packer:
 
     async def pack_document(self, document: Mapping[str, Any]) -> bytes:
         """Return a document's bytes."""
-        return codec.dump_json(await self._clean(document))
+        return await self._clean(document)
 
     async def unpack_document(self, raw: bytes) -> Mapping[str, Any]:
         """Return the document in `raw`. Raises `InvalidRequest`, `NotFound`."""

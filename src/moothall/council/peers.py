@@ -24,7 +24,9 @@ _TOKENS = 400
 
 
 async def hold_reviews(council: Council, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
-    """Ask for these reviews side by side; one that fails is left out."""
+    """Ask for these reviews side by side; one that fails is left out, and so are all where the budget is used up."""
+    if council.ledger.used_up:
+        return []
     found: list[Review] = []
     numbers: Counter[str] = Counter()
 

@@ -89,7 +89,7 @@ class RecordedModel:
         if not self._ours():
             # This process stood still, and another may have asked meanwhile: not a word more.
             raise asyncio.CancelledError
-        messages = tuple(replace(message, content=self._clean(message.content)) for message in request.messages)
+        messages = tuple(self._cleaned(message) for message in request.messages)
         try:
             self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
         except BudgetExceeded:
@@ -119,6 +119,10 @@ class RecordedModel:
         )
         self._heard[request.call_id] = reply
         return reply
+
+    def _cleaned(self, message: Message) -> Message:
+        content = self._clean(message.content)
+        return message if content == message.content else replace(message, content=content)
 
     def _count(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.used(seat) + usage

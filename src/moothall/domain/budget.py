@@ -90,6 +90,12 @@ class Ledger:
         self._held.pop(key, None)
 
     @property
+    def used_up(self) -> bool:
+        """Whether no further call could be paid."""
+        left = self.remaining
+        return left.tokens < 0 or left.calls < 0
+
+    @property
     def remaining(self) -> Budget:
         """What is left; zero still means no limit, so an exhausted limit reads as -1."""
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.secrets import scrub, scrub_all
+from moothall.domain.secrets import may_hold_secrets, scrub, scrub_all
 
 LETTERS = "aB3dE5gH7jK9" * 30
 SECRETS = [
@@ -92,3 +93,11 @@ def test_scrubbing_twice_changes_nothing_more(text: str, known: list[str]) -> No
 def test_data_is_scrubbed_throughout() -> None:
     secret = SECRETS[1]
     assert scrub_all({secret: [1, None, {"x": (f"a {secret}",)}]}) == {"[redacted]": [1, None, {"x": ["a [redacted]"]}]}
+
+
+@given(around, st.sampled_from(SECRETS), st.text(min_size=6, max_size=12), st.integers(0, 1))
+def test_the_quick_look_misses_nothing(before: str, secret: str, own: str, count: int) -> None:
+    known = (own,) * count
+    for data in ({"a": [before + secret]}, {secret: 1}, {"a": before + own}, {"url": f"https://me:{own}@host"}, {"a": before}):
+        raw = json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+        assert may_hold_secrets(raw, known) or scrub_all(data, known) == data
