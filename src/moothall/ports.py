@@ -55,15 +55,29 @@ class Log(Protocol):
 
 
 Handler = Callable[[Recorded], Awaitable[None]]
+Glance = Callable[[Recorded], bool]
+"""Sees a message before its handler does; True where nothing is left to be done."""
 
 
 class Consumer(Protocol):
     """Pulls messages of a durable consumer named in the registry."""
 
-    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+    async def consume(
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        subjects: Sequence[str] = (),
+        concurrency: int = 1,
+        glance: Glance | None = None,
+    ) -> None:
         """Run until cancelled. The handler persists, then returns: that is the ack. `Temporary` → nak
         with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
         handler runs the message is kept alive by in-progress notices.
+
+        `glance` is called with one message after the other, in the order of their delivery, and spares most of them the
+        handler. It persists nothing and raises nothing. `extra` holds `deliveries`, from 1, and `place`: a number that
+        grows by one with each delivery of this consumer to anybody, so that a gap tells of messages that went elsewhere.
         """
         ...
 

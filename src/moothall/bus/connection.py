@@ -150,6 +150,25 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
         await heeding(client.close())
 
 
+_WITHOUT_DOMAIN = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a delivered message stands: its seq in the stream, which delivery of the consumer this is, which of its own."""
+
+    seq: int
+    number: int
+    deliveries: int
+
+    @classmethod
+    def of(cls, reply: str) -> Place:
+        """Read the address for its ack, as the client does, without what nobody asks for."""
+        tokens = reply.split(".")
+        first = 4 if len(tokens) == _WITHOUT_DOMAIN else 6  # newer servers name domain and account first
+        return cls(int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first]))
+
+
 @dataclass(slots=True)
 class Pull:
     """An inbox for one pull consumer: asks for a batch, hands over what comes, one message at a time.
@@ -205,6 +224,17 @@ class Pull:
             self._asked -= 1
             return message
         await self._heed(message)
+        return None
+
+    def at_hand(self) -> Msg | None:
+        """Return the next message if it has come already."""
+        if self.arrived.empty():
+            return None
+        message = self.arrived.get_nowait()
+        if message.reply.startswith(_DATA_REPLY):
+            self._asked -= 1
+            return message
+        self.arrived.put_nowait(message)  # a notice: `next` heeds it; the order of notices does not matter
         return None
 
     async def _ask(self, batch: int) -> None:

@@ -11,14 +11,15 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from moothall.bus import dead, setup
-from moothall.bus.connection import BEAT, EXPIRES, ConsumerGone, Pull, log
+from moothall.bus.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.heeding import heeding
 from moothall.bus.packing import Packer
 from moothall.bus.registry import DurableSpec
 from moothall.bus.stored import Stored
-from moothall.errors import BusUnavailable, Permanent
-from moothall.ports import Handler
+from moothall.domain.event import Recorded
+from moothall.errors import BusUnavailable, Permanent, Temporary
+from moothall.ports import Glance, Handler
 from moothall.telemetry import metrics
 
 _STILL_SECONDS = 2.0  # a process may be this late without anybody's having stopped it
@@ -34,6 +35,7 @@ class Taking:
     subjects: tuple[str, ...]
     handler: Handler
     concurrency: int
+    glance: Glance | None = None
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
@@ -65,14 +67,31 @@ class Taking:
                             self.freed.clear()
                             await self.freed.wait()
                         message = await pull.next(capacity - len(self.held))
-                        if message is not None:
-                            self.held[message.reply] = message
-                            self.waiting.put_nowait(message)
+                        while message is not None:
+                            if not await self._glanced(message):
+                                self.held[message.reply] = message
+                                self.waiting.put_nowait(message)
+                            message = pull.at_hand() if len(self.held) < capacity else None
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 if self.stored.client.is_closed:
                     raise BusUnavailable(f"the bus was closed while {self.spec.name} was reading") from error
                 log.debug("pull begins again", durable=self.spec.name, reason=str(error))
                 await asyncio.sleep(0.2)
+
+    async def _glanced(self, message: Msg) -> bool:
+        """Show it to who wants to see all in order; whether it is done with that, and answered."""
+        if self.glance is None:
+            return False
+        place = Place.of(message.reply)
+        try:
+            event = await self.packer.unpack(message.data)
+        except (Permanent, Temporary):
+            return False  # its handling says what becomes of it
+        if not self.glance(Recorded(place.seq, event, _extra(message, place))):
+            return False
+        with suppress(nats.errors.Error):
+            await heeding(message.ack())
+        return True
 
     async def _keep_alive(self) -> None:
         """Tell the server that what is held is worked on; where that came too late, it belongs to others already."""
@@ -119,16 +138,16 @@ class Taking:
             self.freed.set()
 
     async def _handle(self, message: Msg) -> None:
-        place = message.metadata
-        if place.num_delivered > 1:
+        place = Place.of(message.reply)
+        if place.deliveries > 1:
             metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
             self.stored.settings,
             self.handler,
             lambda: self.packer.unpack(message.data),
-            seq=place.sequence.stream,
-            deliveries=place.num_delivered,
-            extra={"subject": message.subject, "deliveries": str(place.num_delivered)},
+            seq=place.seq,
+            deliveries=place.deliveries,
+            extra=_extra(message, place),
         )
         if isinstance(verdict, Bury):
             verdict = await self._bury(message, verdict)
@@ -161,3 +180,7 @@ class Taking:
             return Nak(self.stored.settings.retry_seconds, f"its dead letter could not be stored: {error.message}")
         metrics.BUS_DEAD_LETTERS.add(self.spec.name)
         return why
+
+
+def _extra(message: Msg, place: Place) -> dict[str, str]:
+    return {"subject": message.subject, "deliveries": str(place.deliveries), "place": str(place.number)}

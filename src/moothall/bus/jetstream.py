@@ -28,7 +28,7 @@ from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.errors import InvalidRequest, NotFound
-from moothall.ports import Handler
+from moothall.ports import Glance, Handler
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _DECISIONS = "agent.responses."
@@ -137,7 +137,15 @@ class JetStreamBus:
         literal = not any("*" in subject or ">" in subject for subject in subjects)
         return literal and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
 
-    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+    async def consume(
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        subjects: Sequence[str] = (),
+        concurrency: int = 1,
+        glance: Glance | None = None,
+    ) -> None:
         """Run until cancelled; see `moothall.ports.Consumer`. `subjects` makes it a narrower consumer of its own.
 
         Raises `InvalidRequest` for a durable that isn't registered, `BusUnavailable` when the bus is closed.
@@ -146,7 +154,7 @@ class JetStreamBus:
             raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
         narrowed = tuple(subjects)
         spec = registry.durable(durable, narrowed)
-        await Taking(self._stored, self._packer, spec, narrowed, handler, concurrency).run()
+        await Taking(self._stored, self._packer, spec, narrowed, handler, concurrency, glance).run()
 
     async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""

@@ -1,8 +1,9 @@
 """The collector: consumes what councils do, and decides each deliberation exactly once.
 
 How it survives being killed anywhere: an event that makes a deliberation ready is acked only after
-the decision is on the log, so it comes again; a decision is made from the log itself, from the
-first prefix that calls for one, so it comes out the same; delivering the same diff on the same base
+the decision is on the log, so it comes again; a decision is made from the first prefix of the log that
+calls for one, so it comes out the same. Who has seen all of that prefix come, in order, knows it;
+who has not (after a restart, a redelivery, at a deadline) reads the log. Delivering the same diff on the same base
 gives the same commit; and the decision's event has an id that depends on the deliberation only.
 What waits for its deadline alone is found at the start by its status document.
 """
@@ -44,6 +45,10 @@ class _Case:
     """One undecided deliberation in memory."""
 
     state: State
+    whole: bool = False
+    """Whether every event since the request came here, in the order of the log."""
+    prefix: State | None = None
+    """The first state that called for a decision, of a deliberation that came whole."""
     shown: DeliberationStatus | None = None
     settling: bool = False
     latest: str = ""
@@ -81,6 +86,7 @@ class Collector:
         self._cases: dict[str, _Case] = {}
         self._loading: dict[str, asyncio.Event] = {}
         self._decided: OrderedDict[str, None] = OrderedDict()
+        self._place = self._seq = 0
 
     @property
     def under_way(self) -> int:
@@ -94,9 +100,47 @@ class Collector:
     async def run(self) -> None:
         """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._bus.consume(DURABLE, self.handle, concurrency=self._concurrency), name="collector-events")
+            group.create_task(
+                self._bus.consume(DURABLE, self.handle, concurrency=self._concurrency, glance=self.glance),
+                name="collector-events",
+            )
             group.create_task(self._take_up(), name="collector-take-up")
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
+
+    def glance(self, recorded: Recorded) -> bool:
+        """Fold an event of a deliberation in memory; whether that was all. What calls for more, `handle` does."""
+        first = self._in_order(recorded)
+        event = recorded.event
+        task_id = event.data.get("task_id")
+        if task_id in self._decided:
+            return True
+        case = self._cases.get(task_id) if isinstance(task_id, str) else None
+        try:
+            if case is None:
+                if event.type is EventType.DELIBERATION_REQUESTED and first and task_id not in self._loading:
+                    state = fold(None, _dated(recorded))
+                    self._cases[check_id(state.task_id, "task_id")] = _Case(state, whole=True)
+                return False  # its status is to be shown, or it is to be read from the log
+            if case.settling:
+                return True  # whoever is at it has all that matters, or reads all of the log
+            case.state = fold(case.state, _dated(recorded))
+        except InvalidRequest:
+            return False
+        case.latest = event.traceparent
+        if case.whole and case.prefix is None and case.state.settled:
+            case.prefix = case.state
+        return not case.state.settled and case.state.decided is None
+
+    def _in_order(self, recorded: Recorded) -> bool:
+        """Note whether this is the next delivery and the first of its event. Else no deliberation is whole any more."""
+        place = int(recorded.extra.get("place", "0"))
+        first = recorded.extra.get("deliveries") == "1"
+        if place != self._place + 1 or (first and recorded.seq <= self._seq):
+            for case in self._cases.values():
+                case.whole = False
+        self._place = place
+        self._seq = max(self._seq, recorded.seq)
+        return first
 
     async def handle(self, recorded: Recorded) -> None:
         """Fold one event; show and decide what it makes ready. Returning is the ack.
@@ -187,7 +231,7 @@ class Collector:
             case.settling = False
 
     async def _decide(self, case: _Case, span: telemetry.Span) -> None:
-        state = await self._replayed(case.state.task_id, until_settled=True)
+        state = case.prefix or await self._replayed(case.state.task_id, until_settled=True)
         if state is None or state.requested is None:
             self._cases.pop(case.state.task_id, None)
             return
@@ -206,9 +250,13 @@ class Collector:
     async def _close(self, case: _Case, outcome: Outcome) -> None:
         """Show the end and forget the rest."""
         await case.quiet.wait()
-        await self._bus.put(outcome.task_id, dump(outcome))
-        self._cases.pop(outcome.task_id, None)
-        self._decided[outcome.task_id] = None
+        case.quiet.clear()
+        try:
+            await self._bus.put(outcome.task_id, dump(outcome))
+            self._cases.pop(outcome.task_id, None)
+            self._decided[outcome.task_id] = None
+        finally:
+            case.quiet.set()
         while len(self._decided) > _REMEMBERED:
             self._decided.popitem(last=False)
 
@@ -264,8 +312,18 @@ class Collector:
             await asyncio.sleep(self._tick_seconds)
             now = self._clock()
             for task_id, case in list(self._cases.items()):
+                if (document := standing(case.state)) is not None and document.status is not case.shown:
+                    group.create_task(self._show_late(case), name=f"show-{task_id}")
                 if not case.settling and ready(case.state, now, self._grace):
                     group.create_task(self._settle_late(case), name=f"decide-{task_id}")
+
+    async def _show_late(self, case: _Case) -> None:
+        """Show what was only glanced at: a deliberation that ends within a tick needs no document of its way."""
+        try:
+            if self._cases.get(case.state.task_id) is case:
+                await self._show(case)
+        except MoothallError as error:
+            log.warning("could not show yet", task_id=case.state.task_id, code=error.code, reason=error.message)
 
     async def _settle_late(self, case: _Case) -> None:
         try:

@@ -22,8 +22,8 @@ from moothall.bus.setup import consumer_name
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
-from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound
-from moothall.ports import Handler
+from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Permanent, Temporary
+from moothall.ports import Glance, Handler
 
 
 class MemoryBlobs:
@@ -52,6 +52,7 @@ class _Durable:
     filters: tuple[str, ...]
     ready: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     deliveries: dict[int, int] = field(default_factory=dict)
+    place: int = 0
 
 
 @dataclass(slots=True)
@@ -181,16 +182,24 @@ class MemoryBus:
                 made.ready.put_nowait(raw.seq)
         return self._durables[name]
 
-    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+    async def consume(
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        subjects: Sequence[str] = (),
+        concurrency: int = 1,
+        glance: Glance | None = None,
+    ) -> None:
         """Run until cancelled."""
         if concurrency < 1:
             raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
         taken = self._durable(registry.durable(durable, tuple(subjects)), tuple(subjects))
         async with asyncio.TaskGroup() as group:
             for number in range(concurrency):
-                group.create_task(self._work(taken, handler), name=f"{durable}: worker {number}")
+                group.create_task(self._work(taken, handler, glance), name=f"{durable}: worker {number}")
 
-    async def _work(self, durable: _Durable, handler: Handler) -> None:
+    async def _work(self, durable: _Durable, handler: Handler, glance: Glance | None) -> None:
         loop = asyncio.get_running_loop()
         stream = self._streams[durable.spec.stream]
         while True:
@@ -199,6 +208,11 @@ class MemoryBus:
             if raw is None:
                 continue
             durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
+            durable.place += 1
+            extra = {"subject": raw.subject, "deliveries": str(deliveries), "place": str(durable.place)}
+            if glance is not None and await self._glanced(raw, glance, extra):
+                self._done(durable, stream, seq)
+                continue
             try:
                 verdict = await judge(
                     self._settings,
@@ -206,7 +220,7 @@ class MemoryBus:
                     lambda data=raw.data: self._packer.unpack(data),  # type: ignore[misc]  # the default binds this turn's data
                     seq=seq,
                     deliveries=deliveries,
-                    extra={"subject": raw.subject, "deliveries": str(deliveries)},
+                    extra=extra,
                 )
             except asyncio.CancelledError:
                 durable.ready.put_nowait(seq)
@@ -222,6 +236,13 @@ class MemoryBus:
                     self._done(durable, stream, seq)
                 case Ack():
                     self._done(durable, stream, seq)
+
+    async def _glanced(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
+        try:
+            event = await self._packer.unpack(raw.data)
+        except (Permanent, Temporary):
+            return False
+        return glance(Recorded(raw.seq, event, extra))
 
     def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,7 +18,7 @@ from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, Permanent, Temporary
-from moothall.ports import Handler
+from moothall.ports import Glance, Handler
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SEATS = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
@@ -157,6 +157,7 @@ class FaultyBus:
         self.held_puts: dict[str, asyncio.Event] = {}
         self.shuffled: Callable[[list[int]], list[int]] = sorted
         self._max_deliver = max_deliver
+        self._place = 0
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
 
@@ -190,7 +191,15 @@ class FaultyBus:
         async for item in self.replay(subjects, after_seq):
             yield item
 
-    async def consume(self, durable: str, handler: Handler, *, subjects: Sequence[str] = (), concurrency: int = 1) -> None:
+    async def consume(
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        subjects: Sequence[str] = (),
+        concurrency: int = 1,
+        glance: Glance | None = None,
+    ) -> None:
         """Deliver what is not acked, side by side; what is in hand when cancelled comes again."""
         if durable != "collector" or subjects:
             raise InvalidRequest(f"there is only the collector's consumer here, not {durable} of {subjects}")
@@ -199,14 +208,23 @@ class FaultyBus:
             while True:
                 self._changed.clear()
                 for seq in self.shuffled([seq for seq in self.pending if seq not in in_hand])[: concurrency - len(in_hand)]:
+                    self.pending[seq] += 1
+                    if glance is not None and glance(self._delivered(seq)):
+                        self.pending.pop(seq)
+                        continue
                     in_hand.add(seq)
                     group.create_task(self._deliver(seq, handler, in_hand))
                 if not self.pending:
                     self._idle.set()
                 await self._changed.wait()
 
+    def _delivered(self, seq: int) -> Recorded:
+        """As it is delivered; out of order nobody can tell its place."""
+        self._place += 1
+        place = str(self._place) if self.shuffled is sorted else "0"
+        return replace(self.log[seq - 1], extra={"deliveries": str(self.pending[seq]), "place": place})
+
     async def _deliver(self, seq: int, handler: Handler, in_hand: set[int]) -> None:
-        self.pending[seq] += 1
         try:
             for _ in range(self.repeat):
                 await handler(self.log[seq - 1])

@@ -65,6 +65,8 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
         for event in full().events:
             await bus.publish(event)
             await bus.settled()
+            if event.type is EventType.DELIBERATION_STARTED:
+                await until(lambda: statuses(bus)[-1] == "IN_PROGRESS")
         await until(lambda: bool(bus.decisions))
         await bus.settled()
         assert one.under_way == 0
