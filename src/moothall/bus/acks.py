@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import nats.errors
+import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
@@ -115,7 +115,7 @@ def seq_in(message: Msg) -> int:
     """Return under which seq the server stored a message. Raises the client's error where it refused."""
     if message.headers and message.headers.get("Status") == "503":
         raise NoStreamResponseError
-    answer = json.loads(message.data)
+    answer = orjson.loads(message.data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])
     return int(answer["seq"])

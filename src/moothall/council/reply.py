@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
@@ -56,7 +57,13 @@ class MalformedReplyError(ValueError):
 
 
 def turn_schema(specs: Sequence[ToolSpec], *, may_finish: bool = True) -> ReplySchema:
-    """Return the schema of a turn with these tools; without tools only finish is left.
+    """Return the schema of a turn with these tools; without tools only finish is left."""
+    return _turn_schema(tuple(specs), may_finish=may_finish)
+
+
+@lru_cache(maxsize=64)  # the same for every turn of every seat, and large
+def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool) -> ReplySchema:
+    """As above.
 
     The alternatives are closed objects told apart by `const`, every string is bounded: what both
     grammar compilers (llama.cpp's and vLLM's) turn into small grammars.
@@ -78,6 +85,7 @@ def approaches_schema(count: int) -> ReplySchema:
     return ReplySchema("approaches", _closed(approaches=items))
 
 
+@lru_cache(maxsize=64)
 def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last, after its reasons."""
     number = {"enum": list(range(1, criteria + 1))}

@@ -38,12 +38,8 @@ def new_task_id() -> str:
 
 def digest(*parts: str | bytes) -> str:
     """Return the sha256 hex digest of the parts, each length-prefixed so that no two lists collide."""
-    total = hashlib.sha256()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        total.update(len(raw).to_bytes(8, "big"))
-        total.update(raw)
-    return total.hexdigest()
+    raw = [part.encode() if isinstance(part, str) else part for part in parts]
+    return hashlib.sha256(b"".join(piece for part in raw for piece in (len(part).to_bytes(8, "big"), part))).hexdigest()
 
 
 def seat_id(role: str, number: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import aiohttp
+import orjson
 from yarl import URL
 
 from moothall import telemetry
@@ -206,8 +208,8 @@ class OpenAIModel:
         """Make one attempt."""
         started = time.monotonic()
         assembly = Assembly()
-        named = {"X-Request-Id": call_id} | telemetry.headers()
-        async with self._call("POST", self._url / "chat/completions", json=body, headers=named) as response:
+        named = _JSON | {"X-Request-Id": call_id} | telemetry.headers()
+        async with self._call("POST", self._url / "chat/completions", data=_encoded(body), headers=named) as response:
             match response.content_type:
                 case "text/event-stream":
                     await self._read_stream(response, assembly, on_text)
@@ -370,6 +372,16 @@ def _body(request: ChatRequest, model: str) -> dict[str, Any]:
         wanted = {"name": request.schema.name, "strict": True, "schema": dict(request.schema.schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": wanted}
     return body
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:  # half a surrogate pair, which a file may hold
+        return json.dumps(body).encode()
 
 
 @asynccontextmanager

@@ -7,10 +7,11 @@ endings are taken; a piece of the stream may end anywhere, also inside a charact
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import orjson
 
 from moothall.model.said import plain
 
@@ -110,7 +111,7 @@ class Assembly:
 
 def _object(data: str) -> dict[str, Any]:
     try:
-        chunk = json.loads(data)
+        chunk = orjson.loads(data)
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"a part of the answer is not JSON: {data[:80]!r}") from error
     if not isinstance(chunk, dict):

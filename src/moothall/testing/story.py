@@ -155,6 +155,7 @@ class FaultyBus:
         self.failures: dict[str, int] = {}
         self.repeat = 1
         self.held_puts: dict[str, asyncio.Event] = {}
+        self.waiting: set[str] = set()
         self.shuffled: Callable[[list[int]], list[int]] = sorted
         self._max_deliver = max_deliver
         self._place = 0
@@ -253,6 +254,7 @@ class FaultyBus:
         """Store."""
         self._fail("put")
         if (held := self.held_puts.get(str(document["status"]))) is not None:
+            self.waiting.add(str(document["status"]))
             await held.wait()
         self.documents[key] = document
         self.history.append((key, str(document["status"])))

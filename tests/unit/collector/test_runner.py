@@ -231,7 +231,9 @@ async def test_a_slow_document_never_replaces_the_end() -> None:
         events = full().events
         await told(bus, Story(events=events[:1]))
         await until(lambda: statuses(bus) == ["PENDING"])
-        await told(bus, Story(events=events[1:]))
+        await told(bus, Story(events=events[1:2]))
+        await until(lambda: "IN_PROGRESS" in bus.waiting)
+        await told(bus, Story(events=events[2:]))
         await until(lambda: bool(bus.decisions))
         held.set()
         await until(lambda: not bus.pending)
