@@ -169,15 +169,15 @@ def decode(raw: bytes) -> Event:
 
 def _is_envelope(said: Any) -> bool:
     """Whether it is one without doubt: what `_Envelope` says, for the many messages that are well-formed."""
-    return (
-        isinstance(said, dict)
-        and all(isinstance(said.get(name), str) for name in _NEEDED)
-        and all(isinstance(said[name], str) for name in _OPTIONAL if name in said)
-        and isinstance(said.get("data"), dict)
-        and said["specversion"].startswith("1.")
-        and 0 < len(said["id"]) <= _MOST_ID
-        and said["source"] != ""
-    )
+    if not isinstance(said, dict) or not isinstance(said.get("data"), dict):
+        return False
+    for name in _NEEDED:
+        if not isinstance(said.get(name), str):
+            return False
+    for name in _OPTIONAL:
+        if not isinstance(said.get(name, ""), str):
+            return False
+    return said["specversion"].startswith("1.") and 0 < len(said["id"]) <= _MOST_ID and said["source"] != ""
 
 
 def _checked(said: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Packer:
             raw = codec.dump_json(data)
         except InvalidRequest:
             raw = b""  # such as a mapping that is no dict: cleaning makes it one
-        if not raw or may_hold_secrets(raw, self.secrets):
+        if not raw or may_hold_secrets(raw.decode(), self.secrets):
             try:
                 if len(raw) > _OFF_LOOP_BYTES:
                     data = await asyncio.to_thread(scrub_all, data, self.secrets)

@@ -69,6 +69,7 @@ class RecordedModel:
         self._ours = ours
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
+        self._clean_ones: dict[Message, Message] = {}  # the system message and the task are in every prompt
 
     def used(self, seat: str) -> Usage:
         """Return what a seat's calls used, those of earlier runs included."""
@@ -121,8 +122,12 @@ class RecordedModel:
         return reply
 
     def _cleaned(self, message: Message) -> Message:
-        content = self._clean(message.content)
-        return message if content == message.content else replace(message, content=content)
+        known = self._clean_ones.get(message)
+        if known is None:
+            content = self._clean(message.content)
+            known = message if content == message.content else replace(message, content=content)
+            self._clean_ones[message] = known
+        return known
 
     def _count(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.used(seat) + usage

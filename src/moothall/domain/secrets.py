@@ -74,21 +74,24 @@ def scrub(text: str, known: Sequence[str] = ()) -> str:
     return text
 
 
-_KEY, _TASK = b"sk-", b"task-"
+_KEY, _TASK = "sk-", "task-"
 
 
 @cache
-def _signs(known: tuple[str, ...]) -> tuple[bytes, ...]:
+def _signs(known: tuple[str, ...]) -> tuple[str, ...]:
     """What stands in every JSON that holds a secret; an own value as it is and as JSON writes it."""
-    shapes = [*(mark for mark, _ in _PATTERNS), "://", "uthorization", "AUTHORIZATION"]
+    shapes = [*(mark for mark, _ in _PATTERNS if mark != _KEY), "://", "uthorization", "AUTHORIZATION"]
     own = [form for value in _longest_first(known) for form in (value, json.dumps(value, ensure_ascii=False)[1:-1])]
-    return tuple(dict.fromkeys(sign.encode("utf-8", "replace") for sign in (*shapes, *own)))
+    return tuple(dict.fromkeys((*shapes, *own)))
 
 
-def may_hold_secrets(raw: bytes, known: Sequence[str] = ()) -> bool:
-    """Whether JSON bytes may hold what `scrub_all` would take out: a quick look that may be wrong in this way only."""
+def may_hold_secrets(text: str, known: Sequence[str] = ()) -> bool:
+    """Whether JSON may hold what `scrub_all` would take out: a quick look that may be wrong in this way only."""
+    for sign in _signs(tuple(known)):
+        if sign in text:
+            return True
     # "task-1" holds what an OpenAI key begins with, and stands in every event.
-    return any(sign in raw and (sign != _KEY or raw.count(_KEY) > raw.count(_TASK)) for sign in _signs(tuple(known)))
+    return text.count(_KEY) > text.count(_TASK)
 
 
 def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:

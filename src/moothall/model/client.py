@@ -286,9 +286,14 @@ class OpenAIModel:
         idle: float | None = None
         while not assembly.done:
             try:
-                async with asyncio.timeout(idle):
+                if idle is None:
                     piece = await response.content.readany()
+                else:
+                    async with asyncio.timeout(idle):
+                        piece = await response.content.readany()
             except TimeoutError as error:
+                if idle is None:
+                    raise
                 raise _Failed(f"silence for {idle:g} s in the middle of an answer") from error
             received += len(piece)
             for data in events.feed(piece) if piece else events.end():

@@ -95,9 +95,14 @@ def test_data_is_scrubbed_throughout() -> None:
     assert scrub_all({secret: [1, None, {"x": (f"a {secret}",)}]}) == {"[redacted]": [1, None, {"x": ["a [redacted]"]}]}
 
 
-@given(around, st.sampled_from(SECRETS), st.text(min_size=6, max_size=12), st.integers(0, 1))
+@given(
+    around,
+    st.sampled_from(SECRETS),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=12),
+    st.integers(0, 1),
+)
 def test_the_quick_look_misses_nothing(before: str, secret: str, own: str, count: int) -> None:
     known = (own,) * count
     for data in ({"a": [before + secret]}, {secret: 1}, {"a": before + own}, {"url": f"https://me:{own}@host"}, {"a": before}):
-        raw = json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+        raw = json.dumps(data, ensure_ascii=False)
         assert may_hold_secrets(raw, known) or scrub_all(data, known) == data
