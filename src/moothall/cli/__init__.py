@@ -9,16 +9,17 @@ import click
 
 from moothall import __version__
 
+# Where each is, and what `moothall --help` says of it: that must not import them all.
 _COMMANDS = {
-    "audit": "moothall.cli.audit:audit",
-    "config": "moothall.cli.config:config",
-    "deliberate": "moothall.cli.deliberate:deliberate",
-    "demo": "moothall.cli.demo:demo",
-    "doctor": "moothall.cli.doctor:doctor",
-    "graph": "moothall.cli.graph:graph",
-    "log": "moothall.cli.log:log",
-    "repo": "moothall.cli.repo:repo",
-    "serve": "moothall.cli.serve:serve",
+    "audit": ("moothall.cli.audit:audit", "The audit of tool calls."),
+    "config": ("moothall.cli.config:config", "Print the effective settings; secrets are redacted."),
+    "deliberate": ("moothall.cli.deliberate:deliberate", "Let a council work on TASK and leave the winner as branch..."),
+    "demo": ("moothall.cli.demo:demo", "A council of three adds a function to a sample repository whose test..."),
+    "doctor": ("moothall.cli.doctor:doctor", "Try every part of this machine that Moothall needs."),
+    "graph": ("moothall.cli.graph:graph", "The context graph: where lines come from, what was decided and why."),
+    "log": ("moothall.cli.log:log", "The event log: what happened, in order."),
+    "repo": ("moothall.cli.repo:repo", "Registered repositories: the API names them by id."),
+    "serve": ("moothall.cli.serve:serve", "Serve gRPC on loopback: Deliberate, SubmitDeliberation,..."),
 }
 
 
@@ -31,9 +32,14 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - the signature is click's
         if cmd_name not in _COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name].split(":")
+        module, name = _COMMANDS[cmd_name][0].split(":")
         command = getattr(import_module(module), name)
         return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
