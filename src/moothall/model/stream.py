@@ -7,6 +7,7 @@ endings are taken; a piece of the stream may end anywhere, also inside a charact
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,9 +110,16 @@ class Assembly:
         return self.text[-1]
 
 
+def _loaded(data: str) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)  # which takes half a surrogate pair, and says what is wrong
+
+
 def _object(data: str) -> dict[str, Any]:
     try:
-        chunk = orjson.loads(data)
+        chunk = _loaded(data)
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"a part of the answer is not JSON: {data[:80]!r}") from error
     if not isinstance(chunk, dict):
