@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from house import Command
+from moothall.config import Llm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -62,7 +63,7 @@ async def test_a_changed_audit_record_is_found(command: Command, repo: Path, tmp
 
 async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
     done = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})("config", "--json")
-    assert done.document["llm"]["retries"] == 5
+    assert done.document["llm"]["retries"] == Llm().retries
     assert "very-secret" not in done.out
 
 
