@@ -112,9 +112,11 @@ class Collector:
         first = self._in_order(recorded)
         event = recorded.event
         task_id = event.data.get("task_id")
+        if not isinstance(task_id, str):
+            return False  # its handling says what is wrong with it
         if task_id in self._decided:
             return True
-        case = self._cases.get(task_id) if isinstance(task_id, str) else None
+        case = self._cases.get(task_id)
         try:
             if case is None:
                 if event.type is EventType.DELIBERATION_REQUESTED and first and task_id not in self._loading:
