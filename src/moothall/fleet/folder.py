@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
 from moothall.fleet import reaper
 
 _PREFIX = "mh-ray-"
@@ -42,17 +44,7 @@ def sweep(temporary: Path) -> int:
     swept = 0
     for folder in temporary.glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not _alive(int(owner)) and folder.lstat().st_uid == os.geteuid():
+        if owner.isdigit() and not psutil.pid_exists(int(owner)) and folder.lstat().st_uid == os.geteuid():
             shutil.rmtree(folder, ignore_errors=True)
             swept += 1
     return swept
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import aiohttp
-import orjson
 from yarl import URL
 
 from moothall import telemetry
@@ -26,6 +24,7 @@ from moothall.config import Llm
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
+from moothall.model.bodies import JSON, STREAMED, body_of, encoded
 from moothall.model.counting import count_usage
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
@@ -101,7 +100,7 @@ class OpenAIModel:
         try:
             async with asyncio.timeout(left):
                 model = await self._model_name(request.call_id, request.deadline)
-                return await self._in_dialect(request, _body(request, model), on_text)
+                return await self._in_dialect(request, body_of(request, model), on_text)
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
         except _Rejected as error:
@@ -157,7 +156,7 @@ class OpenAIModel:
             "max_tokens": 32,
             "temperature": 0.0,
             "response_format": {"type": "json_schema", "json_schema": {"name": "probe", "strict": True, "schema": _PROBE}},
-            **_STREAMED,
+            **STREAMED,
         }
         try:
             reply = await self._retrying("-/-/probe/0.0", None, lambda: self._ask(body, "-/-/probe/0.0", None))
@@ -208,8 +207,8 @@ class OpenAIModel:
         """Make one attempt."""
         started = time.monotonic()
         assembly = Assembly()
-        named = _JSON | {"X-Request-Id": call_id} | telemetry.headers()
-        async with self._call("POST", self._url / "chat/completions", data=_encoded(body), headers=named) as response:
+        named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
+        async with self._call("POST", self._url / "chat/completions", data=encoded(body), headers=named) as response:
             match response.content_type:
                 case "text/event-stream":
                     await self._read_stream(response, assembly, on_text)
@@ -357,36 +356,6 @@ class OpenAIModel:
             case status if status < 400:  # noqa: PLR2004 - redirects
                 return ConfigurationError(f"{answer}; give the final address as MOOTHALL_LLM__BASE_URL")
         return ModelReplyInvalid(answer)
-
-
-_STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def _body(request: ChatRequest, model: str) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "seed": request.seed,
-        **_STREAMED,
-    }
-    if request.stop:
-        body["stop"] = list(request.stop)
-    if request.schema:
-        wanted = {"name": request.schema.name, "strict": True, "schema": dict(request.schema.schema)}
-        body["response_format"] = {"type": "json_schema", "json_schema": wanted}
-    return body
-
-
-_JSON = {"Content-Type": "application/json"}
-
-
-def _encoded(body: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError:  # half a surrogate pair, which a file may hold
-        return json.dumps(body).encode()
 
 
 @asynccontextmanager

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from moothall.domain.ids import digest
 
 Messages = Sequence[Mapping[str, Any]]
@@ -79,7 +81,7 @@ class SharedStates:
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.folder.glob("run-*"):
             pid = file.name.split("-")[1]
-            if not (pid.isdigit() and _alive(int(pid))):
+            if not (pid.isdigit() and psutil.pid_exists(int(pid))):
                 file.unlink(missing_ok=True)
 
     @asynccontextmanager
@@ -198,13 +200,3 @@ def common(one: str, other: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
     return low
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from moothall import errors, telemetry
+from moothall.services.wrapping import behaviour_of, with_behaviour
 
 log = telemetry.get_logger(__name__)
 
@@ -101,18 +102,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or method.startswith(OPEN_SERVICES):
             return handler
         wrap = _streaming if handler.response_streaming else _single
-        made: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         # The bytes are read inside, so that what is no message of ours gets an answer of ours.
-        wrapped: grpc.RpcMethodHandler[Any, Any] = made(
-            wrap(behaviour, method, handler.request_deserializer), None, handler.response_serializer
-        )
-        return wrapped
+        return with_behaviour(handler, wrap(behaviour_of(handler), method, handler.request_deserializer), None)
 
 
 def _read(read: Any, request: Any, method: str) -> Any:

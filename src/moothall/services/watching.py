@@ -11,6 +11,7 @@ import grpc.aio
 
 from moothall import telemetry
 from moothall.services.status import OPEN_SERVICES
+from moothall.services.wrapping import behaviour_of, with_behaviour
 
 _OTHER = "other"
 _OF_THE_CALLER = {
@@ -40,18 +41,9 @@ class WatchInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             telemetry.metrics.GRPC_CALLS.add(_OTHER, grpc.StatusCode.UNIMPLEMENTED.name)
             return None
-        made: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         parent = _parent(handler_call_details.invocation_metadata or ())
-        watched: grpc.RpcMethodHandler[Any, Any] = made(
-            _watched(behaviour, method.strip("/"), parent), handler.request_deserializer, handler.response_serializer
-        )
-        return watched
+        watched = _watched(behaviour_of(handler), method.strip("/"), parent)
+        return with_behaviour(handler, watched, handler.request_deserializer)
 
 
 def _parent(metadata: Any) -> str:

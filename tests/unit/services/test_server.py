@@ -58,7 +58,7 @@ async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[st
             pass
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
 async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(desk: MemoryDesk, tmp_path: Path) -> None:
     files = certificate(tmp_path)
     async with serving(desk, host=EVERYWHERE, **files) as house:
@@ -70,7 +70,7 @@ async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(desk: Mem
             assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
 async def test_a_client_that_does_not_know_the_authority_gets_nothing(desk: MemoryDesk, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     files, others = certificate(tmp_path), certificate(tmp_path / "other")
@@ -88,7 +88,7 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(desk: Memo
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
 async def test_where_clients_need_a_certificate_one_without_gets_nothing(desk: MemoryDesk, tmp_path: Path) -> None:
     (tmp_path / "client").mkdir()
     files, mine = certificate(tmp_path), certificate(tmp_path / "client")
@@ -185,7 +185,7 @@ async def buf(house: Serving, *arguments: str) -> str:
     return out.decode()
 
 
-@pytest.mark.skipif(not BUF.exists(), reason="needs buf")
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
 async def test_a_client_by_reflection(desk: MemoryDesk, house: Serving) -> None:
     methods = (await buf(house, "--list-methods", "")).split()
     assert f"{SERVICE}/Deliberate" in methods

@@ -321,7 +321,7 @@ async def test_without_a_push_policy_there_is_no_branch(tmp_path: Path, sample: 
     assert sample.git("for-each-ref", "refs/heads/moothall") == ""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away: run the tests as root")
 async def test_another_users_repository(tmp_path: Path) -> None:
     with TemporaryDirectory() as folder:
         place = Path(folder).resolve()
