@@ -23,7 +23,7 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.client import open_model
 from moothall.testing.bus import MemoryBus
-from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model
+from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
 from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo
 from moothall.testing.workspace import TempWorkspaces
 
@@ -161,3 +161,26 @@ async def open_council(
             llm=settings,
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)
+
+
+def by_seat(**texts: Any) -> Any:
+    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions."""
+
+    def answer(_body: Any, headers: Any) -> Any:
+        phase = phase_of(headers)
+        if phase in {"critique", "verify"}:
+            return texts.get("review", review(7))
+        if phase == "revise" and "revise" in texts:
+            return texts["revise"]
+        said = texts[{ONE: "one", TWO: "two", THREE: "three"}[seat_of(headers)]]
+        return said() if callable(said) else said
+
+    return scripted(answer)
+
+
+def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
+    """Return what each check said of each candidate."""
+    return {
+        (data["candidate"], data["evidence"]["check"]): data["evidence"]["verdict"]
+        for data in of(events, EventType.CHECK_FINISHED)
+    }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
+from moothall.bus.beside import beside
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.collector import Collector
 from moothall.collector.tally import Tally
@@ -165,10 +165,10 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     repositories = trusted_repositories(settings)
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
-    await (await stack.enter_async_context(started(_running(collector.run(), "collector"))))
+    await (await stack.enter_async_context(started(beside(collector.run(), "collector"))))
     roster = Roster(bus, settings.limits, settings.llm.model)
     await roster.refresh()
-    await (await stack.enter_async_context(started(_running(roster.run(), "councils"))))
+    await (await stack.enter_async_context(started(beside(roster.run(), "councils"))))
     main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
     graph = await remembered
     await ray
@@ -178,7 +178,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     if serving:
         figures_port = await (await stack.enter_async_context(started(figures(settings, bus, collector))))
         planner = Planner(bus, desk, settings.limits)
-        await (await stack.enter_async_context(started(_running(planner.run(), "planner"))))
+        await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
         doors = Doors(
             desk=desk,
             councils=roster,
@@ -192,16 +192,6 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
     return House(desk, port, attached=False, metrics_port=figures_port), collector
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work, name=name)
-        try:
-            yield
-        finally:
-            task.cancel()
 
 
 async def _drain(collector: Collector, tell: Tell) -> None:

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from moothall import ports
-from moothall.bus import dead, log_admin
+from moothall.bus import log_admin
 from moothall.bus.jetstream import JetStreamBus
 from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Temporary
+from moothall.errors import AlreadyExists, InvalidRequest
 from moothall.testing.bus import MemoryBus
-
-
-def seat(number: int, task: str = "task-1", **data: Any) -> Event:
-    return new_event(EventType.SEAT_TURN, task, {"task_id": task, "seat": "agent-dev-001", **data}, ordinal=number)
-
-
-def requested(task: str) -> Event:
-    return new_event(EventType.DELIBERATION_REQUESTED, task, {"task_id": task})
-
-
-@asynccontextmanager
-async def consuming(bus: Any, durable: str, handler: ports.Handler, **how: Any) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(bus.consume(durable, handler, **how))
-        try:
-            yield
-        finally:
-            task.cancel()
-
-
-async def seen(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
-    async with asyncio.timeout(20):
-        return [await queue.get() for _ in range(count)]
+from moothall.testing.taking import consuming, letters, requested, seat, seen
 
 
 async def test_satisfies_the_ports(opened: Any) -> None:
@@ -174,221 +152,6 @@ async def test_follow_sees_what_was_and_what_comes(opened: Any) -> None:
             await bus.publish(seat(2, turn=2))
             assert [r.event.data["turn"] for r in await seen(got, 1)] == [2]
             watcher.cancel()
-
-
-async def test_work_goes_to_exactly_one_taker(opened: Any) -> None:
-    taken: list[tuple[str, str]] = []
-    done = asyncio.Event()
-
-    def taker(name: str) -> ports.Handler:
-        async def take(recorded: Recorded) -> None:
-            taken.append((name, recorded.event.subject))
-            await asyncio.sleep(0.01)
-            if len(taken) == 20:
-                done.set()
-
-        return take
-
-    async with opened() as bus, consuming(bus, "host-dev", taker("a")), consuming(bus, "host-dev", taker("b")):
-        for number in range(20):
-            await bus.enqueue("agent.requests.dev", requested(f"task-{number}"))
-        async with asyncio.timeout(20):
-            await done.wait()
-        assert sorted(task for _, task in taken) == sorted(f"task-{n}" for n in range(20))
-        assert {name for name, _ in taken} == {"a", "b"}
-
-
-async def test_work_of_another_role_is_left_alone(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
-    async with opened() as bus, consuming(bus, "host-qa", got.put):
-        await bus.enqueue("agent.requests.dev", requested("task-dev"))
-        await bus.enqueue("agent.requests.qa", requested("task-qa"))
-        assert [r.event.subject for r in await seen(got, 1)] == ["task-qa"]
-        assert got.empty()
-
-
-async def test_a_temporary_failure_comes_again(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
-
-    async def handle(recorded: Recorded) -> None:
-        got.put_nowait(recorded)
-        if got.qsize() < 3:
-            raise Temporary("not now")
-
-    async with opened() as bus, consuming(bus, "host-dev", handle):
-        await bus.enqueue("agent.requests.dev", requested("task-1"))
-        async with asyncio.timeout(20):
-            while got.qsize() < 3:
-                await asyncio.sleep(0.01)
-        assert [r.extra["deliveries"] for r in await seen(got, 3)] == ["1", "2", "3"]
-        assert [letter async for letter in dead.letters(bus)] == []
-
-
-async def letters(bus: Any, count: int) -> list[dead.DeadLetter]:
-    async with asyncio.timeout(20):
-        while True:
-            found = [letter async for letter in dead.letters(bus)]
-            if len(found) >= count:
-                return found
-            await asyncio.sleep(0.02)
-
-
-async def test_poison_is_buried_and_the_consumer_lives_on(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
-
-    async def handle(recorded: Recorded) -> None:
-        if recorded.event.subject == "bad":
-            raise Permanent("cannot be done\nat all, schade ✗")
-        got.put_nowait(recorded)
-
-    async with opened() as bus, consuming(bus, "collector", handle):
-        await bus.put_raw("agent.results.task-1", b"\xff no event", {})
-        await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}', {})
-        await bus.publish(seat(1, "bad"))
-        await bus.publish(seat(2, "good"))
-        assert [r.event.subject for r in await seen(got, 1)] == ["good"]
-        first, second, third = await letters(bus, 3)
-        assert first.data == b"\xff no event"
-        assert first.subject == "agent.results.task-1"
-        assert first.code == "INVALID_REQUEST"
-        assert "JSON" in first.reason
-        assert "id: Field required" in second.reason
-        assert third.reason == "cannot be done\nat all, schade ✗"
-        assert (third.consumer, third.stream, third.deliveries) == ("collector", "EVENTS", 1)
-        # Whoever reads the log passes over what is no event.
-        assert [r.event.subject async for r in bus.replay(["agent.results.*"])] == ["bad", "good"]
-
-
-async def test_what_keeps_failing_is_buried(opened: Any) -> None:
-    tries = 0
-
-    async def handle(recorded: Recorded) -> None:
-        nonlocal tries
-        del recorded
-        tries += 1
-        raise Temporary("never now", retry_after=0.01)
-
-    async with opened(max_deliver=3) as bus, consuming(bus, "host-dev", handle):
-        await bus.enqueue("agent.requests.dev", requested("task-1"))
-        [letter] = await letters(bus, 1)
-        assert letter.deliveries == tries == 3
-        assert "never now" in letter.reason
-
-
-async def test_what_kills_its_handlers_is_buried(opened: Any) -> None:
-    """A handler with a bug takes its consumer down; the message comes again, but not for ever."""
-    calls = 0
-
-    async def crash(recorded: Recorded) -> None:
-        nonlocal calls
-        del recorded
-        calls += 1
-        raise ZeroDivisionError
-
-    async with opened(max_deliver=2, ack_wait_seconds=0.3) as bus:
-        await bus.enqueue("agent.requests.dev", requested("task-1"))
-        for _ in range(2):
-            with pytest.raises(ExceptionGroup) as caught:
-                async with asyncio.timeout(20):
-                    await bus.consume("host-dev", crash)
-            assert caught.group_contains(ZeroDivisionError)
-        async with consuming(bus, "host-dev", crash):
-            [letter] = await letters(bus, 1)
-        assert calls == 2
-        assert letter.code == "UNANSWERED"
-
-
-async def test_a_dead_letter_can_be_sent_again(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
-    broken = True
-
-    async def handle(recorded: Recorded) -> None:
-        if broken:
-            raise Permanent("broken")
-        got.put_nowait(recorded)
-
-    async with opened() as bus, consuming(bus, "host-dev", handle):
-        await bus.enqueue("agent.requests.dev", requested("task-1"))
-        [letter] = await letters(bus, 1)
-        broken = False
-        await dead.replay(bus, letter.seq)
-        [again] = await seen(got, 1)
-        assert again.event.id == requested("task-1").id
-        assert [each async for each in dead.letters(bus)] == []
-        with pytest.raises(NotFound):
-            await dead.replay(bus, letter.seq)
-
-
-async def test_a_cancelled_consumer_gives_back_what_it_held(opened: Any) -> None:
-    started = asyncio.Event()
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
-
-    async def stuck(recorded: Recorded) -> None:
-        del recorded
-        started.set()
-        await asyncio.Event().wait()
-
-    async with opened(ack_wait_seconds=3600) as bus:
-        await bus.enqueue("agent.requests.dev", requested("task-1"))
-        async with consuming(bus, "host-dev", stuck), asyncio.timeout(20):
-            await started.wait()
-        async with consuming(bus, "host-dev", got.put):
-            [again] = await seen(got, 1)
-        assert again.extra["deliveries"] == "2"
-
-
-async def test_long_work_is_not_handed_out_twice(opened: Any) -> None:
-    calls = 0
-    done = asyncio.Event()
-
-    async def slow(recorded: Recorded) -> None:
-        nonlocal calls
-        del recorded
-        calls += 1
-        await asyncio.sleep(1.5)
-        done.set()
-
-    async with opened(ack_wait_seconds=0.5) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
-        await bus.enqueue("agent.requests.dev", requested("task-1"))
-        async with asyncio.timeout(20):
-            await done.wait()
-        assert calls == 1
-
-
-async def test_concurrency_is_bounded(opened: Any) -> None:
-    running = most = finished = 0
-    done = asyncio.Event()
-
-    async def handle(recorded: Recorded) -> None:
-        nonlocal running, most, finished
-        del recorded
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.02)
-        running -= 1
-        finished += 1
-        if finished == 30:
-            done.set()
-
-    async with opened() as bus, consuming(bus, "collector", handle, concurrency=4):
-        for number in range(30):
-            await bus.publish(seat(number))
-        async with asyncio.timeout(20):
-            await done.wait()
-        assert most == 4
-
-
-async def test_a_narrowed_consumer_sees_its_part_only(opened: Any) -> None:
-    got: asyncio.Queue[Recorded] = asyncio.Queue()
-    async with opened() as bus:
-        await bus.publish(seat(1, "task-1"))
-        await bus.publish(seat(2, "task-2"))
-        async with consuming(bus, "collector", got.put, subjects=["agent.results.task-2"]):
-            assert [r.event.subject for r in await seen(got, 1)] == ["task-2"]
-        with pytest.raises(InvalidRequest, match="not part of that"):
-            await bus.consume("collector", got.put, subjects=["agile.events.*"])
-        with pytest.raises(InvalidRequest, match="no durable consumer 'nobody'; there are collector"):
-            await bus.consume("nobody", got.put)
 
 
 async def test_large_values_travel_beside_the_message(opened: Any) -> None:

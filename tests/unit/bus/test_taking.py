@@ -1,0 +1,220 @@
+"""How every bus hands out messages: the same cases on the one in memory and on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from moothall import ports
+from moothall.bus import dead
+from moothall.domain.event import Recorded
+from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
+from moothall.testing.taking import consuming, letters, requested, seat, seen
+
+
+async def test_work_goes_to_exactly_one_taker(opened: Any) -> None:
+    taken: list[tuple[str, str]] = []
+    done = asyncio.Event()
+
+    def taker(name: str) -> ports.Handler:
+        async def take(recorded: Recorded) -> None:
+            taken.append((name, recorded.event.subject))
+            await asyncio.sleep(0.01)
+            if len(taken) == 20:
+                done.set()
+
+        return take
+
+    async with opened() as bus, consuming(bus, "host-dev", taker("a")), consuming(bus, "host-dev", taker("b")):
+        for number in range(20):
+            await bus.enqueue("agent.requests.dev", requested(f"task-{number}"))
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert sorted(task for _, task in taken) == sorted(f"task-{n}" for n in range(20))
+        assert {name for name, _ in taken} == {"a", "b"}
+
+
+async def test_work_of_another_role_is_left_alone(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async with opened() as bus, consuming(bus, "host-qa", got.put):
+        await bus.enqueue("agent.requests.dev", requested("task-dev"))
+        await bus.enqueue("agent.requests.qa", requested("task-qa"))
+        assert [r.event.subject for r in await seen(got, 1)] == ["task-qa"]
+        assert got.empty()
+
+
+async def test_a_temporary_failure_comes_again(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def handle(recorded: Recorded) -> None:
+        got.put_nowait(recorded)
+        if got.qsize() < 3:
+            raise Temporary("not now")
+
+    async with opened() as bus, consuming(bus, "host-dev", handle):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        async with asyncio.timeout(20):
+            while got.qsize() < 3:
+                await asyncio.sleep(0.01)
+        assert [r.extra["deliveries"] for r in await seen(got, 3)] == ["1", "2", "3"]
+        assert [letter async for letter in dead.letters(bus)] == []
+
+
+async def test_poison_is_buried_and_the_consumer_lives_on(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def handle(recorded: Recorded) -> None:
+        if recorded.event.subject == "bad":
+            raise Permanent("cannot be done\nat all, schade ✗")
+        got.put_nowait(recorded)
+
+    async with opened() as bus, consuming(bus, "collector", handle):
+        await bus.put_raw("agent.results.task-1", b"\xff no event", {})
+        await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}', {})
+        await bus.publish(seat(1, "bad"))
+        await bus.publish(seat(2, "good"))
+        assert [r.event.subject for r in await seen(got, 1)] == ["good"]
+        first, second, third = await letters(bus, 3)
+        assert first.data == b"\xff no event"
+        assert first.subject == "agent.results.task-1"
+        assert first.code == "INVALID_REQUEST"
+        assert "JSON" in first.reason
+        assert "id: Field required" in second.reason
+        assert third.reason == "cannot be done\nat all, schade ✗"
+        assert (third.consumer, third.stream, third.deliveries) == ("collector", "EVENTS", 1)
+        # Whoever reads the log passes over what is no event.
+        assert [r.event.subject async for r in bus.replay(["agent.results.*"])] == ["bad", "good"]
+
+
+async def test_what_keeps_failing_is_buried(opened: Any) -> None:
+    tries = 0
+
+    async def handle(recorded: Recorded) -> None:
+        nonlocal tries
+        del recorded
+        tries += 1
+        raise Temporary("never now", retry_after=0.01)
+
+    async with opened(max_deliver=3) as bus, consuming(bus, "host-dev", handle):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        [letter] = await letters(bus, 1)
+        assert letter.deliveries == tries == 3
+        assert "never now" in letter.reason
+
+
+async def test_what_kills_its_handlers_is_buried(opened: Any) -> None:
+    """A handler with a bug takes its consumer down; the message comes again, but not for ever."""
+    calls = 0
+
+    async def crash(recorded: Recorded) -> None:
+        nonlocal calls
+        del recorded
+        calls += 1
+        raise ZeroDivisionError
+
+    async with opened(max_deliver=2, ack_wait_seconds=0.3) as bus:
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        for _ in range(2):
+            with pytest.raises(ExceptionGroup) as caught:
+                async with asyncio.timeout(20):
+                    await bus.consume("host-dev", crash)
+            assert caught.group_contains(ZeroDivisionError)
+        async with consuming(bus, "host-dev", crash):
+            [letter] = await letters(bus, 1)
+        assert calls == 2
+        assert letter.code == "UNANSWERED"
+
+
+async def test_a_dead_letter_can_be_sent_again(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    broken = True
+
+    async def handle(recorded: Recorded) -> None:
+        if broken:
+            raise Permanent("broken")
+        got.put_nowait(recorded)
+
+    async with opened() as bus, consuming(bus, "host-dev", handle):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        [letter] = await letters(bus, 1)
+        broken = False
+        await dead.replay(bus, letter.seq)
+        [again] = await seen(got, 1)
+        assert again.event.id == requested("task-1").id
+        assert [each async for each in dead.letters(bus)] == []
+        with pytest.raises(NotFound):
+            await dead.replay(bus, letter.seq)
+
+
+async def test_a_cancelled_consumer_gives_back_what_it_held(opened: Any) -> None:
+    started = asyncio.Event()
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def stuck(recorded: Recorded) -> None:
+        del recorded
+        started.set()
+        await asyncio.Event().wait()
+
+    async with opened(ack_wait_seconds=3600) as bus:
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        async with consuming(bus, "host-dev", stuck), asyncio.timeout(20):
+            await started.wait()
+        async with consuming(bus, "host-dev", got.put):
+            [again] = await seen(got, 1)
+        assert again.extra["deliveries"] == "2"
+
+
+async def test_long_work_is_not_handed_out_twice(opened: Any) -> None:
+    calls = 0
+    done = asyncio.Event()
+
+    async def slow(recorded: Recorded) -> None:
+        nonlocal calls
+        del recorded
+        calls += 1
+        await asyncio.sleep(1.5)
+        done.set()
+
+    async with opened(ack_wait_seconds=0.5) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
+        await bus.enqueue("agent.requests.dev", requested("task-1"))
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert calls == 1
+
+
+async def test_concurrency_is_bounded(opened: Any) -> None:
+    running = most = finished = 0
+    done = asyncio.Event()
+
+    async def handle(recorded: Recorded) -> None:
+        nonlocal running, most, finished
+        del recorded
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        finished += 1
+        if finished == 30:
+            done.set()
+
+    async with opened() as bus, consuming(bus, "collector", handle, concurrency=4):
+        for number in range(30):
+            await bus.publish(seat(number))
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert most == 4
+
+
+async def test_a_narrowed_consumer_sees_its_part_only(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async with opened() as bus:
+        await bus.publish(seat(1, "task-1"))
+        await bus.publish(seat(2, "task-2"))
+        async with consuming(bus, "collector", got.put, subjects=["agent.results.task-2"]):
+            assert [r.event.subject for r in await seen(got, 1)] == ["task-2"]
+        with pytest.raises(InvalidRequest, match="not part of that"):
+            await bus.consume("collector", got.put, subjects=["agile.events.*"])
+        with pytest.raises(InvalidRequest, match="no durable consumer 'nobody'; there are collector"):
+            await bus.consume("nobody", got.put)

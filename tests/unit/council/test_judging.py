@@ -1,0 +1,130 @@
+"""Whole councils: reviews, revisions, each other's tests. Real HTTP, gate, git and pytest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.testing.council import (
+    ONE,
+    THREE,
+    TWO,
+    act,
+    append,
+    by_seat,
+    of,
+    outcomes,
+    verdicts,
+)
+from moothall.testing.repos import SAMPLE, SOLUTION
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
+WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
+OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
+OWN_TEST = "from utils import greet, hello_world\n\n\ndef test_more():\n    assert hello_world() == greet('World')\n"
+
+
+async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -> None:
+    fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
+    answer = by_seat(one=append(WRONG), two=append(WRONG + "\n"), three=append("\n" + WRONG), revise=fix)
+    async with council(answer) as house:
+        events = await house.run(house.deliberation("debate", max_turns=1))
+    reviews = of(events, EventType.SEAT_REVIEWED)
+    assert Counter(data["seat"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
+    assert Counter(data["candidate"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
+    assert all(data["seat"] != data["candidate"] for data in reviews)
+    assert {data["candidate"] for data in of(events, EventType.SEAT_REVISED)} == {f"{seat}.r1" for seat in (ONE, TWO, THREE)}
+    shown = verdicts(events)
+    assert shown[ONE, "tests"] == "failed"
+    assert shown[f"{ONE}.r1", "tests"] == "passed"
+    revision = next(call for call in house.server.requests if call.call_id == f"task-1/{ONE}/revise/1.1")
+    assert "Goodbye" in revision.body["messages"][2]["content"]
+    assert "Score 0.7 of 1." in revision.prompt
+    assert "agent-dev" not in revision.prompt
+
+
+async def test_tests_then_verify_revises_on_execution_evidence(council: Any) -> None:
+    fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
+    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG), revise=fix)) as house:
+        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    revised = of(events, EventType.SEAT_REVISED)
+    assert {data["candidate"] for data in revised} == {f"{seat}.r1" for seat in (ONE, TWO, THREE)}
+    assert len({data["proposal"]["diff"] for data in revised}) == 1
+    assert of(events, EventType.SEAT_REVIEWED) == []
+    call = next(call for call in house.server.requests if call.call_id.split("/")[2] == "revise")
+    assert "checks of your proposal on a clean checkout" in call.prompt
+    assert "tests: failed (1 of 2 passed)" in call.prompt
+
+
+async def test_tests_then_verify_revises_nothing_where_a_candidate_is_good(council: Any) -> None:
+    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append())) as house:
+        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    assert of(events, EventType.SEAT_REVISED) == []
+    assert of(events, EventType.SEAT_REVIEWED) == []
+
+
+async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(council: Any) -> None:
+    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as house:
+        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    reviews = of(events, EventType.SEAT_REVIEWED)
+    assert sorted((data["seat"], data["candidate"]) for data in reviews) == [(ONE, TWO), (TWO, ONE)]
+    assert reviews[0]["review"]["score"] == 0.7
+    asked = [call for call in house.server.requests if call.call_id.split("/")[2] == "verify"]
+    assert all("agent-dev" not in call.prompt for call in asked)
+
+
+async def test_identical_diffs_are_no_tie(council: Any) -> None:
+    async with council(by_seat(one=append(), two=append(), three=append())) as house:
+        events = await house.run(house.deliberation("tests_then_verify"))
+    assert of(events, EventType.SEAT_REVIEWED) == []
+
+
+@pytest.mark.parametrize("protocol", ["vote", "tests_then_verify"])
+async def test_peer_review_asks_all(council: Any, protocol: str) -> None:
+    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as house:
+        events = await house.run(house.deliberation(protocol, max_turns=1, peer_review=True))
+    reviews = [(data["seat"], data["candidate"]) for data in of(events, EventType.SEAT_REVIEWED)]
+    assert sorted(reviews) == [(ONE, TWO), (ONE, THREE), (TWO, ONE), (TWO, THREE), (THREE, ONE), (THREE, TWO)]
+
+
+async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
+    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG), review="great work")) as house:
+        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    assert of(events, EventType.SEAT_REVIEWED) == []
+    asked = Counter(call.call_id for call in house.server.requests if call.call_id.split("/")[2] == "verify")
+    assert f"task-1/{ONE}/verify/2.1.2" in asked
+    assert set(outcomes(events).values()) == {"proposed"}
+
+
+async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
+    files = {**SAMPLE, "tests/test_utils.py": "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"}
+    with_test = act(
+        ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
+        ("files.write", {"path": "tests/test_more.py", "content": OWN_TEST}),
+    )
+    useless = act(
+        ("files.append", {"path": "src/utils.py", "content": OTHER}),
+        ("files.write", {"path": "tests/test_useless.py", "content": "def test_nothing():\n    assert True\n"}),
+    )
+    async with council(by_seat(one=with_test, two=useless, three=append(WRONG)), files=files) as house:
+        events = await house.run(house.deliberation("vote", max_turns=1))
+    cross = {
+        (data["candidate"], data["cross_author"]): data["evidence"]
+        for data in of(events, EventType.CHECK_FINISHED)
+        if data["evidence"]["check"] == "cross"
+    }
+    assert {pair: item["verdict"] for pair, item in cross.items()} == {(TWO, ONE): "passed", (THREE, ONE): "failed"}
+    assert cross[TWO, ONE]["proven"] is True
+
+
+async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
+    cheat = act(("files.write", {"path": "tests/test_utils.py", "content": "def test_hello_world():\n    assert True\n"}))
+    async with council(by_seat(one=cheat)) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=2))
+    assert verdicts(events)[ONE, "tests"] == "failed"
+    applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
+    assert applies["assessment"]["proven"] is False
