@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,14 @@ class Cgroup:
                 if found:
                     return int(found[1])
         return 0
+
+    def kill(self) -> None:
+        """Kill every process in it."""
+        for entrance in self.entrances:
+            with contextlib.suppress(OSError):
+                for pid in Path(entrance).read_text(encoding="ascii").split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> None:
         """Remove what is empty; a folder that still holds a dying process is left to the next sweep."""

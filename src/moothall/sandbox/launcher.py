@@ -2,7 +2,7 @@
 
 Run as a script with the bare interpreter; its order comes as JSON through the descriptor in argv[1]:
 `parent` pid, `uid` to drop to (or null), `cgroups` files to enter, `stage` [[host path, name], …],
-`overlay` {lower: [...], upper, work} or null, `argv` of bubblewrap.
+`overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`.
 
 Everything happens in a private mount namespace, so that no mount is ever seen by the host and all are
 gone with the last process. A tmpfs over /tmp holds the staged paths: the dropped uid reaches them
@@ -90,7 +90,7 @@ def main() -> None:
     _done(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if os.getppid() != order["parent"]:
         sys.exit("sandbox launcher: the parent is gone")
-    os.execv(order["argv"][0], order["argv"])  # noqa: S606 - no shell is what we want
+    os.execv(order["program"], order["argv"])  # noqa: S606 - no shell is what we want
 
 
 if __name__ == "__main__":

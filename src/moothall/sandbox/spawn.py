@@ -18,7 +18,7 @@ from typing import IO
 from moothall.config import Sandbox
 from moothall.errors import SandboxUnavailable
 from moothall.sandbox import cgroups, launcher, seccomp
-from moothall.sandbox.spec import UID, USER, SandboxSpec, command, interpreter
+from moothall.sandbox.spec import UID, USER, SandboxSpec, bubblewrap, command, interpreter
 
 _PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
 _GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
@@ -77,6 +77,7 @@ class Sandboxed:
                 self.cgroup.remove()
                 if not self.cgroup.memory.exists() and not self.cgroup.pids.exists():
                     break
+                self.cgroup.kill()  # bubblewrap's inner process may have outlived it: see sandbox/orphans.py
                 await asyncio.sleep(0.01)
         if self._handle >= 0:
             os.close(self._handle)
@@ -137,6 +138,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             "overlay": {"lower": [str(p) for p in overlay.lower], "upper": str(overlay.upper), "work": str(overlay.work)}
             if overlay
             else None,
+            "program": bubblewrap(),
             "argv": argv,
         }
         order_fd = _memory_fd("order", json.dumps(order).encode())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moothall.config import Sandbox
 from moothall.errors import SandboxUnavailable
+from moothall.sandbox import orphans
 
 WORKSPACE = "/workspace"
 ENVIRONMENT = "/env"
@@ -123,11 +124,11 @@ def _staged(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return (what to stage, bubblewrap's argv). `accounts` are descriptors of passwd and group."""
+    """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are descriptors of passwd and group."""
     stage, binds = _staged(spec)
     memory = spec.limits.memory_bytes
     argv = [
-        bubblewrap(),
+        orphans.title(spec.name),  # as which it is found again, whatever becomes of us
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
         *("--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", "workspace"),
         *(("--share-net",) if spec.network else ()),

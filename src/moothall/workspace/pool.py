@@ -15,7 +15,7 @@ from moothall import telemetry
 from moothall.config import Settings
 from moothall.domain.repository import Prepared
 from moothall.errors import MoothallError, WorkspaceFailed
-from moothall.sandbox import cgroups
+from moothall.sandbox import cgroups, orphans
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.layout import Layout, try_lock
 
@@ -68,7 +68,7 @@ class Pool:
         self._open.clear()
         # Nobody sweeps after us once our folder is gone, and what was killed may take a moment to die.
         for _ in range(_DYING):
-            if await asyncio.to_thread(cgroups.sweep, f"{self._instance}-"):
+            if await asyncio.to_thread(_end, f"{self._instance}-"):
                 break
             await asyncio.sleep(_DYING_PAUSE)
         await remove_tree(self._folder)
@@ -146,10 +146,15 @@ class Pool:
             self._filling.discard(place.key)
 
 
+def _end(prefix: str) -> bool:
+    """End the sandboxes whose name begins with `prefix`; whether nothing is left of them."""
+    return orphans.end(prefix) == 0 and cgroups.sweep(prefix)
+
+
 async def sweep(layout: Layout) -> int:
     """Remove what killed processes left in the run folder; return how many there were.
 
-    Their sandboxes died with them; here go the folders and the cgroups.
+    Their sandboxes died with them, all but those that were just starting; here those end too, and folders and cgroups go.
     """
     swept = 0
     for folder in layout.run.iterdir():
@@ -158,7 +163,7 @@ async def sweep(layout: Layout) -> int:
         except OSError:
             continue  # just being made, or just gone
         try:
-            if try_lock(descriptor) and cgroups.sweep(f"{folder.name}-"):  # else whoever comes next tries again
+            if try_lock(descriptor) and await asyncio.to_thread(_end, f"{folder.name}-"):  # else whoever comes next tries again
                 await remove_tree(folder)
                 swept += 1
         finally:

@@ -1,0 +1,93 @@
+"""What outlives bubblewrap's outer process is found and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from moothall.config import Sandbox
+from moothall.sandbox import orphans
+from moothall.sandbox.spawn import sandboxed, spawn
+from moothall.sandbox.spec import SandboxSpec, interpreter_binds
+from moothall.workspace.layout import Layout, try_lock
+from moothall.workspace.pool import sweep
+
+TIMES = range(0, 80, 8)  # milliseconds from the start: launcher, bubblewrap's outer process, its inner one, the command
+
+
+def spec(name: str) -> SandboxSpec:
+    return SandboxSpec(name=name, argv=("/bin/sleep", "600"), limits=Sandbox(), ro=interpreter_binds())
+
+
+def titled(prefix: str) -> list[int]:
+    """Return the living processes of sandboxes whose name begins so."""
+    wanted = orphans.title(prefix)
+    return [
+        process.pid for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [""])[0].startswith(wanted)
+    ]
+
+
+@contextmanager
+def orphan(name: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([orphans.title(name), "600"], executable="/bin/sleep") as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def until_named(name: str) -> None:
+    async with asyncio.timeout(20):
+        while len(titled(name)) < 2:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_sandbox_is_known_by_its_name_and_ended_by_it() -> None:
+    name, other = f"{os.getpid()}-named-1", f"{os.getpid()}-other-1"
+    async with sandboxed(spec(name)) as inside, sandboxed(spec(other)) as stays:
+        await until_named(name)
+        await until_named(other)
+        assert orphans.end(f"{os.getpid()}-named-") >= 2
+        await asyncio.wait_for(inside.process.wait(), 20)
+        assert stays.alive
+    assert titled(f"{os.getpid()}-") == []
+
+
+async def test_a_sandbox_closed_at_any_moment_of_its_start_leaves_nothing() -> None:
+    prefix = f"{os.getpid()}-early-"
+    for after in TIMES:
+        inside = await spawn(spec(f"{prefix}{after}"))
+        await asyncio.sleep(after / 1000)
+        await inside.close()
+        if inside.cgroup:
+            assert not inside.cgroup.memory.exists()
+    orphans.end(prefix)  # where there are no cgroups, whoever closes the pool
+    async with asyncio.timeout(20):
+        while titled(prefix):
+            await asyncio.sleep(0.01)
+
+
+async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+    layout, dead, living = Layout(tmp_path), f"{os.getpid()}-dead", f"{os.getpid()}-living"
+    for instance in (dead, living):
+        (layout.run / instance).mkdir(parents=True)
+        (layout.run / instance / "lock").touch()
+    with (layout.run / living / "lock").open("r+") as held, orphan(f"{dead}-1") as left, orphan(f"{living}-1") as works:
+        assert try_lock(held.fileno())
+        await until_swept(layout, dead)
+        assert left.wait(20) == -9
+        assert works.poll() is None
+        assert (layout.run / living).exists()
+
+
+async def until_swept(layout: Layout, instance: str) -> None:
+    async with asyncio.timeout(20):
+        while (layout.run / instance).exists():
+            await sweep(layout)
+            await asyncio.sleep(0.01)
