@@ -125,9 +125,12 @@ class ChatModel(Protocol):
         """Return json where the server accepts a schema (or the operator said so), else blocks."""
         ...
 
-    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+    async def chat(
+        self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
+    ) -> ChatReply:
         """Return the whole answer; `on_text` sees it grow. Raises `ModelUnavailable` once retries are used
-        up, `ModelReplyInvalid` for an answer that is none, `DeadlineExceeded`.
+        up, `ModelReplyInvalid` for an answer that is none, `DeadlineExceeded`. `ours` is asked each time before
+        anything is sent; where it says no, nothing is, and the call ends as cancelled.
         """
         ...
 

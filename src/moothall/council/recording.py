@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -87,9 +86,6 @@ class RecordedModel:
             self._heard[request.call_id] = known
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
-        if not self._ours():
-            # This process stood still, and another may have asked meanwhile: not a word more.
-            raise asyncio.CancelledError
         messages = tuple(self._cleaned(message) for message in request.messages)
         try:
             self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
@@ -98,7 +94,9 @@ class RecordedModel:
             raise
         try:
             with model_call(request, messages, self._clean) as noted:
-                reply = noted(await self._model.chat(replace(request, messages=messages, tenant=self._facts.d.tenant)))
+                # Where this process stood still another may have asked meanwhile: not a word more.
+                asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
+                reply = noted(await self._model.chat(asked, ours=self._ours))
         except BaseException:
             self._ledger.release(request.call_id)
             raise

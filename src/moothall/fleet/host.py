@@ -162,8 +162,7 @@ class Host:
                 _end_of(known.task)
                 return
             await asyncio.sleep(0)  # until whoever ran it has let go
-        if deliveries < self._taken.get(task_id, 0):  # came while this host stood still, and again to another
-            raise Superseded(f"{task_id} was taken up by another host")
+        self._yield_to_later(task_id, deliveries)  # it came while this host stood still, and again to another
         # Known before anything is awaited, so that no cancel is missed.
         task = asyncio.create_task(
             self._take_up(deliberation, deliveries, recorded.event.traceparent), name=f"deliberation-{task_id}"
@@ -182,6 +181,10 @@ class Host:
         if running.lost:
             raise Superseded(f"{task_id} was taken up by another host")
         _end_of(task)
+
+    def _yield_to_later(self, task_id: str, deliveries: int) -> None:
+        if deliveries < self._taken.get(task_id, 0):
+            raise Superseded(f"{task_id} was taken up by another host")
 
     async def _remember(self, task_id: str) -> tuple[Recording, bool]:
         """Return what was recorded of this deliberation before, and whether it is over."""
@@ -203,6 +206,8 @@ class Host:
         if deliveries > 1:
             taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
             await self.bus.signal(f"agent.taken.{deliberation.task_id}", taken)
+            # What came here before the answer to that includes the word of whoever took it up later.
+            self._yield_to_later(deliberation.task_id, deliveries)
         recording, over = await self._remember(deliberation.task_id)
         if not over:
             await self._deliberate(deliberation, recording)

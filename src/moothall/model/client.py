@@ -24,7 +24,7 @@ from moothall.config import Llm
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
-from moothall.model.bodies import JSON, STREAMED, body_of, encoded
+from moothall.model.bodies import JSON, STREAMED, Guarded, body_of, encoded
 from moothall.model.counting import count_usage
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
@@ -87,9 +87,11 @@ class OpenAIModel:
         """The server's root, without a key."""
         return str(self._url)
 
-    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+    async def chat(
+        self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
+    ) -> ChatReply:
         """Return the whole answer. `on_text` is given each new piece of text; after a cut stream the answer
-        is said again from its beginning.
+        is said again from its beginning. Before each attempt `ours` must agree.
 
         Raises `ModelUnavailable` once retries are used up, `ModelReplyInvalid` for an answer that is none,
         `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
@@ -100,18 +102,24 @@ class OpenAIModel:
         try:
             async with asyncio.timeout(left):
                 model = await self._model_name(request.call_id, request.deadline)
-                return await self._in_dialect(request, body_of(request, model), on_text)
+                return await self._in_dialect(request, body_of(request, model), on_text, ours)
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
         except _Rejected as error:
             raise self._translated(error) from error
 
-    async def _in_dialect(self, request: ChatRequest, body: dict[str, Any], on_text: Callable[[str], None] | None) -> ChatReply:
+    async def _in_dialect(
+        self,
+        request: ChatRequest,
+        body: dict[str, Any],
+        on_text: Callable[[str], None] | None,
+        ours: Callable[[], bool] | None,
+    ) -> ChatReply:
         """Make the call with what this server understands beyond the common; without, where it refuses that."""
         while True:
             more = self._dialect.additions(request)
             try:
-                attempt = functools.partial(self._ask, {**body, **more}, request.call_id, on_text)
+                attempt = functools.partial(self._ask, {**body, **more}, request.call_id, on_text, ours)
                 reply = await self._retrying(request.call_id, request.deadline, attempt)
             except _Rejected as error:
                 if error.status not in _UNPROCESSABLE or not self._dialect.unlearn(error.message, more):
@@ -203,12 +211,21 @@ class OpenAIModel:
                     "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
                 ) from error
 
-    async def _ask(self, body: dict[str, Any], call_id: str, on_text: Callable[[str], None] | None) -> ChatReply:
+    async def _ask(
+        self,
+        body: dict[str, Any],
+        call_id: str,
+        on_text: Callable[[str], None] | None,
+        ours: Callable[[], bool] | None = None,
+    ) -> ChatReply:
         """Make one attempt."""
+        if ours is not None and not ours():
+            raise asyncio.CancelledError
         started = time.monotonic()
         assembly = Assembly()
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
-        async with self._call("POST", self._url / "chat/completions", data=encoded(body), headers=named) as response:
+        data = encoded(body) if ours is None else Guarded(encoded(body), ours)
+        async with self._call("POST", self._url / "chat/completions", data=data, headers=named) as response:
             match response.content_type:
                 case "text/event-stream":
                     await self._read_stream(response, assembly, on_text)

@@ -34,9 +34,11 @@ class ReplicatedModel:
         self._clock = clock
         self._failed: dict[str, float] = {}
 
-    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+    async def chat(
+        self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
+    ) -> ChatReply:
         """Ask the deliberation's own server, then those that stand in. Raises what `OpenAIModel.chat` raises."""
-        return await self._first(request.call_id, lambda server: server.chat(request, on_text))
+        return await self._first(request.call_id, lambda server: server.chat(request, on_text, ours=ours))
 
     async def reply_mode(self) -> ReplyMode:
         """Return what the first server that answers says: all have the same model, and the operator the same flags."""

@@ -23,9 +23,11 @@ class WatchedModel:
         """Pass on."""
         return await self.model.reply_mode()
 
-    async def chat(self, request: ChatRequest, on_text: Callable[[str], None] | None = None) -> ChatReply:
+    async def chat(
+        self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
+    ) -> ChatReply:
         """Pass on, and keep the answer."""
-        reply = await self.model.chat(request, on_text)
+        reply = await self.model.chat(request, on_text, ours=ours)
         self.calls.append((request, reply))
         return reply
 

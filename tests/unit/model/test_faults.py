@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -169,4 +170,26 @@ async def test_the_deadline_of_the_request() -> None:
             await model.chat(ask(seconds=0.1))
         with pytest.raises(DeadlineExceeded, match="before it began"):
             await model.chat(ask(seconds=-1))
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("agreed", [0, 1], ids=["before it began", "while it was connecting"])
+async def test_what_is_not_ours_any_more_is_not_sent(agreed: int) -> None:
+    asked: list[bool] = []
+
+    def ours() -> bool:
+        asked.append(len(asked) < agreed)
+        return asked[-1]
+
+    async with talking(in_turn("hello")) as (model, server):
+        with pytest.raises(asyncio.CancelledError):
+            await model.chat(ask(), ours=ours)
+        assert server.requests == []
+        assert (await model.chat(ask(), ours=lambda: True)).text == "hello"
+
+
+async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_was_taken_from() -> None:
+    async with talking(in_turn(Fault("cut", text="half an ans"), "hello")) as (model, server):
+        with pytest.raises(asyncio.CancelledError):
+            await model.chat(ask(), ours=lambda: not server.requests)
     assert len(server.requests) == 1
