@@ -79,7 +79,7 @@ class Llm(_Section):
     temperature: float = Field(0.8, ge=0, le=2)
     max_tokens: int = Field(1024, ge=16, description="completion tokens a call")
     context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
-    concurrency: int = Field(16, ge=1, description="calls in flight to one server")
+    concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")
     connect_seconds: float = Field(5.0, gt=0)
     call_seconds: float = Field(300.0, gt=0, description="one call, retries not counted")
     idle_seconds: float = Field(60.0, gt=0, description="silence on an open stream")

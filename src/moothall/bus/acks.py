@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import nats.errors
 import orjson
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
 
-from moothall.bus.heeding import heeding
+from moothall.bus.lean import LeanClient
 
 FLUSH_SECONDS = 10.0
 
@@ -32,15 +31,14 @@ class Acks:
     _inbox: str = ""
 
     @asynccontextmanager
-    async def listening(self, client: Client) -> AsyncIterator[None]:
+    async def listening(self, client: LeanClient) -> AsyncIterator[None]:
         """Hear the answers meanwhile."""
         self._inbox = client.new_inbox()
-        subscription = await heeding(client.subscribe(f"{self._inbox}.*", cb=self._hear))
+        subscription = await client.hear(f"{self._inbox}.*", self._hear)
         try:
             yield
         finally:
-            if not client.is_closed:
-                await heeding(subscription.unsubscribe())
+            await client.unhear(subscription)
 
     def address(self, heard: Callable[[Msg], None]) -> tuple[str, str]:
         """Return a new address for answers, and its token for `forget`. `heard` is called with each that comes."""
@@ -53,7 +51,7 @@ class Acks:
         """Hear no more at this address."""
         self._heard.pop(token, None)
 
-    async def ask(self, client: Client, subject: str, data: bytes, *, last: Callable[[Msg], bool]) -> list[Msg]:
+    async def ask(self, client: LeanClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]) -> list[Msg]:
         """Send a request and return all answers, up to the one for which `last` is true. Raises the client's
         errors, also when the connection is lost. Waits as long as it takes: bound it.
         """
@@ -67,13 +65,13 @@ class Acks:
 
             inbox, token = self.address(heard)
             try:
-                await heeding(client.publish(subject, data, reply=inbox))
+                client.put(subject, data, reply=inbox)
                 await over
             finally:
                 self.forget(token)
         return answers
 
-    async def flush(self, client: Client) -> None:
+    async def flush(self, client: LeanClient) -> None:
         """Return once the server has taken all that was sent before.
 
         A message to ourselves, for the client's own `flush` must not be cancelled: the answer to it then
@@ -84,7 +82,7 @@ class Acks:
             inbox, token = self.address(lambda _: None if over.done() else over.set_result(None))
             try:
                 async with asyncio.timeout(FLUSH_SECONDS):
-                    await heeding(client.publish(inbox, b""))
+                    client.put(inbox)
                     await over
             finally:
                 self.forget(token)
@@ -105,7 +103,7 @@ class Acks:
             if not over.done():
                 over.set_exception(nats.errors.ConnectionReconnectingError())
 
-    async def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Msg) -> None:
         heard = self._heard.get(message.subject.rpartition(".")[2])
         if heard is not None:
             heard(message)

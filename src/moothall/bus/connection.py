@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moothall.bus.heeding import heeding
+from moothall.bus.lean import LeanClient
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
@@ -28,15 +28,6 @@ BEAT = 1.0
 EXPIRES = 30.0
 _LOOK = 0.25
 _DATA_REPLY = "$JS.ACK."
-
-
-class LeanClient(Client):
-    """The client, which reads headers character by character: half of what receiving costs. Servers write them as below."""
-
-    @staticmethod
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        pairs = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
-        return {name: value.strip() for name, separator, value in pairs if separator}
 
 
 class ConsumerGone(Exception):
@@ -84,7 +75,7 @@ async def _probe(servers: list[str]) -> None:
 
 
 @asynccontextmanager
-async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[Client]:
+async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[LeanClient]:
     """Connect; lost connections come back by themselves for as long as it takes, after `on_lost` was called.
 
     Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.
@@ -176,7 +167,7 @@ class Pull:
     One request is open at a time. When the server goes away a request is lost: two missed beats say so.
     """
 
-    client: Client
+    client: LeanClient
     stream: str
     consumer: str
     inbox: str
@@ -189,15 +180,14 @@ class Pull:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, client: Client, stream: str, consumer: str, expires: float = EXPIRES) -> AsyncIterator[Pull]:
+    async def open(cls, client: LeanClient, stream: str, consumer: str, expires: float = EXPIRES) -> AsyncIterator[Pull]:
         """Listen for the consumer's messages. A request of a reader that stands still draws messages for `expires` seconds."""
         pull = cls(client, stream, consumer, client.new_inbox(), expires)
-        subscription = await heeding(client.subscribe(f"{pull.inbox}.*", cb=pull.arrived.put))
+        subscription = await client.hear(f"{pull.inbox}.*", pull.arrived.put_nowait)
         try:
             yield pull
         finally:
-            if not client.is_closed:
-                await heeding(subscription.unsubscribe())
+            await client.unhear(subscription)
 
     async def next(self, batch: int) -> Msg | None:
         """Return the next message, or None when nothing came for a while: then simply ask again.
@@ -211,7 +201,7 @@ class Pull:
                     raise nats.errors.ConnectionClosedError
                 await asyncio.sleep(0.05)
                 return None
-            await self._ask(batch)
+            self._ask(batch)
         try:
             async with asyncio.timeout(_LOOK):
                 message = await self.arrived.get()
@@ -237,14 +227,14 @@ class Pull:
         self.arrived.put_nowait(message)  # a notice: `next` heeds it; the order of notices does not matter
         return None
 
-    async def _ask(self, batch: int) -> None:
+    def _ask(self, batch: int) -> None:
         self._number += 1
         self._asked = batch
         self._heard = time.monotonic()
         self._reconnects = self.client.stats["reconnects"]
         request = {"batch": batch, "expires": int(self.expires * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
-        await heeding(self.client.publish(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}"))
+        self.client.put(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}")
 
     async def _heed(self, notice: Msg) -> None:
         headers = notice.headers or {}

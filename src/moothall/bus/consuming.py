@@ -90,7 +90,7 @@ class Taking:
         if not self.glance(Recorded(place.seq, event, _extra(message, place))):
             return False
         with suppress(nats.errors.Error):
-            await heeding(message.ack())
+            self.stored.client.put(message.reply)
         return True
 
     async def _keep_alive(self) -> None:
@@ -105,7 +105,7 @@ class Taking:
                 told = time.monotonic()
             for message in tuple(self.held.values()):
                 with suppress(nats.errors.Error):
-                    await heeding(message.in_progress())
+                    self.stored.client.put(message.reply, Msg.Ack.Progress)
 
     def _lose(self) -> None:
         """This process stood still, or was cut off, for so long that its messages were delivered anew."""
@@ -155,7 +155,7 @@ class Taking:
         with suppress(nats.errors.Error):
             match verdict:
                 case Ack():
-                    await heeding(message.ack())
+                    self.stored.client.put(message.reply)
                 case Bury():
                     await heeding(message.term())
                 case Nak(delay, reason):

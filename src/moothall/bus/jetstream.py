@@ -16,7 +16,6 @@ from moothall.bus.acks import Acks
 from moothall.bus.beside import beside
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
-from moothall.bus.heeding import heeding
 from moothall.bus.measuring import measure
 from moothall.bus.outbox import Outbox
 from moothall.bus.packing import Packer
@@ -161,7 +160,7 @@ class JetStreamBus:
         for token in subject.split("."):
             registry.check_token(token, "subject")
         with translated(f"send a signal on {subject}"):
-            await heeding(self._client.publish(subject, codec.dump_json(scrub_all(data, self._secrets))))
+            self._client.put(subject, codec.dump_json(scrub_all(data, self._secrets)))
             await self._stored.acks.flush(self._client)
 
     async def signals(self, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:

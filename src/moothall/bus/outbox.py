@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
 from moothall.bus.acks import Acks, seq_in
 from moothall.bus.connection import log, reason
-from moothall.bus.heeding import heeding
+from moothall.bus.lean import LeanClient
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, Permanent
 from moothall.telemetry import metrics
 
@@ -67,7 +66,7 @@ class Outbox:
     connection is back: the server knows a repeat by its id.
     """
 
-    client: Client
+    client: LeanClient
     acks: Acks
     seconds: float
     limit: int
@@ -95,7 +94,7 @@ class Outbox:
         letter.inbox, token = self.acks.address(lambda message: self._heard(token, message))
         self._letters[token] = letter
         if not self._away:
-            await self._write(letter)
+            self._write(letter)
         return answer
 
     def lost(self) -> None:
@@ -108,26 +107,26 @@ class Outbox:
             while True:
                 await asyncio.sleep(_TICK)
                 if self._away and self.client.is_connected:
-                    await self._come_back()
+                    self._come_back()
                 if self._letters:
-                    await self._look()
+                    self._look()
         finally:
             for token, letter in tuple(self._letters.items()):
                 self._fail(token, BusUnavailable(f"the bus was closed before it had taken a message on {letter.subject}"))
 
-    async def _come_back(self) -> None:
+    def _come_back(self) -> None:
         """Send all that has no answer, in order, and with it what comes meanwhile."""
         sent: set[str] = set()
         while left := [token for token in self._letters if token not in sent]:
             for token in left:
                 sent.add(token)
                 if letter := self._letters.get(token):
-                    await self._write(letter)
+                    self._write(letter)
                 if not self.client.is_connected:
                     return
         self._away = False
 
-    async def _look(self) -> None:
+    def _look(self) -> None:
         now = time.monotonic()
         for token, letter in tuple(self._letters.items()):
             if token not in self._letters:
@@ -138,12 +137,12 @@ class Outbox:
                 why = reason(letter.why or TimeoutError())
                 self._fail(token, BusUnavailable(f"the bus did not take a message on {letter.subject}: {why}"))
             elif not self._away and now > letter.due:
-                await self._write(letter)
+                self._write(letter)
 
-    async def _write(self, letter: _Letter) -> None:
+    def _write(self, letter: _Letter) -> None:
         letter.due = time.monotonic() + ATTEMPT_SECONDS
         try:
-            await heeding(self.client.publish(letter.subject, letter.data, reply=letter.inbox, headers=letter.headers))
+            self.client.put(letter.subject, letter.data, reply=letter.inbox, headers=letter.headers)
         except (nats.errors.Error, OSError) as error:
             letter.why, letter.due = error, 0.0
 

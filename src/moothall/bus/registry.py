@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from string import Formatter
 from typing import Literal
 
@@ -305,18 +306,23 @@ def check_token(value: object, what: str) -> str:
     return value
 
 
+@cache
+def _template(kind: EventType) -> tuple[str, tuple[str, ...]]:
+    """The subject of a type, and the names that stand in it."""
+    subject = EVENT_SPECS[kind].subject
+    return subject, tuple(name for _, name, _, _ in Formatter().parse(subject) if name is not None)
+
+
 def subject_of(event: Event) -> str:
     """Return the subject that an event travels on. Raises `InvalidRequest` where its data lacks the id that names it."""
-    spec = EVENT_SPECS[event.type]
+    subject, names = _template(event.type)
     filled = {}
-    for _, name, _, _ in Formatter().parse(spec.subject):
-        if name is None:
-            continue
+    for name in names:
         value = event.tenant if name == "tenant" else event.data.get(name)
         if value is None:
-            raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {spec.subject}")
+            raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
         filled[name] = check_token(value, name)
-    return spec.subject.format(**filled)
+    return subject.format(**filled)
 
 
 def matches(pattern: str, subject: str) -> bool:

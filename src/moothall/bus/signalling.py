@@ -7,31 +7,30 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moothall.bus.acks import Acks
 from moothall.bus.codec import load_json
 from moothall.bus.connection import log, translated
-from moothall.bus.heeding import heeding
+from moothall.bus.lean import LeanClient
 from moothall.errors import BusUnavailable, InvalidRequest
 
 _WAITING = 10_000
 _LOOK = 1.0
 
 
-async def listen(client: Client, acks: Acks, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
     """Yield (subject, data) until closed; what isn't a JSON object is passed over. Raises `BusUnavailable` once closed."""
     arrived: asyncio.Queue[Msg] = asyncio.Queue(_WAITING)
 
-    async def on_message(message: Msg) -> None:
+    def on_message(message: Msg) -> None:
         if arrived.full():
             log.warning("signal dropped: its listener is too slow", subject=message.subject)
         else:
             arrived.put_nowait(message)
 
     with translated(f"listen on {subject}"):
-        subscription = await heeding(client.subscribe(subject, cb=on_message))
+        subscription = await client.hear(subject, on_message)
     try:
         with translated(f"listen on {subject}"):
             await acks.flush(client)
@@ -51,8 +50,7 @@ async def listen(client: Client, acks: Acks, subject: str) -> AsyncGenerator[tup
             if isinstance(data, Mapping):
                 yield message.subject, data
     finally:
-        if not client.is_closed:
-            try:
-                await heeding(subscription.unsubscribe())
-            except nats.errors.Error as error:
-                log.debug("unsubscribing failed", subject=subject, reason=str(error))
+        try:
+            await client.unhear(subscription)
+        except nats.errors.Error as error:
+            log.debug("unsubscribing failed", subject=subject, reason=str(error))

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
@@ -22,6 +21,7 @@ from moothall.bus import codec
 from moothall.bus.acks import Acks
 from moothall.bus.connection import ConsumerGone, Pull, reason, translated
 from moothall.bus.heeding import heeding
+from moothall.bus.lean import LeanClient
 from moothall.bus.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.bus.raw import Raw, StreamState
 from moothall.bus.registry import BLOBS_BUCKET, covers
@@ -45,7 +45,7 @@ def _minimal(subjects: Sequence[str]) -> list[str]:
 class Stored:
     """Reads and writes of raw records over one connection. Implements `RawStore` and `BlobStore`."""
 
-    client: Client
+    client: LeanClient
     js: JetStreamContext
     settings: Bus
     acks: Acks
@@ -147,7 +147,7 @@ class Stored:
                     yield _raw(message), place.num_pending
         finally:
             if self.client.is_connected:
-                await self._forget(stream, name)
+                self._forget(stream, name)
 
     async def _drained(self, stream: str, name: str, expected: int) -> bool:
         """Whether nothing more will come; what was delivered and is still on its way counts as coming."""
@@ -182,9 +182,9 @@ class Stored:
             raise nats.errors.Error(f"{stream} cannot be read: {status} {(answers[-1].headers or {}).get('Description', '')}")
         return answers
 
-    async def _forget(self, stream: str, name: str) -> None:
+    def _forget(self, stream: str, name: str) -> None:
         """Drop a reader's consumer; if that fails it goes by itself after a minute."""
-        await heeding(self.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}"))
+        self.client.put(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""

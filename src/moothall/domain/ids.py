@@ -38,8 +38,11 @@ def new_task_id() -> str:
 
 def digest(*parts: str | bytes) -> str:
     """Return the sha256 hex digest of the parts, each length-prefixed so that no two lists collide."""
-    raw = [part.encode() if isinstance(part, str) else part for part in parts]
-    return hashlib.sha256(b"".join(piece for part in raw for piece in (len(part).to_bytes(8, "big"), part))).hexdigest()
+    pieces: list[bytes] = []
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        pieces += (len(raw).to_bytes(8, "big"), raw)
+    return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
 def seat_id(role: str, number: int) -> str:

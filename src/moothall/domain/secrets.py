@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from ahocorasick_rs import AhoCorasick
+
 REDACTED = "[redacted]"
 SHORTEST_KNOWN = 6
 """Own values shorter than this are left alone: replacing them would mangle ordinary text."""
 
 _EDGE = r"(?<![A-Za-z0-9])"
-# A literal that each shape begins with, looked for first: finding it is a hundred times cheaper than the pattern.
+# A literal that each shape begins with, looked for first: finding all of them at once is far cheaper than one pattern.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("PRIVATE KEY",),
@@ -45,8 +47,6 @@ _URL_PASSWORD = re.compile(r"\b([a-z][a-z0-9+.-]{1,20}://[^\s:/?#@\[\]]{0,200}:)
 _URL_MARK = "redacted"
 """Inside a URL without brackets, so that the URL stays one."""
 
-_SHORTEST_SHAPE = 8
-
 
 @cache
 def _longest_first(known: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,11 +59,10 @@ def scrub(text: str, known: Sequence[str] = ()) -> str:
 
     `known` are the operator's own secret values, replaced wherever they stand.
     """
-    if known:
-        for value in _longest_first(tuple(known)):
-            text = text.replace(value, REDACTED)
-    if len(text) < _SHORTEST_SHAPE:
+    if not may_hold_secrets(text, known):
         return text
+    for value in _longest_first(tuple(known)):
+        text = text.replace(value, REDACTED)
     for mark, pattern in _PATTERNS:
         if mark in text:
             text = pattern.sub(REDACTED, text)
@@ -74,24 +73,25 @@ def scrub(text: str, known: Sequence[str] = ()) -> str:
     return text
 
 
-_KEY, _TASK = "sk-", "task-"
+_KEY = "sk-"
 
 
 @cache
-def _signs(known: tuple[str, ...]) -> tuple[str, ...]:
-    """What stands in every JSON that holds a secret; an own value as it is and as JSON writes it."""
-    shapes = [*(mark for mark, _ in _PATTERNS if mark != _KEY), "://", "uthorization", "AUTHORIZATION"]
+def _signs(known: tuple[str, ...]) -> AhoCorasick:
+    """What stands in every text that holds a secret; an own value as it is and as JSON writes it."""
+    shapes = [_KEY, *(mark for mark, _ in _PATTERNS if mark != _KEY), "://", "uthorization", "AUTHORIZATION"]
     own = [form for value in _longest_first(known) for form in (value, json.dumps(value, ensure_ascii=False)[1:-1])]
-    return tuple(dict.fromkeys((*shapes, *own)))
+    return AhoCorasick(list(dict.fromkeys((*shapes, *own))))
 
 
 def may_hold_secrets(text: str, known: Sequence[str] = ()) -> bool:
-    """Whether JSON may hold what `scrub_all` would take out: a quick look that may be wrong in this way only."""
-    for sign in _signs(tuple(known)):
-        if sign in text:
-            return True
-    # "task-1" holds what an OpenAI key begins with, and stands in every event.
-    return text.count(_KEY) > text.count(_TASK)
+    """Whether a text, or JSON, may hold what `scrub_all` would take out: a quick look that may be wrong in this way only."""
+    try:
+        found = _signs(tuple(known)).find_matches_as_indexes(text, overlapping=True)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return True
+    # "task-1" holds what an OpenAI key begins with, and stands in every event; no key follows a letter.
+    return any(number or text[max(start - 2, 0) : start] != "ta" for number, start, _ in found)
 
 
 def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:

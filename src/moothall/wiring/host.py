@@ -16,6 +16,7 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs
+from moothall.wiring import memory
 from moothall.wiring.trusted import open_hands
 from moothall.wiring.walls import check_walls
 from moothall.wiring.watching import reported, spans
@@ -48,5 +49,6 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
             clean=functools.partial(scrub, known=secrets),
         )
         host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, settings.bus.ack_wait_seconds)
+        memory.settle()
         ready()
         await host.run()

@@ -23,7 +23,7 @@ from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.planning.planner import Planner
-from moothall.wiring import lock
+from moothall.wiring import lock, memory
 from moothall.wiring.parts import started
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import figures, spans
@@ -189,6 +189,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port
+    memory.settle()
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
     return House(desk, port, attached=False, metrics_port=figures_port), collector
