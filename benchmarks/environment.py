@@ -62,7 +62,10 @@ class Rival:
         if self.process.stdin is None or self.process.stdout is None:
             raise AssertionError("asked for pipes")
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
-        document: dict[str, Any] = json.loads(await self.process.stdout.readline())
+        line = await self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended before it had measured; what it said stands above")
+        document: dict[str, Any] = json.loads(line)
         return Run.read(document)
 
 

@@ -75,6 +75,7 @@ class OpenAIModel:
     def __init__(self, settings: Llm, url: URL, session: aiohttp.ClientSession) -> None:
         self._settings = settings
         self._url = url
+        self._chat_url = url / "chat/completions"
         self._session = session
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._asking = asyncio.Lock()
@@ -225,7 +226,7 @@ class OpenAIModel:
         assembly = Assembly()
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
         data = encoded(body) if ours is None else Guarded(encoded(body), ours)
-        async with self._call("POST", self._url / "chat/completions", data=data, headers=named) as response:
+        async with self._call("POST", self._chat_url, data=data, headers=named) as response:
             match response.content_type:
                 case "text/event-stream":
                     await self._read_stream(response, assembly, on_text)

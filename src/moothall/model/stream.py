@@ -54,27 +54,31 @@ class EventReader:
         rest = b"" if not lines or lines[-1].endswith((b"\n", b"\r")) else lines.pop()
         self._pending = bytearray(rest + (b"\r" if keep else b""))
         for line in lines:
-            yield from self._line(line.rstrip(b"\r\n"))
+            if (event := self._line(line.rstrip(b"\r\n"))) is not None:
+                yield event
 
     def end(self) -> Iterator[str]:
         """Yield an event that the server left without its blank line."""
-        if self._pending:
-            yield from self._line(bytes(self._pending.rstrip(b"\r")))
-            self._pending.clear()
-        yield from self._line(b"")
+        left = bytes(self._pending.rstrip(b"\r"))
+        self._pending.clear()
+        for line in (left, b""):
+            if (event := self._line(line)) is not None:
+                yield event
 
-    def _line(self, line: bytes) -> Iterator[str]:
+    def _line(self, line: bytes) -> str | None:
+        """Return the data of the event that this line ends, if any."""
         if not line:
-            if self._data:
-                yield "\n".join(self._data)
-                self._data.clear()
-                self._collected = 0
-        elif line.startswith(b"data:"):
+            event = "\n".join(self._data) if self._data else None
+            self._data.clear()
+            self._collected = 0
+            return event
+        if line.startswith(b"data:"):
             self._collected += len(line)
             try:
                 self._data.append(line[5:].removeprefix(b" ").decode())
             except UnicodeDecodeError as error:
                 raise BrokenStream(f"the stream is not UTF-8: {error.reason}") from error
+        return None
 
 
 @dataclass(slots=True)
@@ -94,7 +98,8 @@ class Assembly:
             self.done = True
             return ""
         chunk = _object(data)
-        self.model = self.model or plain(str(chunk.get("model") or ""), _NAME)
+        if not self.model:
+            self.model = plain(str(chunk.get("model") or ""), _NAME)
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
@@ -102,7 +107,10 @@ class Assembly:
         for choice in _choices(chunk):
             content = choice.get("delta", choice.get("message") or {})
             said += str((content or {}).get("content") or "") if isinstance(content, dict | None) else ""
-            self.finish_reason = plain(str(choice.get("finish_reason") or self.finish_reason), _NAME)
+            if ended := choice.get("finish_reason"):
+                self.finish_reason = plain(str(ended), _NAME)
+        if not said:
+            return ""
         # JSON can spell halves of surrogate pairs, and no log or hash takes such a text.
         encoded = said.encode(errors="replace")
         self.text.append(encoded.decode())
@@ -134,6 +142,8 @@ def _object(data: str) -> dict[str, Any]:
 
 def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
     choices = chunk.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise BrokenStream("a part of the answer has no list of choices")
-    return [choice for choice in choices if choice.get("index", 0) == 0]
+    if isinstance(choices, list):
+        ours = [choice for choice in choices if not isinstance(choice, dict) or choice.get("index", 0) == 0]
+        if all(isinstance(choice, dict) for choice in ours):
+            return ours
+    raise BrokenStream("a part of the answer has no list of choices")
