@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from moothall.errors import NotFound, PatchRefused, RepositoryError
 from moothall.workspace import rules
 from moothall.workspace.gitcmd import Caps, GitRunner
 from moothall.workspace.objects import Entry, read_blobs, read_tree, write_files
+from moothall.workspace.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _MESSAGE_CHARS = 10_000
@@ -185,8 +185,8 @@ class TrustedClone:
         kept = await self._not_ignored(base_sha, old, changes)
         rules.check_changes([_raw(change, old) for change in kept], self._limits)
         there = [change for change in kept if change.content is not None]
-        with tempfile.TemporaryDirectory(prefix="moothall-blobs-") as folder:
-            paths = [Path(folder, str(number)) for number in range(len(there))]
+        with scratch() as folder:
+            paths = [folder / str(number) for number in range(len(there))]
             await asyncio.to_thread(_write_all, paths, [change.content or b"" for change in there])
             listing = "".join(f"{path}\n" for path in paths).encode()
             out = await self._run("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing) if there else b""
@@ -238,14 +238,14 @@ class TrustedClone:
         except UnicodeDecodeError:
             paths = await self._paths(base_sha, commit_sha)
         parts = []
-        with tempfile.NamedTemporaryFile("w", prefix="moothall-attributes-") as binary:
-            binary.write("* -diff\n")
-            binary.flush()
+        with scratch() as folder:
+            binary = folder / "attributes"
+            binary.write_text("* -diff\n", encoding="ascii")
             for path in paths:
                 try:
                     part = (await self._raw_diff(base_sha, commit_sha, *options, path=path)).decode()
                 except UnicodeDecodeError:
-                    raw = await self._raw_diff(base_sha, commit_sha, *options, path=path, attributes=binary.name)
+                    raw = await self._raw_diff(base_sha, commit_sha, *options, path=path, attributes=str(binary))
                     part = raw.decode()
                 parts.append(part)
         return "".join(parts)
@@ -301,8 +301,8 @@ class TrustedClone:
         lists = [entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != rules.SYMLINK]
         if not paths or not lists:
             return frozenset()
-        with tempfile.TemporaryDirectory(prefix="moothall-ignore-") as folder:
-            tree = Path(folder, "tree")
+        with scratch() as folder:
+            tree = folder / "tree"
             await asyncio.to_thread(write_files, self._git, self.path, lists, tree, self._settings.git_seconds)
             answer = await self._git.call(
                 f"--git-dir={self.path}",
@@ -323,8 +323,8 @@ class TrustedClone:
     async def _index(self, sha: str) -> AsyncIterator[Mapping[str, str]]:
         """Yield the environment of a throw-away index that holds the tree of `sha`."""
         await self.entries(sha)
-        with tempfile.TemporaryDirectory(prefix="moothall-index-") as folder:
-            env = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+        with scratch() as folder:
+            env = {"GIT_INDEX_FILE": str(folder / "index")}
             await self._run("read-tree", _checked(sha), env=env)
             yield env
 

@@ -16,6 +16,7 @@ from moothall.config import Settings
 from moothall.domain.repository import Prepared
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.sandbox import cgroups, orphans
+from moothall.workspace import scratch
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.layout import Layout, try_lock
 
@@ -47,6 +48,7 @@ class Pool:
         self._lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try_lock(self._lock_fd)
         await sweep(self.layout)
+        await asyncio.to_thread(scratch.sweep)
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         return self

@@ -1,6 +1,6 @@
 """The kill matrix: every process kind is killed, and stopped, at every boundary of scripted deliberations.
 
-    scripts/test-recovery [--kinds host,bus] [--types seat.turn] [--sample N] [--lanes N] [--no-stops]
+    scripts/test-recovery [--kinds host,bus] [--types seat.turn] [--every N] [--lanes N] [--no-stop] [--no-kill] [--report FILE]
 
 A lane is one house of real processes with files of its own: a bus, a model server, a door (gRPC and desk), a
 collector and a host with its executors; Ray alone is left out, whose part (starting again what died) the harness

@@ -17,9 +17,10 @@ from pathlib import Path
 from moothall.bus.registry import EVENT_SPECS
 from moothall.domain.event import EventType
 from moothall.testing.recovery.house import KINDS, Kind
-from moothall.testing.recovery.lane import Blow, Lane, Plan, Seen, lane
+from moothall.testing.recovery.lane import Blow, Lane, Plan, lane
 from moothall.testing.recovery.left import left_behind
-from moothall.testing.recovery.scene import NOT_SCRIPTED, End
+from moothall.testing.recovery.report import Report
+from moothall.testing.recovery.scene import NOT_SCRIPTED
 
 STOPS: tuple[tuple[EventType, bool], ...] = (
     (EventType.MODEL_CALLED, False),
@@ -30,37 +31,11 @@ STOPS: tuple[tuple[EventType, bool], ...] = (
 
 
 @dataclass(slots=True)
-class Report:
-    """What came of all runs."""
-
-    seen: list[Seen] = field(default_factory=list)
-    reference: dict[bool, End] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    lanes: int = 0
-
-    def wrong(self, seen: Seen) -> list[str]:
-        """Say what is wrong with a run."""
-        wanted = self.reference[seen.plan.cancelled]
-        differs = wanted.difference(seen.end) if seen.end is not None else "no end"
-        return [
-            *([f"it ended otherwise: {differs}"] if differs else []),
-            *(f"asked again though recorded: {call_id}" for call_id in seen.repeated),
-            *seen.trouble,
-        ]
-
-    @property
-    def fine(self) -> bool:
-        """Whether nothing differed, nothing was repeated and nothing is left."""
-        return not self.left and not any(self.wrong(seen) for seen in self.seen)
-
-
-@dataclass(slots=True)
 class Matrix:
     """Runs plans in lanes side by side."""
 
     folder: Path
     report: Report = field(default_factory=Report)
-    began: float = field(default_factory=time.monotonic)
     total: int = 0
     opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
@@ -105,7 +80,7 @@ class Matrix:
         self.report.seen.append(seen)
         wrong = self.report.wrong(seen)
         say(
-            f"[{len(self.report.seen):3}/{self.total}] {time.monotonic() - self.began:4.0f} s  {plan.blow}: "
+            f"[{len(self.report.seen):3}/{self.total}] {time.monotonic() - self.report.began:4.0f} s  {plan.blow}: "
             f"{'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, {seen.calls} calls, {seen.hit} hit)"
         )
         return bool(wrong)
@@ -158,25 +133,6 @@ def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
     return found
 
 
-def table(report: Report, boundaries: Sequence[Plan]) -> str:
-    """A row a boundary, a column a kind: the same end, or not; a dot where no such process was there to be hit."""
-    cells: dict[tuple[str, Kind], list[str]] = {}
-    for seen in report.seen:
-        if blow := seen.plan.blow:
-            cell = "DIFFERS" if report.wrong(seen) else "same" if seen.hit else "·"
-            cells.setdefault((_name(blow), blow.kind), []).append(f"{cell}{' (60 s)' if blow.stop else ''}")
-    rows = [f"{'boundary':28}" + "".join(f"{kind:22}" for kind in KINDS)]
-    for plan in boundaries:
-        if plan.blow is not None:
-            name = _name(plan.blow)
-            rows.append(f"{name:28}" + "".join(f"{', '.join(sorted(cells.get((name, kind), ['']))):22}" for kind in KINDS))
-    return "\n".join(row.rstrip() for row in rows)
-
-
-def _name(blow: Blow) -> str:
-    return f"{blow.type.removeprefix('moothall.')} {blow.nth}"
-
-
 def say(text: str) -> None:
     """Tell whoever watches."""
     sys.stdout.write(text + "\n")
@@ -198,18 +154,10 @@ async def whole(options: argparse.Namespace, folder: Path) -> bool:
             group.create_task(matrix.run(stops(boundaries, kind), 1, 5.0, f"stop-{kind}"))
         group.create_task(matrix.run(killed, options.lanes))
     report = matrix.report
-    say("\n" + table(report, boundaries) + "\n")
-    wrong = [(seen, report.wrong(seen)) for seen in report.seen if report.wrong(seen)]
-    for seen, what in wrong:
-        say(f"{seen.plan.blow}: {'; '.join(what)}")
-    say(
-        f"{len(report.seen)} runs ({sum(bool(s.plan.blow and s.plan.blow.stop) for s in report.seen)} of them stopped for 60 s), "
-        f"{sum(seen.hit for seen in report.seen)} processes hit, {sum(seen.calls for seen in report.seen)} model calls: "
-        f"{len(wrong)} runs differed, {sum(len(seen.repeated) for seen in report.seen)} recorded calls were repeated, "
-        f"{len(report.left)} things were left behind by {report.lanes} lanes; {time.monotonic() - matrix.began:.0f} s"
-    )
-    for thing in report.left:
-        say(f"left behind: {thing}")
+    said = f"{report.table(boundaries)}\n\n{report.summary()}"
+    say(f"\n{said}")
+    if options.report:
+        await asyncio.to_thread(options.report.write_text, f"{said}\n", encoding="utf-8")
     return report.fine
 
 
@@ -222,6 +170,7 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=3, help="houses side by side")
     parser.add_argument("--no-stop", dest="stop", action="store_false", help="leave the minutes of standing still out")
     parser.add_argument("--no-kill", dest="kill", action="store_false", help="leave the kills out")
+    parser.add_argument("--report", type=Path, help="a file for the table too")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="mh-recovery-"))
     fine = False
