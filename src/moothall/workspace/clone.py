@@ -10,15 +10,15 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
-from moothall.errors import NotFound, PatchRefused, RepositoryError
+from moothall.errors import NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.workspace import rules
-from moothall.workspace.gitcmd import Caps, GitRunner
+from moothall.workspace.gitcmd import TRIES, Caps, GitRunner
 from moothall.workspace.objects import Entry, read_blobs, read_tree, write_files
 from moothall.workspace.scratch import scratch
 
@@ -207,6 +207,12 @@ class TrustedClone:
         for match in _INFLATED.finditer(raw):
             if len(match[1]) > 15 or int(match[1]) > self._settings.max_file_bytes:  # noqa: PLR2004 - digits
                 raise PatchRefused("the patch holds a binary file larger than a file may be")
+        for _ in range(TRIES - 1):
+            with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
+                return await self._applied(base_sha, raw, message)
+        return await self._applied(base_sha, raw, message)
+
+    async def _applied(self, base_sha: str, raw: bytes, message: str) -> Patch:
         async with self._index(base_sha) as env:
             if raw.strip():
                 await self._refusable(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from moothall.errors import AlreadyExists, InvalidRequest, RepositoryError
+from moothall.errors import AlreadyExists, InvalidRequest, RepositoryError, WorkspaceFailed
 from moothall.workspace.gitcmd import GitRunner
 from moothall.workspace.sources import Local, remote_refs
 
@@ -51,7 +51,17 @@ async def branch_locally(git: GitRunner, clone: Path, local: Local, *, base_sha:
 
 
 async def push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str]) -> None:
-    """Push the commit as a new branch. Raises `AlreadyExists` where the branch is another commit."""
+    """Push the commit as a new branch. Raises `AlreadyExists` where the branch is another commit.
+
+    Where git is killed, the remote is asked how far it came, and the push is made once more.
+    """
+    try:
+        await _push(git, clone, url, sha=sha, branch=branch, env=env)
+    except WorkspaceFailed:
+        await _push(git, clone, url, sha=sha, branch=branch, env=env)
+
+
+async def _push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str]) -> None:
     ref = f"refs/heads/{check_branch(branch)}"
     there = (await remote_refs(git, clone, url, env)).get(ref)
     if there == sha:

@@ -7,21 +7,33 @@ monitor or submodule recursion takes part. Git commands run in threads, each wit
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
+import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import IO, Any, cast
+from typing import IO, Any, ParamSpec, TypeVar, cast
 
 import git
 from git.exc import GitCommandNotFound
 
-from moothall.errors import RepositoryError
+from moothall.errors import RepositoryError, WorkspaceFailed
+from moothall.telemetry import get_logger
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _STDERR_CHARS = 600
+TRIES = 3  # of a git that is killed
+_PAUSE = 0.2
+_ONCE = {"push", "apply"}  # whoever calls these begins before them
+_KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # a git of ours that fails by itself dies of others
+_KILLED_BELOW = re.compile(r"\b(?:died of|killed by) signal (?:1|2|9|15)\b")
+P = ParamSpec("P")
+T = TypeVar("T")
+log = get_logger(__name__)
 
 # What the process that started us may have left in its environment (for example as a git hook).
 _UNSET = (
@@ -91,6 +103,11 @@ class Answer:
     err: str
 
     @property
+    def killed(self) -> bool:
+        """Whether it, or a git below it, was ended by a signal that was not ours: by an operator, or for want of memory."""
+        return -self.status in _KILLS or _KILLED_BELOW.search(self.err) is not None
+
+    @property
     def reason(self) -> str:
         """The last words of stderr, short enough for an error message."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
@@ -122,9 +139,27 @@ class GitRunner:
         caps: Caps = Caps(),
         owner: tuple[int, int] | None = None,
     ) -> Answer:
-        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a `RepositoryError`."""
-        command = _command(args, caps, env or {})
-        return await asyncio.to_thread(self._call, command, cwd, stdin, env or {}, seconds=seconds or self._seconds, owner=owner)
+        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a `RepositoryError`.
+
+        One that is killed is run again, unless nobody knows how far it came and that matters. Raises `WorkspaceFailed`
+        for those, and where it happens too often.
+        """
+        command, env = _command(args, caps, env or {}), env or {}
+        for _ in range(1 if _ONCE.intersection(args) else TRIES):
+            answer = await asyncio.to_thread(self._call, command, cwd, stdin, env, seconds=seconds or self._seconds, owner=owner)
+            if not answer.killed:
+                return answer
+            await self._after_a_kill(args, cwd, env)
+        raise WorkspaceFailed(f"git {_name(args)} was killed by a signal that was not ours; is there too little memory?")
+
+    async def _after_a_kill(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        """Wait a little, and remove the locks that the killed git left: nobody holds one for so long."""
+        log.warning("git was killed", command=_name(args), cwd=str(cwd))
+        before = {path: _inode(path) for path in _locks(args, cwd, env)}
+        await asyncio.sleep(_PAUSE)
+        for path, inode in before.items():
+            if inode and _inode(path) == inode:
+                path.unlink(missing_ok=True)
 
     async def run(
         self, *args: str, cwd: Path, stdin: bytes = b"", env: Mapping[str, str] | None = None, seconds: float = 0
@@ -168,7 +203,8 @@ class GitRunner:
     @contextmanager
     def stream(self, *args: str, cwd: Path, stdin: bytes = b"", seconds: float = 0) -> Iterator[IO[bytes]]:
         """Yield the standard output of a running git command (to be used in a thread). One that was read to
-        its end and failed is a `RepositoryError`; one that was not is stopped.
+        its end and failed is a `RepositoryError`; one that was not is stopped. One that was killed is `WorkspaceFailed`,
+        whatever was made of what it said.
         """
         with tempfile.TemporaryFile() as source:
             source.write(stdin)
@@ -187,14 +223,26 @@ class GitRunner:
             try:
                 yield process.stdout
                 if not process.stdout.read(1) and process.wait():
-                    reason = Answer(process.returncode, b"", process.stderr.read().decode(errors="replace")).reason
-                    raise RepositoryError(f"git {args[0]} failed: {reason}")
+                    self._ended(args, process, timer)
+            except RepositoryError:
+                if not process.stdout.read(1) and process.wait():
+                    self._ended(args, process, timer)
+                raise
             finally:
                 timer.cancel()
                 process.kill()
                 process.stdout.close()
                 process.stderr.close()
                 process.wait()
+
+    def _ended(self, args: Sequence[str], process: Any, timer: Timer) -> None:
+        """Raise what the end of a stream means that did not end well."""
+        answer = Answer(process.returncode, b"", process.stderr.read().decode(errors="replace"))
+        if timer.finished.is_set():
+            raise RepositoryError(f"git {args[0]} took too long and was stopped")
+        if answer.killed:
+            raise WorkspaceFailed(f"git {args[0]} was killed by a signal that was not ours; is there too little memory?")
+        raise RepositoryError(f"git {args[0]} failed: {answer.reason}")
 
     def _execute(self, cwd: Path, command: list[str], **options: Any) -> object:
         try:
@@ -212,6 +260,43 @@ class GitRunner:
             Path(file.name).chmod(0o644)
             Path(file.name).replace(self._config)
         return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **more}
+
+
+def again(work: Callable[P, T]) -> Callable[P, T]:
+    """Do `work`, which reads streams, again where a git in it was killed."""
+
+    @functools.wraps(work)
+    def repeated(*args: P.args, **named: P.kwargs) -> T:
+        for _ in range(TRIES - 1):
+            try:
+                return work(*args, **named)
+            except WorkspaceFailed as error:
+                log.warning("git was killed", reason=error.message)
+        return work(*args, **named)
+
+    return repeated
+
+
+def _name(args: Sequence[str]) -> str:
+    return next((word for word in args if not word.startswith("-") and "=" not in word), "")
+
+
+def _locks(args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the lock files that a git with these arguments takes: of its index and of the refs that it writes."""
+    if index := env.get("GIT_INDEX_FILE"):
+        yield Path(f"{index}.lock")
+    folder = next((Path(word.partition("=")[2]) for word in args if word.startswith("--git-dir=")), cwd)
+    for word in args:
+        ref = word.rpartition(":")[2]
+        if ref.startswith("refs/") and ".." not in ref:
+            yield folder / f"{ref}.lock"
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return 0
 
 
 def _command(args: tuple[str, ...], caps: Caps, env: Mapping[str, str]) -> list[str]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from moothall.errors import RepositoryError
+from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.workspace import rules
-from moothall.workspace.gitcmd import GitRunner
+from moothall.workspace.gitcmd import GitRunner, again
 
 _CHUNK = 1 << 20
 _LINK_BYTES = 4096
@@ -33,6 +33,7 @@ class Entry:
         return self.mode, self.oid
 
 
+@again
 def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[Entry, ...]:
     """Return every file of a commit in git's order; raises `RepositoryError` for what we don't take in."""
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
@@ -43,6 +44,7 @@ def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tup
     return tuple(_linked(entry, next(targets)) if entry.mode == rules.SYMLINK else entry for entry in entries)
 
 
+@again
 def read_blobs(git: GitRunner, repository: Path, oids: Sequence[str], limit: int) -> list[bytes]:
     """Return the content of blobs, at most `limit` bytes of each (0: all)."""
     blobs: list[bytes] = []
@@ -55,6 +57,7 @@ def read_blobs(git: GitRunner, repository: Path, oids: Sequence[str], limit: int
     return blobs
 
 
+@again
 def write_files(git: GitRunner, repository: Path, entries: Sequence[Entry], dest: Path, seconds: float) -> None:
     """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays."""
     dest.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ def write_files(git: GitRunner, repository: Path, entries: Sequence[Entry], dest
     except OSError as error:
         shutil.rmtree(dest, ignore_errors=True)
         raise RepositoryError(f"cannot write the checkout {dest}: {error.strerror}") from error
-    except RepositoryError:
+    except (RepositoryError, WorkspaceFailed):
         shutil.rmtree(dest, ignore_errors=True)
         raise
 
