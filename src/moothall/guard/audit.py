@@ -16,7 +16,7 @@ import os
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +60,9 @@ class Entry:
     phase: Literal["start", "finish"] = "start"
     status: ToolStatus | Literal[""] = ""
     duration_ms: int = 0
+
+
+_NAMES = tuple(field.name for field in fields(Entry))
 
 
 class AuditLog:
@@ -190,7 +193,8 @@ def _open_for(opened: ExitStack, path: Path, flags: int) -> int:
 
 def _fields(entry: Entry) -> dict[str, Any]:
     # Names that a model chose are shortened: an unknown tool's may be a megabyte.
-    return {name: value[:300] if isinstance(value, str) else value for name, value in asdict(entry).items()}
+    values = ((name, getattr(entry, name)) for name in _NAMES)  # `asdict` would copy each
+    return {name: value[:300] if isinstance(value, str) else value for name, value in values}
 
 
 def _write_all(file: int, data: bytes) -> None:

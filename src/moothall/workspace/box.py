@@ -174,16 +174,17 @@ class Box:
         async with self._lock:
             if self._link is None or self._sandbox is None:
                 raise WorkspaceFailed("the workspace is not open")
-            killed = self._killed_for_memory()
+            # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
+            killed = self._killed_for_memory() if message["op"] == "run" else None
             number, answer = self._link.ask(message)
             try:
-                result = await self._follow(number, answer, wall, killed if message["op"] == "run" else None, disk=op != "setup")
+                result = await self._follow(number, answer, wall, killed, disk=op != "setup")
             except WorkspaceFailed as error:
                 raise WorkspaceFailed(f"{error.message}: {self._sandbox.log_tail() or 'it said nothing'}") from error
             except asyncio.CancelledError:
                 self._link.stop(number, "cancelled")
                 raise
-            starved = self._killed_for_memory() > killed
+            starved = killed is not None and self._killed_for_memory() > killed
         if starved and result.get("status") == "success" and result.get("exit_code"):
             result = {**result, "status": "memory", "verdict": "errored"}
         return result
