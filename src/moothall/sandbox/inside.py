@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Mapping
-from typing import Any
 
 from moothall.sandbox.landlock import allow_writes_only
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 BOOT = "import sys; sys.path.insert(0, '/opt/moothall'); from {module} import main; main()"
 ROOT = "/workspace"

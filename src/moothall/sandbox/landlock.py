@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Iterable
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _ABI_VERSION = 1

@@ -1,6 +1,6 @@
 """The first process of a sandbox: mounts what bubblewrap cannot, drops root, becomes bubblewrap.
 
-Run as a script with the bare interpreter; its order comes as JSON through the descriptor in argv[1]:
+Run as a script with the bare interpreter; its order comes marshalled through the descriptor in argv[1]:
 `parent` pid, `uid` to drop to (or null), `cgroups` files to enter, `stage` [[host path, name], …],
 `overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`.
 
@@ -12,11 +12,14 @@ there though their parents (a home directory, say) are closed to it.
 from __future__ import annotations
 
 import ctypes
-import json
+import marshal
 import os
 import stat
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs start time, as `json` would
+if TYPE_CHECKING:
+    from typing import Any
 
 STAGE = "/tmp"  # noqa: S108 - a mount point in a private namespace, not a shared folder
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -74,8 +77,8 @@ def _stage(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Carry out the order; never returns."""
-    with open(int(sys.argv[1]), encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, no path
-        order = json.load(file)
+    with open(int(sys.argv[1]), "rb") as file:  # noqa: PTH123 - a descriptor, no path
+        order = marshal.load(file)  # noqa: S302 - from the process that started this one, the same Python
     for path in order["cgroups"]:
         with open(path, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
             file.write(str(os.getpid()))

@@ -13,9 +13,11 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -31,39 +33,48 @@ _HINTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+# No dataclasses here: what makes them costs the executor more time at its start than all of its own code.
 class Walls:
-    """Limits of one command; `data_bytes` 0: memory is the cgroup's business."""
+    """Limits of one command; `in_cgroup`: the kernel sees to its memory."""
 
-    wall_seconds: float
-    cpu_seconds: float
-    output_bytes: int
-    memory_bytes: int
-    processes: int
-    file_bytes: int
-    in_cgroup: bool
+    __slots__ = ("cpu_seconds", "file_bytes", "in_cgroup", "memory_bytes", "output_bytes", "processes", "wall_seconds")
+
+    def __init__(
+        self,
+        *,
+        wall_seconds: float,
+        cpu_seconds: float,
+        output_bytes: int,
+        memory_bytes: int,
+        processes: int,
+        file_bytes: int,
+        in_cgroup: bool,
+    ) -> None:
+        self.wall_seconds, self.cpu_seconds = wall_seconds, cpu_seconds
+        self.output_bytes, self.memory_bytes = output_bytes, memory_bytes
+        self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
 
 
-@dataclass(slots=True)
 class Seen:
     """What the sampler saw at most."""
 
-    processes: int = 0
-    memory: int = 0
-    cpu_seconds: float = 0.0
+    __slots__ = ("cpu_seconds", "memory", "processes")
+
+    def __init__(self) -> None:
+        self.processes = self.memory = 0
+        self.cpu_seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
 class Ended:
     """How a command ended: `status` is a tool status; `output` its head and tail; `total` all it printed."""
 
-    status: str
-    exit_code: int
-    output: bytes
-    total: int
-    seconds: float
-    cpu_ms: int
-    max_rss_bytes: int
+    __slots__ = ("cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
+
+    def __init__(
+        self, *, status: str, exit_code: int, output: bytes, total: int, seconds: float, cpu_ms: int, max_rss_bytes: int
+    ) -> None:
+        self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
+        self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
 
     def usage(self) -> dict[str, int]:
         """Return what the kernel measured, children included."""
@@ -211,13 +222,13 @@ def _watch(child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Ca
     code = os.waitstatus_to_exitcode(waited)
     cpu = max(used.ru_utime + used.ru_stime, watch.seen.cpu_seconds)
     return Ended(
-        status or _why(code, output, watch.seen, walls, cpu),
-        code,
-        output,
-        watch.kept.total,
-        seconds,
-        round(cpu * 1000),
-        max(used.ru_maxrss * 1024, watch.seen.memory),
+        status=status or _why(code, output, watch.seen, walls, cpu),
+        exit_code=code,
+        output=output,
+        total=watch.kept.total,
+        seconds=seconds,
+        cpu_ms=round(cpu * 1000),
+        max_rss_bytes=max(used.ru_maxrss * 1024, watch.seen.memory),
     )
 
 

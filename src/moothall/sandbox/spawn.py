@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import marshal
 import os
 import select
 import signal
@@ -141,7 +141,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             "program": bubblewrap(),
             "argv": argv,
         }
-        order_fd = _memory_fd("order", json.dumps(order).encode())
+        order_fd = _memory_fd("order", marshal.dumps(order))
         held.append(order_fd)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - it belongs to the process that is started here
         try:

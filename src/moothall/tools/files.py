@@ -6,20 +6,21 @@ what goes wrong is a `ToolFailure` whose message helps the model on.
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
 
 from moothall.tools.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
 
-Result = dict[str, Any]
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+    Result = dict[str, Any]
 
 MAX_ENTRIES = 2000
 MAX_MATCHES = 200
@@ -28,12 +29,14 @@ MAX_DEPTH = 64
 _HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv", ".mypy_cache", ".ruff_cache"})
 
 
-@dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes of one file, and of the text of one result."""
+    """Bytes of one file, and of the text of one result. No dataclass: what makes those costs start time."""
 
-    file_bytes: int
-    output_bytes: int
+    __slots__ = ("file_bytes", "output_bytes")
+
+    def __init__(self, file_bytes: int, output_bytes: int) -> None:
+        self.file_bytes = file_bytes
+        self.output_bytes = output_bytes
 
 
 def _read_bytes(root: int, path: str, limits: Limits) -> bytes:
@@ -336,6 +339,8 @@ def info(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
 
 def diff(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """A unified diff from `path` to `other`."""
+    import difflib  # costs start time
+
     path, other = clean(args["path"]), clean(args["other"])
     rows = difflib.unified_diff(
         _rows(_read_text(root, path, limits)),

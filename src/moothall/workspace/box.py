@@ -17,7 +17,8 @@ from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.sandbox.cgroups import parents
 from moothall.sandbox.inside import BOOT, HOME
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
-from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
+from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
+from moothall.workspace.bundle import INSIDE
 from moothall.workspace.changes import measure
 from moothall.workspace.link import Link
 
@@ -67,10 +68,11 @@ def own(path: Path, uid: int | None) -> None:
 
 
 class Box:
-    """A running executor. One request at a time; the lock is held for a whole request."""
+    """A running executor, of the code in the folder `code`. One request at a time; the lock is held for a whole request."""
 
-    def __init__(self, place: Place, folder: Path, settings: Settings) -> None:
+    def __init__(self, place: Place, folder: Path, settings: Settings, code: Path) -> None:
         self.place = place
+        self._code = code
         self.folder = folder
         self.upper = folder / "upper"
         self._settings = settings
@@ -134,7 +136,7 @@ class Box:
             name=self.name,
             argv=(),
             limits=limits,
-            ro=(*interpreter_binds(), package_bind(), *((path, str(path)) for path in limits.toolchains), *place.ro),
+            ro=(*interpreter_binds(), (self._code, INSIDE), *((path, str(path)) for path in limits.toolchains), *place.ro),
             overlay=Overlay(place.tree, self.upper, self.folder / "work"),
             network=place.network,
             fds=(descriptor,),

@@ -7,18 +7,14 @@ is ready, then it answers one request at a time until the socket closes.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from moothall.sandbox.inside import ROOT, shut_in
 from moothall.sandbox.procs import Walls, call, encode_result, kill_all, run
@@ -26,17 +22,22 @@ from moothall.tools import checks, files
 from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.workspace.protocol import Frames, ProtocolError, pack
 
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    Message = dict[str, Any]
+
 _SEARCH_SECONDS = 15.0
 _SYMLINK = "120000"
 _EXECUTABLE = "100755"
 
-Message = dict[str, Any]
-
 
 class Executor:
-    """Answers requests from one socket."""
+    """Answers requests from one socket, a bare descriptor: the module for sockets costs start time."""
 
-    def __init__(self, link: socket.socket, options: Mapping[str, Any]) -> None:
+    def __init__(self, link: int, options: Mapping[str, Any]) -> None:
         self._link = link
         self._options = options
         self._frames = Frames()
@@ -55,7 +56,7 @@ class Executor:
                 self._answer(request)
 
     def _receive(self) -> bool:
-        data = self._link.recv(1 << 20)
+        data = os.read(self._link, 1 << 20)
         self._waiting += self._frames.feed(data)
         return bool(data)
 
@@ -82,7 +83,7 @@ class Executor:
         answer.setdefault("duration_ms", round((time.monotonic() - begun) * 1000))
         answer["id"] = self._current
         self._current = -1
-        self._link.sendall(pack(answer))
+        _send(self._link, answer)
 
     def _walls(self, request: Message) -> Walls:
         limits = request["limits"]
@@ -107,7 +108,13 @@ class Executor:
         seconds = min(_SEARCH_SECONDS, walls.wall_seconds)
         # The result is counted by the tool itself, so the pipe's cut must never fall into it.
         bounded = Walls(
-            seconds, walls.cpu_seconds, 8 * walls.output_bytes + 4096, walls.memory_bytes, walls.processes, 0, in_cgroup=True
+            wall_seconds=seconds,
+            cpu_seconds=walls.cpu_seconds,
+            output_bytes=8 * walls.output_bytes + 4096,
+            memory_bytes=walls.memory_bytes,
+            processes=walls.processes,
+            file_bytes=0,
+            in_cgroup=True,
         )
 
         def inside() -> bytes:
@@ -117,7 +124,7 @@ class Executor:
                 answer = {"status": failed.status, "error": str(failed)}
             return json.dumps(answer).encode()
 
-        ended = call(inside, walls=bounded, wakeup=self._link.fileno(), stopped=self._stopped)
+        ended = call(inside, walls=bounded, wakeup=self._link, stopped=self._stopped)
         if ended.status == "timeout":
             return {"status": "timeout", "error": f"{tool} took more than {seconds:g} s; use a simpler pattern or a smaller path"}
         if ended.status != "success":
@@ -132,9 +139,7 @@ class Executor:
         argv = tuple(str(part) for part in request["argv"])
         if os.path.lexists(checks.REPORT):
             os.unlink(checks.REPORT)  # noqa: PTH108 - pathlib costs start time
-        ended = run(
-            argv, cwd=ROOT, env=request["env"], walls=self._walls(request), wakeup=self._link.fileno(), stopped=self._stopped
-        )
+        ended = run(argv, cwd=ROOT, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._stopped)
         answer = encode_result(ended)
         answer["cases"] = checks.read_report() if checks.is_pytest(argv) else {}
         answer["verdict"] = (
@@ -150,7 +155,7 @@ class Executor:
             if change["content"] is None:
                 self._remove(path)
             else:
-                self._put(path, change["mode"], base64.b64decode(change["content"]))
+                self._put(path, change["mode"], binascii.a2b_base64(change["content"]))
         return {"status": "success", "output": {"changes": len(changes)}}
 
     def _remove(self, path: str) -> None:
@@ -190,6 +195,12 @@ class Executor:
             os.close(holder)
 
 
+def _send(link: int, message: Message) -> None:
+    data = memoryview(pack(message))
+    while data:
+        data = data[os.write(link, data) :]
+
+
 def _is_folder(name: str, holder: int) -> bool:
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode)
@@ -199,6 +210,8 @@ def _is_folder(name: str, holder: int) -> bool:
 
 def _clear(name: str, holder: int) -> None:
     if _is_folder(name, holder):
+        import shutil  # costs start time, and patches seldom put a file where a folder was
+
         shutil.rmtree(name, dir_fd=holder)
     else:
         with contextlib.suppress(FileNotFoundError):
@@ -209,10 +222,10 @@ def main() -> None:
     """Serve the socket that argv names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = json.loads(sys.argv[2])
-    link = socket.socket(fileno=int(sys.argv[1]))
-    link.set_inheritable(False)
+    link = int(sys.argv[1])
+    os.set_inheritable(link, False)
     version = shut_in(options)
-    link.sendall(pack({"id": 0, "status": "ready", "landlock": version}))
+    _send(link, {"id": 0, "status": "ready", "landlock": version})
     try:
         Executor(link, options).serve()
     except (ProtocolError, ConnectionError) as error:

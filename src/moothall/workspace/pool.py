@@ -18,6 +18,7 @@ from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.sandbox import cgroups, orphans
 from moothall.workspace import scratch
 from moothall.workspace.box import Box, Place, remove_tree
+from moothall.workspace.bundle import bundle
 from moothall.workspace.layout import Layout, try_lock
 
 _KEYS_KEPT = 4
@@ -38,6 +39,7 @@ class Pool:
         self._folder = self.layout.run / self._instance
         self._spares: OrderedDict[str, list[Box]] = OrderedDict()
         self._filling: set[str] = set()
+        self._waiting: dict[str, asyncio.Future[Box | None]] = {}
         self._open: set[Box] = set()
         self._group: asyncio.TaskGroup | None = None
         self._lock_fd = -1
@@ -49,6 +51,7 @@ class Pool:
         try_lock(self._lock_fd)
         await sweep(self.layout)
         await asyncio.to_thread(scratch.sweep)
+        await asyncio.to_thread(bundle, self._folder / "code")
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         return self
@@ -86,11 +89,7 @@ class Pool:
     @asynccontextmanager
     async def started(self, place: Place, *, keep: bool = False) -> AsyncIterator[Box]:
         """A box on `place`; `keep` leaves its folder to the caller."""
-        if self._group is None:
-            raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
-        box = self._spare(place)
-        if box is None:
-            box = await self._fresh(place)
+        box = self._spare(place) or await self._coming(place) or await self._fresh(place)
         self._open.add(box)
         try:
             yield box
@@ -102,14 +101,37 @@ class Pool:
         boxes = self._spares.get(place.key, [])
         while boxes:
             box = boxes.pop()
-            if box.alive and box.place == place:
+            if self._fits(box, place):
                 return box
-            self._discard(box)
         return None
 
+    def _fits(self, box: Box, place: Place) -> bool:
+        """Whether a spare is what is wanted; it is thrown away where not."""
+        if box.alive and box.place == place and self._group:
+            return True
+        self._discard(box)
+        return False
+
+    async def _coming(self, place: Place) -> Box | None:
+        """The spare that is just being started, if nobody waits for it yet: it is ready before a new one would be."""
+        if place.key not in self._filling or place.key in self._waiting:
+            return None
+        coming = self._waiting[place.key] = asyncio.get_running_loop().create_future()
+        try:
+            box = await coming
+        except asyncio.CancelledError:
+            if coming.done() and not coming.cancelled() and (box := coming.result()):
+                self._discard(box)
+            raise
+        finally:
+            del self._waiting[place.key]
+        return box if box and self._fits(box, place) else None
+
     async def _fresh(self, place: Place) -> Box:
+        if self._group is None:
+            raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
-        box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings)
+        box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings, self._folder / "code")
         try:
             await box.start()
         except OSError as error:
@@ -141,11 +163,21 @@ class Pool:
                 if self._group is None or place.key not in self._spares:
                     await box.close()
                     return
-                self._spares[place.key].append(box)
+                self._keep(box)
         except MoothallError as error:  # the next open meets the same fault, and tells its caller
             _log.warning("no executor could be kept ready", error=str(error))
         finally:
             self._filling.discard(place.key)
+            coming = self._waiting.get(place.key)
+            if coming and not coming.done():
+                coming.set_result(None)
+
+    def _keep(self, box: Box) -> None:
+        coming = self._waiting.get(box.place.key)
+        if coming and not coming.done():
+            coming.set_result(box)
+        else:
+            self._spares[box.place.key].append(box)
 
 
 def _end(prefix: str) -> bool:

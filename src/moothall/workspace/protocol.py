@@ -8,7 +8,10 @@ library only: the executor imports it.
 from __future__ import annotations
 
 import json
-from typing import Any
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from typing import Any
 
 HEADER_BYTES = 4
 MAX_FRAME = 64_000_000

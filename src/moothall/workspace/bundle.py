@@ -1,0 +1,53 @@
+"""The executor's code as it lies in a sandbox: its own modules and no others, compiled once a process.
+
+Compiled here, since nothing can be inside: a Python that finds no bytecode would compile it again for every workspace.
+"""
+
+from __future__ import annotations
+
+import py_compile
+from importlib.util import find_spec
+from pathlib import Path
+
+INSIDE = "/opt/moothall"
+_MODULES = (
+    "moothall",
+    "moothall.sandbox",
+    "moothall.sandbox.inside",
+    "moothall.sandbox.landlock",
+    "moothall.sandbox.procs",
+    "moothall.tools",
+    "moothall.tools.checks",
+    "moothall.tools.files",
+    "moothall.tools.paths",
+    "moothall.workspace",
+    "moothall.workspace.executor",
+    "moothall.workspace.protocol",
+)
+
+
+def bundle(folder: Path) -> None:
+    """Put the executor's modules into `folder`, a new one, as bytecode without source, for every uid to read."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    for name in _MODULES:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise FileNotFoundError(f"module {name} is missing: the installation is not whole")
+        package = spec.submodule_search_locations is not None
+        target = (
+            folder.joinpath(*name.split("."), "__init__.pyc")
+            if package
+            else folder.joinpath(*name.split(".")).with_suffix(".pyc")
+        )
+        if package:
+            target.parent.mkdir()
+            target.parent.chmod(0o755)
+        py_compile.compile(
+            spec.origin,
+            cfile=str(target),
+            dfile=name,
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+        target.chmod(0o644)
