@@ -26,10 +26,11 @@ _OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is st
 _HINT_BYTES = 4000
 _NICE = 5
 
+# Texts: compiling them costs start time, and only a command that fails needs them.
 _HINTS = (
-    ("memory", re.compile(r"^(?:\w+\.)?MemoryError|Cannot allocate memory|out of memory", re.MULTILINE | re.IGNORECASE)),
-    ("disk", re.compile(r"No space left on device|File too large|Disk quota exceeded")),
-    ("processes", re.compile(r"Resource temporarily unavailable|can't start new thread|fork: retry")),
+    ("memory", r"(?im)^(?:\w+\.)?MemoryError|Cannot allocate memory|out of memory"),
+    ("disk", r"No space left on device|File too large|Disk quota exceeded"),
+    ("processes", r"Resource temporarily unavailable|can't start new thread|fork: retry"),
 )
 
 
@@ -308,7 +309,7 @@ def _why(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
     if code != 0:
         tail = output[-_HINT_BYTES:].decode("utf-8", "replace")
         for status, words in _HINTS:
-            if words.search(tail) and (status != "processes" or seen.processes * 2 >= walls.processes):
+            if re.search(words, tail) and (status != "processes" or seen.processes * 2 >= walls.processes):
                 return status
     return "success"
 

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from moothall.sandbox.spec import interpreter
+from moothall.workspace.bundle import bundle
+
+_COSTLY = ("ast", "dataclasses", "inspect", "pathlib", "pydantic", "shutil", "socket", "typing", "xml")
+
+
+def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(tmp_path: Path) -> None:
+    bundle(tmp_path / "code")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import moothall.workspace.executor; print(*sys.modules)"
+    ran = subprocess.run(
+        [str(interpreter()), "-I", "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60
+    )
+    loaded = set(ran.stdout.split())
+    assert "moothall.sandbox.procs" in loaded
+    assert not loaded & set(_COSTLY)
+
+
+def test_only_bytecode_lies_in_it_and_any_uid_may_read_it(tmp_path: Path) -> None:
+    bundle(tmp_path / "code")
+    found = [path for path in (tmp_path / "code").rglob("*") if path.is_file()]
+    assert {path.suffix for path in found} == {".pyc"}
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in found)
+    assert all(path.parent.stat().st_mode & 0o777 == 0o755 for path in found)
