@@ -5,7 +5,7 @@ Adapters in bus, model, workspace and fleet implement these; `wiring` alone know
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Protocol
@@ -115,6 +115,30 @@ class Documents(Protocol):
 
     async def keys(self) -> Sequence[str]:
         """Return all keys."""
+        ...
+
+
+class Bucket(Protocol):
+    """Documents under keys, the newest of each, that many processes follow."""
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store, replacing."""
+        ...
+
+    async def create(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store what must be the first under its key. Raises `AlreadyExists`."""
+        ...
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        ...
+
+    async def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return all that is there now."""
+        ...
+
+    def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield (key, document) of all that is there, then of what changes, until closed."""
         ...
 
 

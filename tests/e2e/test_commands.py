@@ -73,3 +73,19 @@ async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(args: tuple
     assert done.code == 2 or args == ("repo", "list")
     assert "Traceback" not in done.err
     assert done.code == 0 or "/proc/nope" in done.err
+
+
+async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> None:
+    off = await command("tools", "disable", "git.log", "--reason", "not needed")
+    assert (off.code, off.out.strip()) == (0, "git.log is disabled for tenant local"), off.err
+    listed = {tool["id"]: tool["enabled"] for tool in (await command("tools", "list", "--json")).document}
+    assert [name for name, enabled in listed.items() if not enabled] == ["git.log"]
+    offered = (await command("tools", "list", "--role", "dev", "--category", "git", "--json")).document
+    assert {tool["id"] for tool in offered}.isdisjoint({"git.log", "git.push"})
+    shown = (await command("tools", "show", "git.log", "--json")).document
+    assert (shown["enabled"], shown["danger"], shown["output_schema"]["type"]) == (False, "read", "object")
+    assert (await command("tools", "enable", "git.log")).code == 0
+    assert (await command("tools", "show", "git.log", "--json")).document["enabled"]
+    wrong = await command("tools", "disable", "git.lag")
+    assert wrong.code == 2
+    assert "there is no tool 'git.lag'" in wrong.err

@@ -14,6 +14,7 @@ from moothall import telemetry
 from moothall.bus import codec, registry, setup
 from moothall.bus.acks import Acks
 from moothall.bus.beside import beside
+from moothall.bus.bucket import KvBucket
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
 from moothall.bus.measuring import measure
@@ -187,6 +188,11 @@ class JetStreamBus:
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
         return [subject.removeprefix(_KEYS) for subject in await self._stored.subjects(setup.DOCUMENTS_STREAM, f"{_KEYS}>")]
+
+    def bucket(self, name: str) -> KvBucket:
+        """Return a bucket of the registry. Raises `InvalidRequest` for another name."""
+        registry.bucket_stream(name)
+        return KvBucket(self._stored, self._packer, name)
 
     def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
         """Yield what a stream stores now, in order; under `subjects` alone where given."""

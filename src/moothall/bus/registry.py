@@ -94,6 +94,21 @@ STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
 DOCUMENTS_BUCKET = "deliberations"
 BLOBS_BUCKET = "blobs"
 
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """A key-value bucket: the newest document under each key. `max_age` in seconds, 0 for ever."""
+
+    name: str
+    about: str
+    max_age: float = 0.0
+
+
+BUCKETS: Mapping[str, BucketSpec] = {
+    spec.name: spec
+    for spec in (BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),)
+}
+
 _TASK = {"task_id": "the deliberation", "story_id": "its story, if any"}
 _SEAT = {"task_id": "the deliberation", "seat": "the seat's stable id"}
 _STORY = {"story_id": "the story", "title": "title", "brief": "what the product owner asks for"}
@@ -311,6 +326,24 @@ def _template(kind: EventType) -> tuple[str, tuple[str, ...]]:
     """The subject of a type, and the names that stand in it."""
     subject = EVENT_SPECS[kind].subject
     return subject, tuple(name for _, name, _, _ in Formatter().parse(subject) if name is not None)
+
+
+def bucket_stream(name: str) -> str:
+    """Return the stream behind a bucket. Raises `InvalidRequest` for one that isn't registered."""
+    if name not in BUCKETS:
+        raise InvalidRequest(f"no bucket {name!r}; there are {', '.join(BUCKETS)}")
+    return f"KV_{name}"
+
+
+def bucket_prefix(name: str) -> str:
+    """Return what the subjects of a bucket begin with."""
+    return f"$KV.{name}."
+
+
+def bucket_subject(name: str, key: str) -> str:
+    """Return the subject of a key, whose parts may be divided by dots. Raises `InvalidRequest`."""
+    bucket_stream(name)
+    return bucket_prefix(name) + ".".join(check_token(part, "key") for part in key.split("."))
 
 
 def subject_of(event: Event) -> str:

@@ -8,7 +8,19 @@ from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
 
 from moothall.bus.connection import reason
 from moothall.bus.heeding import heeding
-from moothall.bus.registry import BLOBS_BUCKET, DOCUMENTS_BUCKET, DUPLICATE_WINDOW, DURABLES, STREAMS, DurableSpec, StreamSpec
+from moothall.bus.registry import (
+    BLOBS_BUCKET,
+    BUCKETS,
+    DOCUMENTS_BUCKET,
+    DUPLICATE_WINDOW,
+    DURABLES,
+    STREAMS,
+    BucketSpec,
+    DurableSpec,
+    StreamSpec,
+    bucket_prefix,
+    bucket_stream,
+)
 from moothall.config import Bus
 from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, ConfigurationError
@@ -31,6 +43,22 @@ def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
         storage=api.StorageType.FILE,
         num_replicas=settings.replicas,
         duplicate_window=DUPLICATE_WINDOW,
+        allow_direct=True,
+    )
+
+
+def _bucket_config(spec: BucketSpec, settings: Bus) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=bucket_stream(spec.name),
+        description=spec.about,
+        subjects=[f"{bucket_prefix(spec.name)}>"],
+        max_msgs_per_subject=1,
+        max_age=spec.max_age,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+        discard=api.DiscardPolicy.NEW,
+        storage=api.StorageType.FILE,
+        num_replicas=settings.replicas,
         allow_direct=True,
     )
 
@@ -74,6 +102,8 @@ async def ensure(js: JetStreamContext, settings: Bus) -> None:
             await _ensure_stream(js, _stream_config(stream, settings))
         for spec in DURABLES.values():
             await ensure_durable(js, settings, spec)
+        for bucket in BUCKETS.values():
+            await _ensure_stream(js, _bucket_config(bucket, settings))
         await _ensure_stream(
             js,
             api.StreamConfig(

@@ -19,6 +19,7 @@ _COMMANDS = {
     "graph": ("moothall.cli.graph:graph", "The context graph: where lines come from, what was decided and why."),
     "log": ("moothall.cli.log:log", "The event log: what happened, in order."),
     "repo": ("moothall.cli.repo:repo", "Registered repositories: the API names them by id."),
+    "tools": ("moothall.cli.tools:tools", "The catalogue of tools, and which of them a tenant's agents are offered."),
     "serve": ("moothall.cli.serve:serve", "Serve gRPC on loopback: Deliberate, SubmitDeliberation,..."),
 }
 

@@ -24,7 +24,7 @@ from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
 from moothall.ports import ChatModel, Poster, Workspaces
-from moothall.tools.catalogue import ToolSpec, offered
+from moothall.tools.catalogue import ToolSpec
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
 _CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is history
@@ -136,7 +136,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     ledger = Ledger(d.budget)
     mode = await parts.model.reply_mode()
     grant = grant_for(d.role, prepared.base.profile.protected if prepared else ())
-    specs = offered(grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
+    specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     system = prompts.system_text(specs, mode)
     shown = None
     if prepared is not None:

@@ -6,7 +6,7 @@ by others: each part is fenced, so that it cannot pass for an instruction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moothall.config import Limits
@@ -33,10 +33,18 @@ class Asked(Protocol):
         ...
 
 
+def _nothing(tenant: str) -> Collection[str]:
+    """No tenant is without anything."""
+    del tenant
+    return ()
+
+
 class Briefings:
     """Implements `ports.Briefings` over the graph. A text never has more than about `limits.context_tokens`."""
 
-    def __init__(self, graph: Asked, limits: Limits) -> None:
+    def __init__(self, graph: Asked, limits: Limits, off: Callable[[str], Collection[str]] = _nothing) -> None:
+        """`off` gives the names of the tools that a tenant is without."""
+        self._off = off
         self._graph = graph
         self._budget = limits.context_tokens
 
@@ -44,7 +52,9 @@ class Briefings:
         """Return what is known; what is not known is left out. Raises `InvalidRequest`, `GraphUnavailable`."""
         role, wanted = _checked(asked)
         system = _system(role, asked.phase)
-        tools = f"Tools: {', '.join(spec.name for spec in offered(grant_for(role)))}" if role else ""
+        tools = (
+            f"Tools: {', '.join(spec.name for spec in offered(grant_for(role), without=self._off(who.tenant)))}" if role else ""
+        )
         room = max(0, self._budget - tokens(f"{system}\n\n{tools}\n\n"))
         told = await self._story(asked.story_id, who, int(room * _WHOLE_STORY)) if "story" in wanted else ""
         room -= _taken(told)

@@ -8,7 +8,7 @@ hears of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from moothall.config import Guard
 from moothall.domain.causes import called_id
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.guard.audit import AuditLog, Entry
 from moothall.guard.budget import check_budget, reserved, timed
@@ -29,19 +29,42 @@ from moothall.guard.steps import Checked, check_grants, check_identity, check_sc
 from moothall.guard.watching import tool_call
 from moothall.ports import Publisher
 from moothall.tools.arguments import arguments_digest
+from moothall.tools.catalogue import CATALOGUE, ToolSpec, offered
 
 _ERROR_CHARS = 4000
+
+
+def _nothing(tenant: str) -> Collection[str]:
+    """No tenant is without anything."""
+    del tenant
+    return frozenset()
 
 
 class Gate:
     """Lets calls of many seats through; one a process. Belongs to one event loop."""
 
-    def __init__(self, limits: Guard, audit: AuditLog, publisher: Publisher, *, source: str = "host") -> None:
+    def __init__(
+        self,
+        limits: Guard,
+        audit: AuditLog,
+        publisher: Publisher,
+        *,
+        source: str = "host",
+        catalogue: Mapping[str, ToolSpec] = CATALOGUE,
+        off: Callable[[str], Collection[str]] = _nothing,
+    ) -> None:
+        """`off` gives the names of the tools that a tenant is without."""
+        self._catalogue = catalogue
+        self._off = off
         self._limits = limits
         self._audit = audit
         self._publisher = publisher
         self._source = source
         self._slots = asyncio.Semaphore(limits.calls_in_flight)
+
+    def offered(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
+        """Return the tools that a grant covers and the tenant has, in catalogue order; with `core` only the few."""
+        return offered(grant, core=core, without=self._off(tenant), catalogue=self._catalogue)
 
     async def call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
         """Return exactly one result, whatever a model asked for; two audit records and one `tool.finished` go with it.
@@ -92,9 +115,10 @@ class Gate:
 
     async def _admit_and_run(self, seat: SeatContext, call: ToolCall) -> ToolResult:
         try:
-            checked = check_schema(call, seat.grant, self._limits.argument_bytes)
+            off = self._off(seat.tenant)
+            checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=self._catalogue, off=off)
             check_identity(seat, call)
-            check_grants(seat.grant, checked)
+            check_grants(seat.grant, checked, catalogue=self._catalogue, off=off)
             check_limits(seat.meter, self._limits)
             check_budget(seat.ledger, seat.meter, self._limits)
             return await self._run(seat, call, checked)

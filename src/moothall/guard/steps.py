@@ -5,7 +5,7 @@ would be right. The gate calls them in order.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -37,11 +37,21 @@ class Checked:
             yield from value if isinstance(value, list) else (value,)
 
 
-def check_schema(call: ToolCall, grant: Grant, argument_bytes: int) -> Checked:
-    """The tool exists and its arguments fit its schema; the grant only decides which names are suggested."""
-    spec = CATALOGUE.get(call.tool)
-    if spec is None:
-        raise Stopped(ToolStatus.INVALID, _unknown_tool(str(call.tool), grant))
+def check_schema(
+    call: ToolCall,
+    grant: Grant,
+    argument_bytes: int,
+    *,
+    catalogue: Mapping[str, ToolSpec] = CATALOGUE,
+    off: Collection[str] = (),
+) -> Checked:
+    """The tool exists and its arguments fit its schema. To a tenant there is no tool that is `off` for it.
+
+    The grant only decides which names are suggested.
+    """
+    spec = catalogue.get(call.tool)
+    if spec is None or spec.name in off:
+        raise Stopped(ToolStatus.INVALID, _unknown_tool(str(call.tool), offered(grant, without=off, catalogue=catalogue)))
     try:
         raw = canonical(call.arguments)
         plain = json.loads(raw)  # what is checked and run is what the digest is of
@@ -75,11 +85,13 @@ def check_identity(seat: SeatContext, call: ToolCall) -> None:
         raise Stopped(ToolStatus.INVALID, f"a request_id has 1 to {_MAX_REQUEST_ID} characters")
 
 
-def check_grants(grant: Grant, checked: Checked) -> None:
+def check_grants(
+    grant: Grant, checked: Checked, *, catalogue: Mapping[str, ToolSpec] = CATALOGUE, off: Collection[str] = ()
+) -> None:
     """The grant covers the tool, and no path leaves the workspace or is written though it is protected."""
     spec = checked.spec
     if not granted(grant, spec.name):
-        names = ", ".join(other.name for other in offered(grant)) or "none"
+        names = ", ".join(other.name for other in offered(grant, without=off, catalogue=catalogue)) or "none"
         raise Stopped(ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}")
     for path in checked.values(spec.paths):
         if reason := refuse_path(path):
@@ -98,12 +110,12 @@ def note_of(grant: Grant, checked: Checked) -> str:
     return ""
 
 
-def _unknown_tool(name: str, grant: Grant) -> str:
-    names = [spec.name for spec in offered(grant)]
+def _unknown_tool(name: str, known: Iterable[ToolSpec]) -> str:
+    names = [spec.name for spec in known]
     wanted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
     swapped = ".".join(reversed(wanted.split(".")))
     near = get_close_matches(wanted, names, n=1) or get_close_matches(swapped, names, n=1)
-    near = near or [known for known in names if known.rpartition(".")[2] in {wanted, *wanted.split(".")}][:1]
+    near = near or [other for other in names if other.rpartition(".")[2] in {wanted, *wanted.split(".")}][:1]
     hint = f"did you mean {near[0]}?" if near else f"the tools are {', '.join(names) or 'none'}"
     return f"there is no tool {name[:60]!r}; {hint}"
 

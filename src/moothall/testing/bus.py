@@ -74,6 +74,53 @@ class _Stream:
         self.records = [raw for raw in self.records if raw.seq != seq]
 
 
+class MemoryBucket:
+    """A bucket in a dictionary."""
+
+    def __init__(self, name: str, packer: Packer) -> None:
+        self._name = name
+        self._packer = packer
+        self._stored: dict[str, bytes] = {}
+        self._said: list[str] = []
+        self._changed = asyncio.Event()
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store, replacing."""
+        registry.bucket_subject(self._name, key)
+        self._stored[key] = await self._packer.pack_document(document)
+        self._said.append(key)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def create(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store what must be the first."""
+        if key in self._stored:
+            raise AlreadyExists(f"{self._name} has a {key} already")
+        await self.put(key, document)
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        registry.bucket_subject(self._name, key)
+        found = self._stored.get(key)
+        return None if found is None else await self._packer.unpack_document(found)
+
+    async def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return all."""
+        return {key: await self._packer.unpack_document(raw) for key, raw in self._stored.items()}
+
+    async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield what is there, then what changes."""
+        told = len(self._said)
+        for key, document in (await self.entries()).items():
+            yield key, document
+        while True:
+            changed = self._changed
+            for key in dict.fromkeys(self._said[told:]):
+                told = len(self._said)
+                yield key, await self._packer.unpack_document(self._stored[key])
+            await changed.wait()
+
+
 class MemoryBus:
     """Publisher, Log, Consumer, Work, Signals, Documents and RawStore, within one event loop."""
 
@@ -85,6 +132,7 @@ class MemoryBus:
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
         self._durables: dict[str, _Durable] = {}
         self._documents: dict[str, bytes] = {}
+        self._buckets: dict[str, MemoryBucket] = {}
         self._listeners: list[tuple[str, asyncio.Queue[tuple[str, bytes]]]] = []
         self._changed = asyncio.Event()
 
@@ -292,6 +340,11 @@ class MemoryBus:
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
         return sorted(self._documents)
+
+    def bucket(self, name: str) -> MemoryBucket:
+        """Return a bucket of the registry."""
+        registry.bucket_stream(name)
+        return self._buckets.setdefault(name, MemoryBucket(name, self._packer))
 
     async def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
         """Yield what a stream stores now, in order."""

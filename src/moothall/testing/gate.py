@@ -90,11 +90,11 @@ class Facts:
 class House:
     """A gate, its audit and its one room."""
 
-    def __init__(self, data_dir: Path, audit: AuditLog, limits: Guard) -> None:
+    def __init__(self, data_dir: Path, audit: AuditLog, limits: Guard, **parts: Any) -> None:
         self.room = Room()
         self.facts = Facts()
         self.audit = audit
-        self.gate = Gate(limits, audit, self.facts)
+        self.gate = Gate(limits, audit, self.facts, **parts)
         self.data_dir = data_dir
         self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
 
@@ -129,7 +129,8 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(data_dir: Path, **limits: Any) -> AsyncIterator[House]:
-    """Build a house with these limits of the gate."""
+async def open_house(data_dir: Path, **given: Any) -> AsyncIterator[House]:
+    """Build a house with these limits, and other parts of the gate by their names."""
+    limits = {name: given.pop(name) for name in tuple(given) if name in Guard.model_fields}
     async with AuditLog(data_dir, "host-1") as audit:
-        yield House(data_dir, audit, Guard(**limits))
+        yield House(data_dir, audit, Guard(**limits), **given)

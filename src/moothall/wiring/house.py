@@ -22,6 +22,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.guard.switches import BUCKET, Switches
 from moothall.planning.planner import Planner
 from moothall.wiring import lock, memory
 from moothall.wiring.parts import started
@@ -179,12 +180,15 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         figures_port = await (await stack.enter_async_context(started(figures(settings, bus, collector))))
         planner = Planner(bus, desk, settings.limits)
         await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
+        switches = Switches(bus.bucket(BUCKET))
+        await switches.refresh()
+        await (await stack.enter_async_context(started(beside(switches.run(), "tools"))))
         doors = Doors(
             desk=desk,
             councils=roster,
             plans=planner,
             tallies=Tally(bus, roster, collector.deliberations),
-            briefings=Briefings(graph, settings.limits),
+            briefings=Briefings(graph, settings.limits, switches.off),
             model=settings.llm.model,
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

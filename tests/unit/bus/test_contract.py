@@ -199,6 +199,27 @@ async def test_secrets_do_not_get_into_the_log(opened: Any) -> None:
         assert await bus.get("task-1") == {"diff": "[redacted]"}
 
 
+async def test_buckets(opened: Any) -> None:
+    async with opened() as bus:
+        bucket = bus.bucket("tools")
+        assert await bucket.get("local.files.read") is None
+        await bucket.create("local.files.read", {"enabled": False})
+        with pytest.raises(AlreadyExists):
+            await bucket.create("local.files.read", {"enabled": True})
+        await bucket.put("local.git.diff", {"enabled": True})
+        assert await bucket.get("local.files.read") == {"enabled": False}
+        assert await bucket.entries() == {"local.files.read": {"enabled": False}, "local.git.diff": {"enabled": True}}
+        async with aclosing(bucket.follow()) as changes:
+            seen = [await anext(changes), await anext(changes)]
+            assert dict(seen) == await bucket.entries()
+            await bucket.put("local.git.diff", {"enabled": False})
+            assert await anext(changes) == ("local.git.diff", {"enabled": False})
+        with pytest.raises(InvalidRequest, match="cannot be part of a subject"):
+            await bucket.put("local.*", {})
+        with pytest.raises(InvalidRequest, match="no bucket 'shoes'"):
+            bus.bucket("shoes")
+
+
 async def test_documents(opened: Any) -> None:
     async with opened() as bus:
         assert await bus.get("task-1") is None

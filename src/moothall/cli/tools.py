@@ -1,0 +1,136 @@
+"""`moothall tools`: the catalogue, and which of it a tenant has."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.domain.identity import LOCAL
+
+if TYPE_CHECKING:  # imported by the command that needs it
+    from moothall.tools.discovery import Filters
+
+_TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Whose tools.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+
+
+@click.group()
+def tools() -> None:
+    """The catalogue of tools, and which of them a tenant's agents are offered."""
+
+
+@tools.command("list")
+@click.option("--query", default="", help="Words that stand in the name, the summary or a tag.")
+@click.option("--category", "categories", multiple=True, help="files, git, tests; may be repeated.")
+@click.option("--tag", "tags", multiple=True, help="May be repeated; one of them is enough.")
+@click.option("--profile", "profiles", multiple=True, help="core, coding, reading, remote.")
+@click.option("--role", default="", help="Only what this role's agents are offered.")
+@click.option("--safe", is_flag=True, help="Nothing that runs code or acts beyond the workspace.")
+@_TENANT
+@_JSON
+@click.pass_context
+@errors_spoken
+def list_(
+    context: click.Context,
+    *,
+    query: str,
+    categories: tuple[str, ...],
+    tags: tuple[str, ...],
+    profiles: tuple[str, ...],
+    role: str,
+    safe: bool,
+    tenant: str,
+    as_json: bool,
+) -> None:
+    """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the agents."""
+    from moothall.tools.discovery import Filters
+
+    wanted = Filters(query, categories, tags, profiles, exclude_dangerous=safe)
+    run(_list(settings_of(context, narrated=True), tenant, role, wanted, as_json=as_json))
+
+
+async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, as_json: bool) -> int:
+    from moothall.guard.grants import grant_for
+    from moothall.tools.catalogue import CATALOGUE, offered
+    from moothall.tools.discovery import discover, entry
+    from moothall.wiring.switching import switches
+
+    async with switches(settings) as known:
+        off = known.off(tenant)
+    specs = offered(grant_for(role), without=off) if role else tuple(CATALOGUE.values())
+    found = discover(specs, wanted)
+    if as_json:
+        click.echo(json.dumps([entry(spec, enabled=spec.name not in off) for spec in found], indent=2))
+        return 0
+    for spec in found:
+        mark = "off" if spec.name in off else ""
+        click.echo(f"{spec.name:<16} {spec.danger.value:<8} {mark:<4} {spec.summary}")
+    if not found:
+        click.echo("no tool fits", err=True)
+    return 0
+
+
+@tools.command()
+@click.argument("name")
+@_TENANT
+@_JSON
+@click.pass_context
+@errors_spoken
+def show(context: click.Context, *, name: str, tenant: str, as_json: bool) -> None:
+    """Print all that the catalogue says of one tool."""
+    run(_show(settings_of(context, narrated=True), name, tenant, as_json=as_json))
+
+
+async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) -> int:
+    from moothall.errors import NotFound
+    from moothall.tools.catalogue import CATALOGUE
+    from moothall.tools.discovery import entry
+    from moothall.wiring.switching import switches
+
+    spec = CATALOGUE.get(name)
+    if spec is None:
+        raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
+    async with switches(settings) as known:
+        told = entry(spec, enabled=name not in known.off(tenant))
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+        return 0
+    click.echo(f"{spec.signature}\n{spec.summary}\n")
+    for key, value in told.items():
+        if key not in {"id", "summary"}:
+            click.echo(f"{key:<14} {value if isinstance(value, str) else json.dumps(value)}")
+    return 0
+
+
+@tools.command()
+@click.argument("name")
+@_TENANT
+@click.pass_context
+@errors_spoken
+def enable(context: click.Context, *, name: str, tenant: str) -> None:
+    """Give a tool back to a tenant's agents."""
+    run(_switch(settings_of(context, narrated=True), name, tenant, "", enabled=True))
+
+
+@tools.command()
+@click.argument("name")
+@click.option("--reason", default="", help="Why; kept with it.")
+@_TENANT
+@click.pass_context
+@errors_spoken
+def disable(context: click.Context, *, name: str, reason: str, tenant: str) -> None:
+    """Take a tool away from a tenant's agents, at once and without a restart. To them there is no such tool."""
+    run(_switch(settings_of(context, narrated=True), name, tenant, reason, enabled=False))
+
+
+async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> int:
+    from moothall.wiring.switching import switches
+
+    async with switches(settings) as known:
+        await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
+    click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
+    return 0

@@ -1,0 +1,75 @@
+"""Finding tools in the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moothall.tools.spec import ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What is looked for. Everything given must hold; of `categories`, `tags` and `profiles` one each. `most` 0: all."""
+
+    query: str = ""
+    categories: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    exclude_dangerous: bool = False
+    most: int = 0
+
+
+def discover(specs: Iterable[ToolSpec], filters: Filters) -> tuple[ToolSpec, ...]:
+    """Return the tools that fit, in catalogue order. Every word of the query stands in the name, the summary or a tag."""
+    words = filters.query.lower().split()
+    found = tuple(spec for spec in specs if _fits(spec, filters) and all(word in _text(spec) for word in words))
+    return found[: filters.most] if filters.most else found
+
+
+def _fits(spec: ToolSpec, filters: Filters) -> bool:
+    return (
+        (not filters.categories or spec.category in filters.categories)
+        and (not filters.tags or bool(set(spec.tags) & set(filters.tags)))
+        and (not filters.profiles or bool(set(spec.profiles) & set(filters.profiles)))
+        and not (filters.exclude_dangerous and spec.dangerous)
+    )
+
+
+def _text(spec: ToolSpec) -> str:
+    return " ".join((spec.name, spec.summary, *spec.tags)).lower()
+
+
+def entry(spec: ToolSpec, *, enabled: bool = True) -> dict[str, Any]:
+    """Return all that the catalogue says of a tool, JSON-shaped."""
+    return {
+        "id": spec.id,
+        "summary": spec.summary,
+        "category": spec.category,
+        "tags": list(spec.tags),
+        "version": spec.version,
+        "profiles": list(spec.profiles),
+        "enabled": enabled,
+        "danger": spec.danger.value,
+        "dangerous": spec.dangerous,
+        "requirements": {
+            "os_access": spec.requirements.os_access,
+            "network_access": spec.requirements.network_access,
+            "file_system": spec.requirements.file_system,
+        },
+        "rate_limit": {"per_minute": spec.rate.per_minute, "per_hour": spec.rate.per_hour},
+        "cache_seconds": spec.cache_seconds,
+        "limits": {"seconds": spec.caps.seconds, "result_bytes": spec.caps.result_bytes},
+        "cost": spec.cost.value,
+        "input_schema": spec.schema(None),
+        "output_schema": spec.output_schema(),
+        "examples": [
+            {"about": example.about, "arguments": _plain(example.arguments), "output": _plain(example.output)}
+            for example in spec.examples
+        ],
+    }
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(value)

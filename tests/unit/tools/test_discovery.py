@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from moothall.tools.catalogue import CATALOGUE, ToolSpec
+from moothall.tools.discovery import Filters, discover, entry
+from moothall.tools.spec import Danger
+
+SPECS = tuple(CATALOGUE.values())
+
+
+def names(**filters: Any) -> list[str]:
+    return [spec.name for spec in discover(SPECS, Filters(**filters))]
+
+
+def test_everything_given_must_hold() -> None:
+    assert names() == list(CATALOGUE)
+    assert names(categories=("git",), tags=("remote",)) == ["git.clone", "git.pull", "git.push"]
+    assert names(query="regular EXPRESSION") == ["files.search"]
+    assert names(categories=("tests",), profiles=("core",)) == ["tests.pytest"]
+    assert names(query="no such words") == []
+    assert names(most=2) == ["files.read", "files.write"]
+    assert not any(name.startswith("tests.") for name in names(exclude_dangerous=True))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_the_catalogue_says_all_of_every_tool(spec: ToolSpec) -> None:
+    told = entry(spec)
+    json.dumps(told)
+    assert told["tags"]
+    assert told["profiles"]
+    assert told["rate_limit"]["per_minute"] > 0
+    assert told["limits"]["seconds"] > 0
+    assert spec.requirements.network_access is spec.outside
+    assert spec.requirements.os_access is (spec.danger is Danger.EXECUTE)
+    assert (spec.requirements.file_system == "write") is (spec.danger is not Danger.READ)
+    for example in spec.examples:
+        spec.arguments.model_validate(dict(example.arguments))
+        spec.output.model_validate(dict(example.output))
+    assert spec.examples
