@@ -78,12 +78,12 @@ _USUAL_RATE: Final[Mapping[Danger, Rate]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ToolSpec:
     """One tool. `paths` names the arguments that hold paths or globs (a string or a list of them), `writes` those of them
     whose file is changed. `profiles` are named sets that it belongs to; `core` is what a model with a small window is
     offered. `cache_seconds`: how long a result stands for the same call of the same tenant; 0: not at all.
-    `version` changes whenever the same call would be answered otherwise.
+    `version` changes whenever the same call would be answered otherwise. There is one of each, equal to itself alone.
     """
 
     name: str
