@@ -94,7 +94,7 @@ async def tool_round_trip(folder: Path, count: int) -> Times:
         prepared = await _prepared(settings, hands, folder / "repo")
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
-        seat = _seat(workspace)
+        seat = gate.seated(_seat(workspace))
         seconds = []
         for number in range(count + 20):
             call = ToolCall(f"bench/1.{number}", "files.read", {"path": "src/utils.py"}, seat.deadline)

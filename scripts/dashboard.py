@@ -93,6 +93,11 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
             ("Processors used by tools", "short", [(rate("moothall_tool_cpu_seconds_total", "tool"), "{{tool}}")]),
             ("Memory used by tools, p95", "bytes", [(quantile("moothall_tool_memory_bytes", 0.95, "tool"), "{{tool}}")]),
             (
+                "Policy decisions",
+                "short",
+                [(rate("moothall_policy_decisions_total", "tool, decision"), "{{tool}} {{decision}} a second")],
+            ),
+            (
                 "Checks on clean checkouts",
                 "short",
                 [

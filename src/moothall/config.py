@@ -192,6 +192,21 @@ class Guard(_Section):
     argument_bytes: int = Field(1_000_000, ge=1000, description="arguments of one call, as JSON")
     result_bytes: int = Field(60_000, ge=1000, description="output of a call that the seat sees; more is cut")
     event_bytes: int = Field(16_000, ge=1000, description="output of a call in its event; more is cut")
+    key: SecretStr | None = Field(
+        None, description="signs capability tokens, the same on every machine; empty: made in the data directory"
+    )
+    key_file: Path | None = None
+    token_seconds: float = Field(3600.0, ge=10, description="the longest that a capability token lives")
+    policies: Path | None = Field(
+        None, description="a folder with roles.yaml and *.rego instead of those that come with Moothall; see docs/tools.md"
+    )
+    policy: Literal["off", "dry-run", "enforce"] = Field(
+        "enforce", description="what becomes of the policy's answers; dry-run: they are only logged and counted"
+    )
+    policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
+    breaker_failures: int = Field(5, ge=1, description="failures of a tool in a row that open its circuit")
+    breaker_seconds: float = Field(30.0, gt=0, description="how long it then rests; doubles while it keeps failing")
+    cache_bytes: int = Field(20_000_000, ge=0, description="results that one gate keeps of tools that may be cached")
     audit_sync_records: int = Field(64, ge=1, description="audit records between two syncs to disk; each is flushed at once")
 
 

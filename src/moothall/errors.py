@@ -6,6 +6,7 @@
     │   ├── BusUnavailable
     │   ├── AuditUnavailable
     │   ├── GraphUnavailable
+    │   ├── PolicyUnavailable    the policy engine gave no answer: nothing is allowed
     │   ├── Superseded           another has taken this work up
     │   └── RateLimited
     └── Permanent            the same request will fail again
@@ -72,6 +73,12 @@ class GraphUnavailable(Temporary):
     """The graph did not take or give anything. It is behind the log, so nothing is lost."""
 
     code = "GRAPH_UNAVAILABLE"
+
+
+class PolicyUnavailable(Temporary):
+    """The policy engine gave no answer, or none that is one: what it should decide does not happen."""
+
+    code = "POLICY_UNAVAILABLE"
 
 
 class Superseded(Temporary):

@@ -182,6 +182,14 @@ class Workspace(Protocol):
         ...
 
 
+class Toolkit(Protocol):
+    """Runs the tools of a category that no workspace runs itself, such as those that need a client library."""
+
+    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
+        """Run a tool whose arguments are already validated, until `call.deadline`. What fails is a status, not an error."""
+        ...
+
+
 class Workspaces(Protocol):
     """Opens workspaces. All are gone, with processes and mounts, when their context ends."""
 

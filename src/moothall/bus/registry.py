@@ -106,7 +106,10 @@ class BucketSpec:
 
 BUCKETS: Mapping[str, BucketSpec] = {
     spec.name: spec
-    for spec in (BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),)
+    for spec in (
+        BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
+        BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
+    )
 }
 
 _TASK = {"task_id": "the deliberation", "story_id": "its story, if any"}

@@ -54,14 +54,14 @@ def list_(
 
 
 async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, as_json: bool) -> int:
-    from moothall.guard.grants import grant_for
     from moothall.tools.catalogue import CATALOGUE, offered
     from moothall.tools.discovery import discover, entry
+    from moothall.wiring.rules import read_table
     from moothall.wiring.switching import switches
 
     async with switches(settings) as known:
         off = known.off(tenant)
-    specs = offered(grant_for(role), without=off) if role else tuple(CATALOGUE.values())
+    specs = offered(read_table(settings).of(role), without=off) if role else tuple(CATALOGUE.values())
     found = discover(specs, wanted)
     if as_json:
         click.echo(json.dumps([entry(spec, enabled=spec.name not in off) for spec in found], indent=2))

@@ -22,7 +22,6 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
-from moothall.guard.grants import grant_for
 from moothall.ports import ChatModel, Poster, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
@@ -135,7 +134,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     facts = Facts(parts.publisher, d, parts.source)
     ledger = Ledger(d.budget)
     mode = await parts.model.reply_mode()
-    grant = grant_for(d.role, prepared.base.profile.protected if prepared else ())
+    grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     system = prompts.system_text(specs, mode)
     shown = None

@@ -6,7 +6,7 @@ by others: each part is fenced, so that it cannot pass for an instruction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moothall.config import Limits
@@ -16,7 +16,7 @@ from moothall.domain.briefing import PHASES, SCOPES, Briefing, BriefingRequest
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role
 from moothall.errors import InvalidRequest
-from moothall.guard.grants import grant_for
+from moothall.guard.rules import Rules
 from moothall.tools.catalogue import offered
 
 _EVENTS, _MOST_EVENTS = 20, 200
@@ -33,18 +33,11 @@ class Asked(Protocol):
         ...
 
 
-def _nothing(tenant: str) -> Collection[str]:
-    """No tenant is without anything."""
-    del tenant
-    return ()
-
-
 class Briefings:
     """Implements `ports.Briefings` over the graph. A text never has more than about `limits.context_tokens`."""
 
-    def __init__(self, graph: Asked, limits: Limits, off: Callable[[str], Collection[str]] = _nothing) -> None:
-        """`off` gives the names of the tools that a tenant is without."""
-        self._off = off
+    def __init__(self, graph: Asked, limits: Limits, rules: Rules | None = None) -> None:
+        self._rules = rules or Rules()
         self._graph = graph
         self._budget = limits.context_tokens
 
@@ -52,9 +45,7 @@ class Briefings:
         """Return what is known; what is not known is left out. Raises `InvalidRequest`, `GraphUnavailable`."""
         role, wanted = _checked(asked)
         system = _system(role, asked.phase)
-        tools = (
-            f"Tools: {', '.join(spec.name for spec in offered(grant_for(role), without=self._off(who.tenant)))}" if role else ""
-        )
+        tools = f"Tools: {', '.join(self._offered(role, who.tenant))}" if role else ""
         room = max(0, self._budget - tokens(f"{system}\n\n{tools}\n\n"))
         told = await self._story(asked.story_id, who, int(room * _WHOLE_STORY)) if "story" in wanted else ""
         room -= _taken(told)
@@ -64,6 +55,10 @@ class Briefings:
         context = "\n\n".join(part for part in (told, earlier) if part)
         text = "\n\n".join(part for part in (system, context, tools, history) if part)
         return Briefing(system, context, tools, history, text, tokens(text), digest(text))
+
+    def _offered(self, role: str, tenant: str) -> list[str]:
+        grant = self._rules.grants.of(role)
+        return [spec.name for spec in offered(grant, without=self._rules.off(tenant), catalogue=self._rules.catalogue)]
 
     async def _story(self, story_id: str, who: Principal, room: int) -> str:
         if not story_id:

@@ -21,7 +21,6 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.errors import BusUnavailable, DeadlineExceeded, MoothallError, SandboxUnavailable, WorkspaceFailed
-from moothall.guard.grants import grant_for
 from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
 from moothall.ranking import Assessment
@@ -239,18 +238,20 @@ def _agent(sitting: Sitting) -> Agent:
 def _context(council: Council, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
     d = council.d
     protected = council.prepared.base.profile.protected if council.prepared else ()
-    return SeatContext(
+    gate = council.parts.gate
+    seat = SeatContext(
         principal=Principal(d.principal, d.tenant),
         tenant=d.tenant,
         task_id=d.task_id,
         seat=sitting.seat,
         role=d.role,
-        grant=grant_for(d.role, protected),
+        grant=gate.grant_for(d.role, protected),
         workspace=workspace,
         workspace_id=workspace.id,
         deadline=until,
         ledger=council.ledger,
     )
+    return gate.seated(seat)
 
 
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:

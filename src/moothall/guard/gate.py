@@ -1,18 +1,19 @@
 """The one function through which a seat acts.
 
-schema → identity → grants → limits → budget → run → audit: a call passes every step in this order or stops
-with a tool result that says why. Its start is on the audit before anything happens, its end before anyone
-hears of it.
+schema → identity, tenant and catalogue → grants → capability token → policy → rate limits → breaker → budget → cache →
+run → audit → telemetry: a call passes every step in this order or stops with a tool result that says why. Its start is on
+the audit before anything happens, its end before anyone hears of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
+from typing import Any
 
 from moothall import telemetry
 from moothall.config import Guard
@@ -22,22 +23,21 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.guard.audit import AuditLog, Entry
+from moothall.guard.breaker import Breakers
 from moothall.guard.budget import check_budget, reserved, timed
+from moothall.guard.cache import ResultCache, cache_key
+from moothall.guard.capability import check_capability, with_token
 from moothall.guard.limits import check_limits, cut_output, cut_text
+from moothall.guard.rates import Rates, check_rate, scope_of
+from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.steps import Checked, check_grants, check_identity, check_schema, note_of
 from moothall.guard.watching import tool_call
 from moothall.ports import Publisher
 from moothall.tools.arguments import arguments_digest
-from moothall.tools.catalogue import CATALOGUE, ToolSpec, offered
+from moothall.tools.catalogue import ToolSpec, offered
 
 _ERROR_CHARS = 4000
-
-
-def _nothing(tenant: str) -> Collection[str]:
-    """No tenant is without anything."""
-    del tenant
-    return frozenset()
 
 
 class Gate:
@@ -48,14 +48,14 @@ class Gate:
         limits: Guard,
         audit: AuditLog,
         publisher: Publisher,
+        rules: Rules | None = None,
         *,
         source: str = "host",
-        catalogue: Mapping[str, ToolSpec] = CATALOGUE,
-        off: Callable[[str], Collection[str]] = _nothing,
     ) -> None:
-        """`off` gives the names of the tools that a tenant is without."""
-        self._catalogue = catalogue
-        self._off = off
+        self._rules = rules or Rules()
+        self._rates = Rates()
+        self._breakers = Breakers(limits.breaker_failures, limits.breaker_seconds)
+        self._cache = ResultCache(limits.cache_bytes)
         self._limits = limits
         self._audit = audit
         self._publisher = publisher
@@ -64,7 +64,15 @@ class Gate:
 
     def offered(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
         """Return the tools that a grant covers and the tenant has, in catalogue order; with `core` only the few."""
-        return offered(grant, core=core, without=self._off(tenant), catalogue=self._catalogue)
+        return offered(grant, core=core, without=self._rules.off(tenant), catalogue=self._rules.catalogue)
+
+    def grant_for(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
+        """Return what a role's seats may do; see `Grants.of`. Raises `InvalidRequest`."""
+        return self._rules.grants.of(role, protected, persona)
+
+    def seated(self, seat: SeatContext) -> SeatContext:
+        """Return the seat with a capability token for its workspace, until its deadline."""
+        return with_token(self._rules.tokens, seat)
 
     async def call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
         """Return exactly one result, whatever a model asked for; two audit records and one `tool.finished` go with it.
@@ -115,31 +123,59 @@ class Gate:
 
     async def _admit_and_run(self, seat: SeatContext, call: ToolCall) -> ToolResult:
         try:
-            off = self._off(seat.tenant)
-            checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=self._catalogue, off=off)
-            check_identity(seat, call)
-            check_grants(seat.grant, checked, catalogue=self._catalogue, off=off)
-            check_limits(seat.meter, self._limits)
-            check_budget(seat.ledger, seat.meter, self._limits)
-            return await self._run(seat, call, checked)
+            checked = await self._admit(seat, call)
+            key = scope_of(seat, checked.spec)
+            with self._breakers.watching(key, checked.spec) as told:
+                check_budget(seat.ledger, seat.meter, self._limits)
+                result = await self._run(seat, call, checked)
+                told(result.status)
+                return result
         except Stopped as stopped:
             return _refusal(call, stopped.status, stopped.reason)
+
+    async def _admit(self, seat: SeatContext, call: ToolCall) -> Checked:
+        rules = self._rules
+        off = rules.off(seat.tenant)
+        checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off)
+        check_identity(seat, call)
+        check_grants(seat.grant, checked, catalogue=rules.catalogue, off=off)
+        check_capability(rules.tokens, seat, call, checked)
+        await rules.policy.check(seat, checked)
+        check_rate(self._rates, seat, checked.spec)
+        check_limits(seat.meter, self._limits)
+        return checked
 
     async def _run(self, seat: SeatContext, call: ToolCall, checked: Checked) -> ToolResult:
         allowed = self._seconds(seat, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
         with reserved(seat.meter, self._limits, allowed) as held:
-            deadline = datetime.now(UTC) + timedelta(seconds=held)
-            end = asyncio.get_running_loop().time() + held + self._limits.grace_seconds
-            inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
-            try:
-                async with self._slot(held), asyncio.timeout_at(end):
-                    with timed(seat.meter):
-                        result = await seat.workspace.call(inner)
-            except TimeoutError as error:
-                raise Stopped(ToolStatus.TIMEOUT, f"{call.tool} did not end within {held:.0f} seconds and was stopped") from error
-        return self._fit(result, call, note_of(seat.grant, checked))
+            key = ""
+            if checked.spec.cache_seconds > 0:
+                key = cache_key(seat.tenant, seat.workspace_id, checked.spec, checked.arguments)
+                if (kept := self._cache.get(key)) is not None:
+                    return replace(kept, request_id=call.request_id)
+            result = self._fit(await self._hand_over(seat, call, checked, held), call, checked, note_of(seat.grant, checked))
+            if key:
+                self._cache.put(key, checked.spec, result)
+        return result
+
+    async def _hand_over(self, seat: SeatContext, call: ToolCall, checked: Checked, held: float) -> ToolResult:
+        """Let whoever runs the tool run it, for at most `held` seconds."""
+        deadline = datetime.now(UTC) + timedelta(seconds=held)
+        end = asyncio.get_running_loop().time() + held + self._limits.grace_seconds
+        inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
+        toolkit = self._rules.toolkits.get(checked.spec.category)
+        if checked.spec.outside:
+            await self._publish_start(seat, call)
+        try:
+            async with self._slot(held), asyncio.timeout_at(end):
+                with timed(seat.meter):
+                    if toolkit is not None:
+                        return await toolkit.call(inner, seat.workspace, seat.tenant)
+                    return await seat.workspace.call(inner)
+        except TimeoutError as error:
+            raise Stopped(ToolStatus.TIMEOUT, f"{call.tool} did not end within {held:.0f} seconds and was stopped") from error
 
     @asynccontextmanager
     async def _slot(self, seconds: float) -> AsyncIterator[None]:
@@ -158,9 +194,10 @@ class Gate:
         until = min(call.deadline, seat.deadline) - datetime.now(UTC)
         return min(until.total_seconds(), checked.spec.timeout_seconds, self._limits.call_seconds)
 
-    def _fit(self, result: ToolResult, call: ToolCall, note: str) -> ToolResult:
+    def _fit(self, result: ToolResult, call: ToolCall, checked: Checked, note: str) -> ToolResult:
         """What comes out of a workspace is untrusted: it answers this call, and only so much of it."""
-        output = cut_output(result.output, self._limits.result_bytes)
+        most = min(checked.spec.caps.result_bytes or self._limits.result_bytes, self._limits.result_bytes)
+        output = cut_output(result.output, most)
         if note and result.status is ToolStatus.SUCCESS:
             output["note"] = note
         error = cut_text(result.error, _ERROR_CHARS)
@@ -169,14 +206,21 @@ class Gate:
     async def _publish(self, seat: SeatContext, result: ToolResult) -> None:
         # The tool's name is the model's word where there is no such tool.
         shown = replace(result, tool=cut_text(result.tool, 100), output=cut_output(result.output, self._limits.event_bytes))
-        data = {**dump(shown), "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id}
+        await self._say(EventType.TOOL_FINISHED, seat, result.request_id, dump(shown))
+
+    async def _publish_start(self, seat: SeatContext, call: ToolCall) -> None:
+        """Tell of an effect outside before it happens: where its end is not told, whether it happened is not known."""
+        told = {"request_id": call.request_id, "tool": call.tool, "arguments_digest": arguments_digest(call.arguments)}
+        await self._say(EventType.TOOL_STARTED, seat, call.request_id, told)
+
+    async def _say(self, kind: EventType, seat: SeatContext, request_id: str, told: Mapping[str, Any]) -> None:
         event = new_event(
-            EventType.TOOL_FINISHED,
+            kind,
             seat.workspace_id,
-            data,
-            ordinal=result.request_id,
+            {**told, "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id},
+            ordinal=request_id,
             # The seats' request ids begin with the call id of the model's answer that asked for this.
-            causationid=called_id(seat.task_id, result.request_id.rpartition(".")[0]),
+            causationid=called_id(seat.task_id, request_id.rpartition(".")[0]),
             source=self._source,
             correlationid=seat.task_id,
             tenant=seat.tenant,

@@ -1,48 +1,116 @@
-"""Which role may use what. The table is `roles.toml` beside this file."""
+"""Which role and which persona may use what: role by tool by operation, from `policies/roles.yaml`."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moothall.domain.ids import read_role
 from moothall.domain.tool import Grant
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, InvalidRequest
+from moothall.tools.catalogue import CATALOGUE, granted
+from moothall.tools.spec import Danger, ToolSpec
+
+ROLES_FILE = "roles.yaml"
 
 
-class _Role(BaseModel):
+class _Entry(BaseModel):
+    """Operations by tool pattern, and what may not be written (gitignore style)."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tools: tuple[str, ...]
+    tools: Mapping[str, tuple[Danger, ...]]
     protected: tuple[str, ...] = ()
 
 
-_Table = TypeAdapter(dict[str, _Role])
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    roles: Mapping[str, _Entry]
+    personas: Mapping[str, _Entry] = {}
 
 
-def read_roles(text: str) -> Mapping[str, Grant]:
-    """Return the grant of each role in a TOML table; raises `ConfigurationError`."""
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The table, made into the tools of the catalogue that each entry covers. What it does not name is not granted."""
+
+    roles: Mapping[str, Grant]
+    personas: Mapping[str, Grant] = field(default_factory=dict)
+
+    def of(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
+        """Return what a role's seats may do, narrowed to the persona's. Raises `InvalidRequest` for unknown ones.
+
+        `protected` (tests and their configuration) may be edited in a workspace, but the judges use them
+        as they were on the base: the seat is told so when it writes one.
+        """
+        known = self.roles.get(read_role(role), Grant(tools=()))
+        if persona:
+            if persona not in self.personas:
+                raise InvalidRequest(f"unknown persona {persona[:40]!r}; there are {', '.join(self.personas) or 'none'}")
+            known = narrowed(known, self.personas[persona])
+        return Grant(tools=known.tools, protected=known.protected, judged=tuple(protected))
+
+
+def narrowed(grant: Grant, by: Grant) -> Grant:
+    """Return what both allow: the tools of `grant` that `by` covers too, and no path that either protects."""
+    tools = tuple(tool for tool in grant.tools if granted(by, tool))
+    return Grant(tools, tuple(dict.fromkeys((*grant.protected, *by.protected))), grant.judged)
+
+
+def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Grants:
+    """Return the table in a YAML text. Raises `ConfigurationError` that names what is wrong."""
+    import yaml
+
     try:
-        table = _Table.validate_python(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigurationError(f"the table of roles is wrong: {error}") from error
-    return {name: Grant(tools=role.tools, protected=role.protected) for name, role in table.items()}
+        table = _Table.model_validate(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"the table of roles is no YAML: {error}") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+        raise ConfigurationError(f"the table of roles is wrong: {wrong}") from error
+    known = tuple(specs)
+    return Grants(
+        {_role(name): _grant(name, entry, known) for name, entry in table.roles.items()},
+        {name: _grant(name, entry, known) for name, entry in table.personas.items()},
+    )
+
+
+def _role(name: str) -> str:
+    try:
+        return read_role(name)
+    except InvalidRequest as error:
+        raise ConfigurationError(f"the table of roles is wrong: {error.message}") from error
+
+
+def _grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
+    for pattern in entry.tools:
+        if not any(fnmatchcase(spec.name, pattern) for spec in specs):
+            raise ConfigurationError(f"the table of roles is wrong: {name} is granted {pattern!r}, and there is no such tool")
+    tools = tuple(
+        spec.name
+        for spec in specs
+        if any(fnmatchcase(spec.name, pattern) and spec.danger in operations for pattern, operations in entry.tools.items())
+    )
+    return Grant(tools, entry.protected)
 
 
 @cache
-def _shipped() -> Mapping[str, Grant]:
-    return read_roles(resources.files(__package__).joinpath("roles.toml").read_text(encoding="utf-8"))
+def shipped() -> Grants:
+    """Return the table that comes with Moothall."""
+    return read_grants((policies_folder() / ROLES_FILE).read_text(encoding="utf-8"))
+
+
+def policies_folder() -> Path:
+    """Return where the policies that come with Moothall are: beside this package's code, or in the source tree."""
+    inside = Path(__file__).parents[1] / "policies"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "policies"
 
 
 def grant_for(role: str, profile_protected: Sequence[str] = ()) -> Grant:
-    """Return what a role's seats may do; raises `InvalidRequest` for an unknown role.
-
-    `profile_protected` (tests and their configuration) may be edited in a workspace, but the judges use them
-    as they were on the base: the seat is told so when it writes one.
-    """
-    known = _shipped().get(read_role(role), Grant(tools=()))
-    return Grant(tools=known.tools, protected=known.protected, judged=tuple(profile_protected))
+    """Return what a role may do by the table that comes with Moothall."""
+    return shipped().of(role, profile_protected)

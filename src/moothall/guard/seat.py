@@ -25,7 +25,7 @@ class Meter:
 class SeatContext:
     """A seat as the gate knows it: made by the trusted side from credentials and the deliberation, never from
     what a model said. `ledger` is the deliberation's, None where no budget was set. `deadline` is a UTC instant.
-    `meter` counts this seat's calls.
+    `meter` counts this seat's calls. `token` is its capability token (`Gate.seated` gives one).
     """
 
     principal: Principal
@@ -39,12 +39,15 @@ class SeatContext:
     deadline: datetime
     ledger: Ledger | None = None
     meter: Meter = field(default_factory=Meter)
+    persona: str = ""
+    token: str = ""
 
 
 class Stopped(Exception):
-    """A step of the gate says no. Becomes a tool result; never leaves the gate."""
+    """A step of the gate says no. Becomes a tool result; never leaves the gate. `may_be_allowed`: by an operator."""
 
-    def __init__(self, status: ToolStatus, reason: str) -> None:
+    def __init__(self, status: ToolStatus, reason: str, *, may_be_allowed: bool = False) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.may_be_allowed = may_be_allowed

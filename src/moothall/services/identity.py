@@ -41,12 +41,12 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def ensure_token(data_dir: Path) -> str:
-    """Return the token of this data directory, made at the first run; only its owner can read the file.
+def ensure_token(data_dir: Path, name: str = "token") -> str:
+    """Return the secret `name` of this data directory, made at the first run; only its owner can read the file.
 
     Raises `ConfigurationError` where the file is empty, readable by others, or cannot be made.
     """
-    path = data_dir / "token"
+    path = data_dir / name
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():

@@ -50,6 +50,12 @@ TOOL_CPU_SECONDS = _counter("moothall_tool_cpu_seconds_total", "Processor time o
 TOOL_MEMORY_BYTES = _histogram(
     "moothall_tool_memory_bytes", "The most memory that a tool call had resident.", "tool", buckets=BYTES
 )
+POLICY_DECISIONS = _counter(
+    "moothall_policy_decisions_total",
+    "What the policy said of tool calls; decision is allowed, denied, parked or would_deny (dry-run).",
+    "tool",
+    "decision",
+)
 CHECKS = _counter("moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict")
 CHECK_SECONDS = _histogram("moothall_check_seconds", "A check on a clean checkout.", "check")
 SANDBOX_LAYER = _gauge(

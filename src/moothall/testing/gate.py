@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from moothall.errors import WorkspaceFailed
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
+from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext
 
 
@@ -90,11 +92,11 @@ class Facts:
 class House:
     """A gate, its audit and its one room."""
 
-    def __init__(self, data_dir: Path, audit: AuditLog, limits: Guard, **parts: Any) -> None:
+    def __init__(self, data_dir: Path, audit: AuditLog, limits: Guard, **rules: Any) -> None:
         self.room = Room()
         self.facts = Facts()
         self.audit = audit
-        self.gate = Gate(limits, audit, self.facts, **parts)
+        self.gate = Gate(limits, audit, self.facts, Rules(**rules))
         self.data_dir = data_dir
         self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
 
@@ -110,7 +112,7 @@ class House:
         seconds: float = 600,
     ) -> SeatContext:
         """Return a seat in the room."""
-        return SeatContext(
+        seat = SeatContext(
             principal=principal,
             tenant=tenant,
             task_id="task-1",
@@ -122,6 +124,7 @@ class House:
             ledger=ledger,
             deadline=in_seconds(seconds),
         )
+        return self.gate.seated(seat)
 
     def records(self) -> list[Mapping[str, Any]]:
         """Return what is on the audit."""
@@ -130,7 +133,8 @@ class House:
 
 @asynccontextmanager
 async def open_house(data_dir: Path, **given: Any) -> AsyncIterator[House]:
-    """Build a house with these limits, and other parts of the gate by their names."""
-    limits = {name: given.pop(name) for name in tuple(given) if name in Guard.model_fields}
+    """Build a house with these limits, and rules by their names."""
+    rules = {field.name for field in fields(Rules)}
+    limits = {name: given.pop(name) for name in tuple(given) if name not in rules}
     async with AuditLog(data_dir, "host-1") as audit:
         yield House(data_dir, audit, Guard(**limits), **given)

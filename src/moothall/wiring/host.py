@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from moothall.bus.beside import beside
 from moothall.bus.jetstream import open_bus
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
@@ -15,10 +14,10 @@ from moothall.domain.secrets import scrub
 from moothall.fleet.host import Host
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
-from moothall.guard.switches import BUCKET, Switches
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs
 from moothall.wiring import memory
+from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import open_hands
 from moothall.wiring.walls import check_walls
 from moothall.wiring.watching import reported, spans
@@ -39,13 +38,11 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
         audit = await stack.enter_async_context(
             AuditLog(settings.data_dir, writer, sync_records=settings.guard.audit_sync_records)
         )
-        switches = Switches(bus.bucket(BUCKET))
-        await switches.refresh()
-        await stack.enter_async_context(beside(switches.run(), "tools"))
+        rules = await stack.enter_async_context(open_rules(settings, bus))
         hands = await stack.enter_async_context(open_hands(settings))
         parts = Parts(
             model=model,
-            gate=Gate(settings.guard, audit, bus, off=switches.off),
+            gate=Gate(settings.guard, audit, bus, rules),
             workspaces=hands.workspaces,
             repositories=hands.repositories,
             publisher=bus,

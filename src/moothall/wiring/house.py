@@ -22,7 +22,6 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.guard.switches import BUCKET, Switches
 from moothall.planning.planner import Planner
 from moothall.wiring import lock, memory
 from moothall.wiring.parts import started
@@ -148,6 +147,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     from moothall.services.server import grpc_server
     from moothall.wiring.graph import remembering
     from moothall.wiring.host import host_main
+    from moothall.wiring.rules import open_rules
     from moothall.wiring.sources import bus_url, model_url
     from moothall.wiring.walls import check_walls
 
@@ -180,15 +180,13 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         figures_port = await (await stack.enter_async_context(started(figures(settings, bus, collector))))
         planner = Planner(bus, desk, settings.limits)
         await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
-        switches = Switches(bus.bucket(BUCKET))
-        await switches.refresh()
-        await (await stack.enter_async_context(started(beside(switches.run(), "tools"))))
+        rules = await (await stack.enter_async_context(started(open_rules(settings, bus))))
         doors = Doors(
             desk=desk,
             councils=roster,
             plans=planner,
             tallies=Tally(bus, roster, collector.deliberations),
-            briefings=Briefings(graph, settings.limits, switches.off),
+            briefings=Briefings(graph, settings.limits, rules),
             model=settings.llm.model,
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

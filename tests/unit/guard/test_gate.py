@@ -324,7 +324,7 @@ async def test_a_bus_that_is_down_is_the_callers_matter(house: House) -> None:
         async def publish(self, event: Event) -> int:
             raise BusUnavailable(f"no bus for {event.id}")
 
-    gate = Gate(house.gate._limits, house.audit, Down())
+    gate = Gate(house.gate._limits, house.audit, Down(), house.gate._rules)
     with pytest.raises(BusUnavailable):
         await gate.call(house.seat(), tool_call(path="a"))
     assert len(house.records()) == 2

@@ -12,7 +12,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.guard.budget import check_budget, reserved, timed
-from moothall.guard.grants import grant_for, read_roles
+from moothall.guard.grants import grant_for, narrowed, read_grants, shipped
 from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
@@ -51,10 +51,52 @@ def test_a_grant_carries_what_the_profile_protects() -> None:
     assert grant_for("DEV", ["tests/**"]).judged == ("tests/**",)
 
 
-@pytest.mark.parametrize("text", ["[dev]\ntols = []", "dev = 1", "[dev", '[dev]\ntools = ["a"]\nmore = 1'])
-def test_a_wrong_table_of_roles_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="table of roles"):
-        read_roles(text)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("roles: {dev: {tols: {}}}", "tols"),
+        ("roles: 1", "roles"),
+        ("roles: {", "no YAML"),
+        ("roles: {king: {tools: {}}}", "unknown role 'king'"),
+        ("roles: {dev: {tools: {files.reed: [read]}}}", "'files.reed', and there is no such tool"),
+        ("roles: {dev: {tools: {files.read: [look]}}}", "files.read"),
+        ("", "table of roles"),
+    ],
+)
+def test_a_wrong_table_of_roles_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match="table of roles") as refused:
+        read_grants(text)
+    assert words in refused.value.message
+
+
+def test_a_role_is_granted_operations_of_tools() -> None:
+    grants = read_grants("roles: {dev: {tools: {'files.*': [read], git.push: [outside], git.commit: [read]}}}")
+    assert "files.read" in grants.of("dev").tools
+    assert "files.write" not in grants.of("dev").tools
+    assert "git.push" in grants.of("dev").tools
+    assert "git.commit" not in grants.of("dev").tools
+    assert grants.of("qa").tools == ()
+
+
+def test_a_persona_narrows_its_role_and_never_adds() -> None:
+    grants = shipped()
+    for role in ROLES:
+        for persona in grants.personas:
+            assert set(grants.of(role, persona=persona).tools) <= set(grants.of(role).tools)
+    assert "files.write" not in grants.of("dev", persona="reader").tools
+    assert "files.write" not in grants.of("po", persona="tester").tools
+    with pytest.raises(InvalidRequest, match="unknown persona 'king'; there are reader, tester"):
+        grants.of("dev", persona="king")
+
+
+_NAMES = st.lists(st.sampled_from(sorted(CATALOGUE)), unique=True)
+
+
+@given(_NAMES, _NAMES)
+def test_what_is_narrowed_is_what_both_allow(one: list[str], two: list[str]) -> None:
+    both = narrowed(Grant(tuple(one), ("a",)), Grant(tuple(two), ("b",)))
+    assert set(both.tools) == set(one) & set(two)
+    assert set(both.protected) == {"a", "b"}
 
 
 def test_the_grant_step_stands_alone() -> None:

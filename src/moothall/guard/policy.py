@@ -1,0 +1,153 @@
+"""What an operator's policy says of a call. It is asked in one place, its answers are kept, and no answer is a no."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+from moothall.domain.tool import ToolStatus
+from moothall.errors import PolicyUnavailable
+from moothall.guard.seat import SeatContext, Stopped
+from moothall.guard.steps import Checked
+from moothall.telemetry import get_logger, metrics
+
+log = get_logger(__name__)
+
+Mode = Literal["off", "dry-run", "enforce"]
+_LONG = 300
+_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Everything that a policy may read, and so the key of its answers: what is not in here cannot change one.
+
+    `arguments` is JSON; of a long string only its length is told.
+    """
+
+    tenant: str
+    principal: str
+    role: str
+    persona: str
+    tool: str
+    category: str
+    operation: str
+    version: str
+    tags: tuple[str, ...]
+    os_access: bool
+    network_access: bool
+    file_system: str
+    arguments: str
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the policy's `input`."""
+        told = asdict(self)
+        needs = {name: told.pop(name) for name in ("os_access", "network_access", "file_system")}
+        return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
+
+
+def asked_of(seat: SeatContext, checked: Checked) -> Asked:
+    """Return what the policy is asked about a call. Requirements are the catalogue's."""
+    spec = checked.spec
+    return Asked(
+        tenant=seat.tenant,
+        principal=seat.principal.name,
+        role=seat.role,
+        persona=seat.persona,
+        tool=spec.name,
+        category=spec.category,
+        operation=spec.danger.value,
+        version=spec.version,
+        tags=spec.tags,
+        os_access=spec.requirements.os_access,
+        network_access=spec.requirements.network_access,
+        file_system=spec.requirements.file_system,
+        arguments=json.dumps(_short(checked.arguments), sort_keys=True),
+    )
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= _LONG else {"characters": len(value)}
+    if isinstance(value, Mapping):
+        return {name: _short(item) for name, item in value.items()}
+    return [_short(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A policy's answer. `park`: an operator may allow it nevertheless."""
+
+    allow: bool
+    reason: str = ""
+    park: bool = False
+
+
+class Engine(Protocol):
+    """Rego in process, or a server."""
+
+    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `allow`, `reason` and `park`. Raises `PolicyUnavailable`."""
+        ...
+
+
+class Policy:
+    """Asks the engine in one of three modes; answers are kept for `keep_seconds`. One a gate."""
+
+    def __init__(
+        self, mode: Mode, engine: Engine | None, *, keep_seconds: float = 60.0, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._mode = mode
+        self._engine = engine
+        self._keep = keep_seconds
+        self._clock = clock
+        self._kept: OrderedDict[Asked, tuple[float, Decision]] = OrderedDict()
+
+    async def check(self, seat: SeatContext, checked: Checked) -> None:
+        """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives no clear answer,
+        blocks. In dry-run it is only told what would have been.
+        """
+        if self._mode == "off":
+            return
+        asked = asked_of(seat, checked)
+        try:
+            decision = await self._decide(asked)
+        except PolicyUnavailable as error:
+            decision = Decision(allow=False, reason=f"the policy cannot be asked ({error.message}); nothing runs until it can")
+        if decision.allow:
+            metrics.POLICY_DECISIONS.add(checked.spec.name, "allowed")
+            return
+        if self._mode == "dry-run":
+            metrics.POLICY_DECISIONS.add(checked.spec.name, "would_deny")
+            log.warning("the policy would have refused this", tool=asked.tool, tenant=asked.tenant, reason=decision.reason)
+            return
+        metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
+        raise Stopped(ToolStatus.BLOCKED, f"{asked.tool} is refused by policy: {decision.reason}", may_be_allowed=decision.park)
+
+    async def _decide(self, asked: Asked) -> Decision:
+        now = self._clock()
+        kept = self._kept.get(asked)
+        if kept is not None and kept[0] > now:
+            self._kept.move_to_end(asked)
+            return kept[1]
+        if self._engine is None:
+            raise PolicyUnavailable("there is no policy engine")
+        decision = _read(await self._engine.decide(asked.document()))
+        self._kept[asked] = (now + self._keep, decision)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return decision
+
+
+def _read(answer: object) -> Decision:
+    """Return the decision in an answer; what is not clearly one is none."""
+    if not isinstance(answer, Mapping):
+        raise PolicyUnavailable("its answer is no object")
+    allow, park, reason = answer.get("allow"), answer.get("park", False), answer.get("reason", "")
+    if not isinstance(allow, bool) or not isinstance(park, bool) or not isinstance(reason, str):
+        raise PolicyUnavailable("its answer has no allow that is true or false")
+    return Decision(allow, reason[:500] or ("" if allow else "no reason is given"), park)

@@ -1,0 +1,34 @@
+"""What a gate goes by, beside its limits: made once a process from settings and the bus."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from moothall.guard.grants import Grants, shipped
+from moothall.guard.policy import Policy
+from moothall.guard.tokens import Tokens
+from moothall.ports import Toolkit
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.spec import ToolSpec
+
+
+def _nothing(tenant: str) -> Collection[str]:
+    """No tenant is without anything."""
+    del tenant
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the tools that a workspace
+    does not run itself. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
+    """
+
+    catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
+    off: Callable[[str], Collection[str]] = _nothing
+    grants: Grants = field(default_factory=shipped)
+    tokens: Tokens = field(default_factory=lambda: Tokens(secrets.token_bytes(32), 3600.0))
+    policy: Policy = field(default_factory=lambda: Policy("off", None))
+    toolkits: Mapping[str, Toolkit] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Policy engines: Rego in this process, or an OPA server."""

@@ -1,0 +1,79 @@
+"""What the gates of this process go by, from settings and the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from moothall.bus.beside import beside
+from moothall.config import Settings
+from moothall.errors import ConfigurationError
+from moothall.guard import revocations, switches
+from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
+from moothall.guard.policy import Policy
+from moothall.guard.rules import Rules
+from moothall.guard.tokens import Tokens
+from moothall.ports import Bucket
+from moothall.wiring.keys import guard_key
+
+_GRACE_SECONDS = 60.0
+
+
+class Buckets(Protocol):
+    """The part of a bus that is asked here."""
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket of the registry."""
+        ...
+
+
+@asynccontextmanager
+async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
+    """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
+    off = switches.Switches(bus.bucket(switches.BUCKET))
+    revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
+    await asyncio.gather(off.refresh(), revoked.refresh())
+    tokens = Tokens(await asyncio.to_thread(guard_key, settings), longest_token(settings), revoked=revoked.any)
+    policy = _policy(settings)  # here and not beside the loop: an engine belongs to the thread that makes it
+    async with beside(off.run(), "tools"), beside(revoked.run(), "revocations"):
+        yield Rules(off=off.off, grants=await asyncio.to_thread(read_table, settings), tokens=tokens, policy=policy)
+
+
+def longest_token(settings: Settings) -> float:
+    """Return how long a token may live: a seat's must last as long as a deliberation may."""
+    return max(settings.guard.token_seconds, settings.limits.deliberation_seconds + _GRACE_SECONDS)
+
+
+def read_table(settings: Settings) -> Grants:
+    """Return who is granted what. Raises `ConfigurationError`."""
+    file = _folder(settings) / ROLES_FILE
+    if settings.guard.policies is not None and not file.exists():
+        file = policies_folder() / ROLES_FILE
+    try:
+        return read_grants(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"the table of roles {file} cannot be read: {error.strerror}") from error
+
+
+def _policy(settings: Settings) -> Policy:
+    guard = settings.guard
+    if guard.policy == "off":
+        return Policy("off", None)
+    from moothall.policy.rego import Rego
+
+    folder = _folder(settings)
+    if guard.policies is not None and not any(folder.glob("*.rego")):
+        folder = policies_folder()
+    return Policy(guard.policy, Rego(folder), keep_seconds=guard.policy_cache_seconds)
+
+
+def _folder(settings: Settings) -> Path:
+    folder = settings.guard.policies
+    if folder is None:
+        return policies_folder()
+    if not folder.is_dir():
+        raise ConfigurationError(f"guard.policies {folder} is no folder")
+    return folder

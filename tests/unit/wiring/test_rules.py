@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Guard, Settings, load_settings
+from moothall.domain.tool import Grant, ToolStatus
+from moothall.errors import ConfigurationError
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.revocations import BUCKET, Revocations
+from moothall.testing.bus import MemoryBus
+from moothall.testing.gate import Facts, House, tool_call
+from moothall.wiring.rules import longest_token, open_rules
+
+
+def settings(folder: Path, **guard: object) -> Settings:
+    return load_settings(data_dir=folder / "data", guard=Guard(**guard))  # type: ignore[arg-type] # names and values of settings
+
+
+async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
+        house = House(tmp_path, audit, Guard())
+        house.gate = Gate(Guard(), audit, Facts(), rules)
+        seat = house.seat()
+        assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
+        everything = house.seat(grant=Grant(tools=("*",)))
+        pushed = await house.gate.call(everything, tool_call("git.push", number=2, branch="main"))
+        assert (pushed.status, "acts beyond the workspace" in pushed.error) == (ToolStatus.BLOCKED, True)
+        await Revocations(bus.bucket(BUCKET)).revoke("ws-1", who="ann")
+        async with asyncio.timeout(20):
+            number = 3
+            while (await house.gate.call(seat, tool_call(path="a", number=number))).status is not ToolStatus.BLOCKED:
+                number += 1
+                await asyncio.sleep(0.01)
+
+
+async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_first(tmp_path: Path) -> None:
+    async with open_rules(settings(tmp_path), MemoryBus()) as one, open_rules(settings(tmp_path), MemoryBus()) as two:
+        token = one.tokens.mint(principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(()), seconds=60)
+        assert two.tokens.check(token, "ws").principal == "ann"
+    assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
+
+
+async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "roles.yaml").write_text("roles: {dev: {tools: {files.read: [read]}}}", encoding="utf-8")
+    async with open_rules(settings(tmp_path, policies=own), MemoryBus()) as rules:
+        assert rules.grants.of("dev").tools == ("files.read",)
+    (own / "roles.yaml").write_text("roles: {dev: {tools: {files.reed: [read]}}}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"there is no such tool"):
+        async with open_rules(settings(tmp_path, policies=own), MemoryBus()):
+            pass
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        async with open_rules(settings(tmp_path, policies=own / "none"), MemoryBus()):
+            pass
+    with pytest.raises(ConfigurationError, match="at least 32 are needed"):
+        async with open_rules(settings(tmp_path, key="short"), MemoryBus()):
+            pass
+
+
+def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
+    assert longest_token(settings(tmp_path, token_seconds=10)) > 1800
