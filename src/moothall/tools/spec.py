@@ -71,8 +71,8 @@ class Example:
 
 
 _USUAL_RATE: Final[Mapping[Danger, Rate]] = {
-    Danger.READ: Rate(600),
-    Danger.WRITE: Rate(600),
+    Danger.READ: Rate(),  # a seat's budget of calls bounds these
+    Danger.WRITE: Rate(),
     Danger.EXECUTE: Rate(10, 300),
     Danger.OUTSIDE: Rate(10, 100),
 }
