@@ -17,7 +17,7 @@ from moothall.wiring.rules import longest_token, open_rules
 
 
 def settings(folder: Path, **guard: object) -> Settings:
-    return load_settings(data_dir=folder / "data", guard=Guard(**guard))  # type: ignore[arg-type] # names and values of settings
+    return load_settings(data_dir=folder / "data", guard=Guard.model_validate(guard))
 
 
 async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(tmp_path: Path) -> None:
