@@ -17,6 +17,7 @@ from moothall.guard.policy import Policy
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bucket
+from moothall.toolkits.web import WebTools
 from moothall.wiring.keys import guard_key
 
 _GRACE_SECONDS = 60.0
@@ -37,9 +38,13 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
     await asyncio.gather(off.refresh(), revoked.refresh())
     tokens = Tokens(await asyncio.to_thread(guard_key, settings), longest_token(settings), revoked=revoked.any)
+    web = WebTools(settings.http)
+    toolkits = {"http": web, "web": web}
     policy = _policy(settings)  # here and not beside the loop: an engine belongs to the thread that makes it
     async with beside(off.run(), "tools"), beside(revoked.run(), "revocations"):
-        yield Rules(off=off.off, grants=await asyncio.to_thread(read_table, settings), tokens=tokens, policy=policy)
+        yield Rules(
+            off=off.off, grants=await asyncio.to_thread(read_table, settings), tokens=tokens, policy=policy, toolkits=toolkits
+        )
 
 
 def longest_token(settings: Settings) -> float:

@@ -1,0 +1,168 @@
+"""One HTTP exchange on behalf of a tool: guarded at every hop, bounded in time, size and number of hops."""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+from yarl import URL
+
+from moothall.config import Http
+from moothall.errors import InvalidRequest, Permanent, Refused
+from moothall.toolkits.destinations import Destinations, Unreachable
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_TO_GET = frozenset({301, 302, 303})
+_KEPT_IN = frozenset({"GET", "HEAD"})
+_CHUNK = 65_536
+_SHOWN = frozenset(
+    {"content-type", "content-length", "content-language", "date", "etag", "last-modified", "location", "retry-after", "allow"}
+)
+_CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key"})
+_ENCODINGS: Final[Mapping[str, int]] = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+
+
+class TooLarge(Permanent):
+    """An answer went on past the limit."""
+
+    code = "TOO_LARGE"
+
+
+class CallFailed(Permanent):
+    """The server could not be called, or what it said is no HTTP."""
+
+    code = "CALL_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. `url` is where the last redirect led; `cut` says that `body` is only the beginning."""
+
+    status: int
+    url: str
+    headers: Mapping[str, str]
+    content_type: str
+    charset: str
+    body: bytes
+    cut: bool = False
+
+
+class Exchange:
+    """Makes calls. No cookies, no proxy, no kept connections: what one tenant's call leaves behind, another's cannot meet."""
+
+    def __init__(self, settings: Http) -> None:
+        self._settings = settings
+        self._destinations = Destinations.read(settings.allow, only=settings.only_allowed)
+
+    async def call(
+        self, method: str, text: str, *, headers: Mapping[str, str], body: bytes, most: int, cutting: bool = False
+    ) -> Answer:
+        """Call and return the answer, redirects followed. At most `most` bytes of body: more is cut, or `TooLarge`.
+
+        Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go, `CallFailed`, `TooLarge`.
+        """
+        url = self._destinations.check(text)
+        for _ in range(self._settings.redirects + 1):
+            async with self._one(method, url, headers, body) as response:
+                if response.status not in _REDIRECTS or "Location" not in response.headers:
+                    return await self._read(response, method, most, cutting=cutting)
+                before, url = url, self._next(url, response)
+                if response.status in _TO_GET and method not in _KEPT_IN:
+                    method, body = "GET", b""
+            if before.origin() != url.origin():
+                headers = {name: value for name, value in headers.items() if name.lower() not in _CREDENTIALS}
+        raise CallFailed(f"{text[:200]} redirects more than {self._settings.redirects} times (http.redirects)")
+
+    def _next(self, url: URL, response: aiohttp.ClientResponse) -> URL:
+        try:
+            target = url.join(URL(response.headers["Location"]))
+        except (ValueError, UnicodeError) as error:
+            raise CallFailed(f"{url} redirects to what is no URL") from error
+        if url.scheme == "https" and target.scheme == "http":
+            raise Refused(f"{url} redirects from https to http; that is not followed")
+        try:
+            return self._destinations.check(str(target))
+        except (InvalidRequest, Refused) as error:
+            raise Refused(f"{url} redirects to {str(target)[:200]}: {error.message}") from error
+
+    @asynccontextmanager
+    async def _one(self, method: str, url: URL, headers: Mapping[str, str], body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        refused: list[Unreachable] = []
+
+        def open_socket(about: tuple[Any, ...]) -> socket.socket:
+            try:
+                return self._destinations.open_socket(about)
+            except Unreachable as error:
+                refused.append(error)
+                raise
+
+        guard = None if self._destinations.named(url) else open_socket
+        connector = aiohttp.TCPConnector(socket_factory=guard, force_close=True, use_dns_cache=False)
+        try:
+            async with (
+                _session(connector) as session,
+                session.request(method, url, headers=dict(headers), data=body or None, allow_redirects=False) as response,
+            ):
+                yield response
+        except aiohttp.ClientConnectorError as error:
+            if refused:
+                raise Refused(f"{url.host}: {refused[0]}") from error
+            raise CallFailed(f"{url.host} cannot be reached: {error.os_error.strerror or error.os_error}") from error
+        except aiohttp.InvalidURL as error:
+            raise InvalidRequest(f"{str(url)[:200]!r} is not a URL that can be called: {error.description}") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise CallFailed(f"{url.host}: {type(error).__name__}: {str(error)[:300]}") from error
+
+    async def _read(self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool) -> Answer:
+        shown = {name.lower(): value[:500] for name, value in response.headers.items() if name.lower() in _SHOWN}
+        whole, cut = bytearray(), False
+        if method != "HEAD":
+            async for piece in _unpacked(response):
+                whole += piece
+                if len(whole) > most:
+                    if not cutting:
+                        raise TooLarge(f"{response.url.host} answered with more than {most} bytes; the call was ended")
+                    cut = True
+                    del whole[most:]
+                    break
+        return Answer(
+            response.status, str(response.url), shown, response.content_type, response.charset or "utf-8", bytes(whole), cut
+        )
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"User-Agent": "moothall", "Accept-Encoding": "gzip"},
+        trust_env=False,
+        max_line_size=16_384,
+        max_field_size=16_384,
+    )
+
+
+async def _unpacked(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the body in pieces of bounded size, whatever a few packed bytes may unpack to."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding in {"", "identity"}:
+        async for piece in response.content.iter_chunked(_CHUNK):
+            yield piece
+        return
+    if encoding not in _ENCODINGS:
+        raise CallFailed(f"{response.url.host} answered in the content encoding {encoding[:40]!r}, which was not asked for")
+    unpacking = zlib.decompressobj(_ENCODINGS[encoding])
+    try:
+        async for piece in response.content.iter_chunked(_CHUNK):
+            packed = piece
+            while packed:
+                yield unpacking.decompress(packed, _CHUNK)
+                packed = unpacking.unconsumed_tail
+    except zlib.error as error:
+        raise CallFailed(f"{response.url.host} answered with broken {encoding}") from error

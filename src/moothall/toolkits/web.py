@@ -1,0 +1,183 @@
+"""`http.*` and `web.*`: the tools that reach the network."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from yarl import URL
+
+from moothall.config import Http
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import InvalidRequest, MoothallError, Refused
+from moothall.ports import Workspace
+from moothall.toolkits.exchange import Answer, CallFailed, Exchange
+from moothall.toolkits.page import read_page
+
+_METHODS = {f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")}
+_TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/javascript", "application/yaml")
+_STATUSES: Final[tuple[tuple[type[MoothallError], ToolStatus], ...]] = (
+    (Refused, ToolStatus.BLOCKED),
+    (InvalidRequest, ToolStatus.INVALID),
+    (MoothallError, ToolStatus.ERROR),
+)
+_FOUND, _FOUND_CHARS = 20, 500
+
+Output = dict[str, Any]
+
+
+class _NotStored(Exception):
+    """The workspace did not take or give the file; the result says why."""
+
+    def __init__(self, result: ToolResult) -> None:
+        super().__init__(result.error)
+        self.result = result
+
+
+class WebTools:
+    """The toolkit of the categories `http` and `web`. See `ports.Toolkit`."""
+
+    def __init__(self, settings: Http) -> None:
+        self._settings = settings
+        self._exchange = Exchange(settings)
+        # The operator's own server: called wherever it is.
+        self._search = Exchange(settings.model_copy(update={"allow": (_host(settings.search_url),), "only_allowed": True}))
+
+    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
+        """Run a tool until its deadline or `http.seconds`. What fails is a status, not an error."""
+        del tenant  # nothing is kept between calls
+        left = (call.deadline - datetime.now(UTC)).total_seconds()
+        seconds = min(left, self._settings.seconds)
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                output = await self._output(call, workspace)
+        except TimeoutError:
+            said = f"no whole answer within {max(seconds, 0):.0f} seconds; the call was ended"
+            return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error=said)
+        except _NotStored as failed:
+            return failed.result
+        except MoothallError as error:
+            status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+            return ToolResult(call.request_id, call.tool, status, error=error.message)
+        return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
+
+    async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
+        args = call.arguments
+        match call.tool:
+            case "http.download":
+                return await self._download(call, workspace)
+            case "http.upload":
+                return await self._upload(call, workspace)
+            case "web.fetch":
+                return _page(await self._get(str(args["url"])))
+            case "web.search":
+                return await self._found(str(args["query"]), list(args["engines"]))
+        answer = await self._exchange.call(
+            _METHODS[call.tool],
+            str(args["url"]),
+            headers=args["headers"],
+            body=str(args.get("body", "")).encode(errors="replace"),
+            most=self._settings.response_bytes,
+            cutting=True,
+        )
+        return _answered(answer)
+
+    async def _get(self, url: str) -> Answer:
+        return await self._exchange.call("GET", url, headers={}, body=b"", most=self._settings.response_bytes, cutting=True)
+
+    async def _download(self, call: ToolCall, workspace: Workspace) -> Output:
+        args = call.arguments
+        answer = await self._exchange.call("GET", str(args["url"]), headers={}, body=b"", most=self._settings.download_bytes)
+        if not 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP's successes
+            raise CallFailed(f"{answer.url} answered with status {answer.status}; nothing was stored")
+        content = base64.b64encode(answer.body).decode()
+        await _in_workspace(workspace, call, "files.store", {"path": args["path"], "content": content})
+        return {"status": answer.status, "url": answer.url, "path": args["path"], "bytes": len(answer.body)}
+
+    async def _upload(self, call: ToolCall, workspace: Workspace) -> Output:
+        args = call.arguments
+        loaded = await _in_workspace(workspace, call, "files.load", {"path": args["path"]})
+        try:
+            body = base64.b64decode(str(loaded["content"]), validate=True)
+        except ValueError as error:
+            raise CallFailed("the workspace gave what is no file") from error
+        if len(body) > self._settings.download_bytes:
+            limit = self._settings.download_bytes
+            raise CallFailed(f"{args['path']} has {len(body)} bytes; at most {limit} are sent (http.download_bytes)")
+        answer = await self._exchange.call(
+            "PUT", str(args["url"]), headers=args["headers"], body=body, most=self._settings.response_bytes, cutting=True
+        )
+        return {"status": answer.status, "url": answer.url, "path": args["path"], "bytes": len(body)}
+
+    async def _found(self, query: str, engines: list[str]) -> Output:
+        root = self._settings.search_url
+        if not root:
+            raise CallFailed("no search server is configured (MOOTHALL_HTTP__SEARCH_URL: the root of a SearXNG server)")
+        asked = URL(root) / "search" % {"q": query, "format": "json", **({"engines": ",".join(engines)} if engines else {})}
+        answer = await self._search.call("GET", str(asked), headers={}, body=b"", most=self._settings.response_bytes)
+        try:
+            listed = json.loads(answer.body)["results"]
+            results = [{"title": _text(one, "title"), "url": _text(one, "url"), "text": _text(one, "content")} for one in listed]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CallFailed(f"the search server answered with status {answer.status} and no list of results") from error
+        return {"results": results[:_FOUND]}
+
+
+def _host(root: str | None) -> str:
+    url = URL(root or "http://search.invalid")
+    return f"{url.host}:{url.port}"
+
+
+def _text(one: Mapping[str, object], name: str) -> str:
+    return str(one.get(name) or "")[:_FOUND_CHARS]
+
+
+async def _in_workspace(workspace: Workspace, call: ToolCall, tool: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    result = await workspace.call(ToolCall(call.request_id, tool, args, call.deadline))
+    if result.status is not ToolStatus.SUCCESS:
+        raise _NotStored(ToolResult(call.request_id, call.tool, result.status, error=result.error, usage=result.usage))
+    return result.output
+
+
+def _decoded(answer: Answer) -> str:
+    try:
+        return answer.body.decode(answer.charset, errors="replace")
+    except LookupError:  # a charset that nobody knows
+        return answer.body.decode(errors="replace")
+
+
+def _is_text(answer: Answer) -> bool:
+    kind = answer.content_type
+    return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml"))
+
+
+def _answered(answer: Answer) -> Output:
+    readable = _is_text(answer)
+    return {
+        "status": answer.status,
+        "url": answer.url,
+        "headers": dict(answer.headers),
+        "body": _decoded(answer) if readable else "",
+        "bytes": len(answer.body),
+        "truncated": answer.cut,
+        **({} if readable or not answer.body else {"binary": f"{answer.content_type}; http.download stores it as a file"}),
+    }
+
+
+def _page(answer: Answer) -> Output:
+    if not _is_text(answer):
+        raise CallFailed(f"{answer.url} is {answer.content_type}, not a page; http.download stores it as a file")
+    html = "html" in answer.content_type
+    page = read_page(_decoded(answer), URL(answer.url)) if html else None
+    return {
+        "status": answer.status,
+        "url": answer.url,
+        "title": page.title if page else "",
+        "text": page.text if page else _decoded(answer),
+        "links": list(page.links) if page else [],
+        "truncated": answer.cut,
+    }

@@ -1,0 +1,302 @@
+"""`http.*` and `web.*` against real servers on loopback, which only a test's operator allows."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from moothall.config import Http
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.testing.gate import in_seconds
+from moothall.toolkits.web import WebTools
+from moothall.tools import files
+from moothall.tools.paths import ToolFailure
+from moothall.tools.web_tools import SPECS
+
+_LIMITS = files.Limits(5_000_000, 60_000)
+
+
+class Folder:
+    """A workspace of files alone, with the real file tools."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.id = "folder"
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run a file tool."""
+        import os
+
+        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY)
+        try:
+            output = files.TOOLS[call.tool](root, call.arguments, _LIMITS)
+            return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
+        except ToolFailure as failed:
+            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), error=str(failed))
+        finally:
+            os.close(root)
+
+
+class Site:
+    """A server that answers as its paths say, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: C901, PLR0911 - a table of paths
+        """Answer."""
+        self.asked.append((request.method, request.path, dict(request.headers), await request.read()))
+        name, _, rest = request.path.strip("/").partition("/")
+        match name:
+            case "to":
+                return web.Response(status=int(request.query.get("code", "302")), headers={"Location": request.query["where"]})
+            case "loop":
+                return web.Response(status=302, headers={"Location": "/loop"})
+            case "page":
+                return web.Response(text="<title>T</title><p>Hello <a href='/x'>x</a>", content_type="text/html")
+            case "bomb":
+                packed = gzip.compress(b"\0" * 50_000_000)
+                return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "text/plain"})
+            case "endless":
+                response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+                await response.prepare(request)
+                try:
+                    while True:
+                        await response.write(b"x" * 65_536)
+                except ConnectionError:
+                    return response
+            case "slow":
+                await asyncio.sleep(30)
+            case "bytes":
+                return web.Response(body=bytes(range(256)), content_type="application/octet-stream")
+            case "odd":
+                return web.Response(body=b"x", headers={"Content-Encoding": "br", "Content-Type": "text/plain"})
+            case "search":
+                found = [{"title": "t", "url": "https://example.org", "content": request.query["q"]}]
+                return web.Response(text=json.dumps({"results": found}), content_type="application/json")
+        return web.Response(status=int(rest or 200), text=f"{request.method} {request.path}")
+
+    @property
+    def url(self) -> str:
+        """Its root."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Site]:
+    """Serve a site."""
+    site = Site()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", site.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        tcp = web.TCPSite(runner, "127.0.0.1", 0)
+        await tcp.start()
+        site.port = runner.addresses[0][1]
+        yield site
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    """A site that the operator allows."""
+    async with serving() as found:
+        yield found
+
+
+_ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
+
+
+async def act(tool: str, settings: Http, folder: Path | None = None, seconds: float = 20, **arguments: Any) -> ToolResult:
+    """Run a tool as the gate would: arguments checked, defaults filled in."""
+    checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
+    call = ToolCall("request-1", tool, checked, in_seconds(seconds))
+    return await WebTools(settings).call(call, Folder(folder or Path("/")), "local")  # type: ignore[arg-type]  # of files alone
+
+
+def allowing(site: Site, **more: Any) -> Http:
+    """Settings of an operator who allows the site."""
+    return Http(allow=(f"127.0.0.1:{site.port}",), **more)
+
+
+@pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "head"])
+async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
+    """With headers and body as they were given, and answers whatever the status."""
+    more: dict[str, Any] = {} if method in {"get", "head"} else {"body": "né"}
+    result = await act(f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **more)
+    assert result.status is ToolStatus.SUCCESS
+    assert result.output["status"] == 404
+    assert result.output["body"] == ("" if method == "head" else f"{method.upper()} /x/404")
+    asked = site.asked[0]
+    assert (asked[0], asked[2]["X-Mine"], asked[3]) == (method.upper(), "1", "né".encode() if more else b"")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "127.1", "0x7f.1", "2130706433", "0177.0.0.1", "[::ffff:127.0.0.1]", "0.0.0.0", "[::1]"],  # noqa: S104 - it means this machine
+)
+async def test_this_machine_is_not_reached_however_it_is_written(site: Site, host: str) -> None:
+    """The address that would be connected to is what counts."""
+    result = await act("http.get", Http(), url=f"http://{host}:{site.port}/secret")
+    assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
+    assert not site.asked
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "http://127.0.0.1:{other}/",
+        "http://localhost:{other}/",
+        "http://169.254.169.254/latest/meta-data/",
+        "file:///etc/passwd",
+        "http://me:secret@127.0.0.1:{other}/",
+    ],
+)
+@pytest.mark.parametrize("tool", ["http.get", "web.fetch"])
+async def test_no_redirect_leads_inside(site: Site, where: str, tool: str) -> None:
+    """Every hop is judged like the first."""
+    async with serving() as other:
+        target = where.format(other=other.port)
+        result = await act(tool, allowing(site), url=f"{site.url}/to?where={target}")
+        assert result.status is ToolStatus.BLOCKED
+        assert not other.asked
+
+
+async def test_redirects_are_followed_and_bounded(site: Site) -> None:
+    """A 303 becomes a GET; a circle ends."""
+    result = await act("http.post", allowing(site), url=f"{site.url}/to?code=303&where=/there", body="x")
+    assert result.output["body"] == "GET /there"
+    result = await act("http.get", allowing(site), url=f"{site.url}/loop")
+    assert result.status is ToolStatus.ERROR
+    assert "redirects more than 5 times" in result.error
+    assert len([asked for asked in site.asked if asked[1] == "/loop"]) == 6
+
+
+async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
+    """A header that proves who calls is for whom it was meant."""
+    async with serving() as other:
+        settings = Http(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
+        headers = {"Authorization": "Bearer mine", "X-Kept": "1"}
+        result = await act("http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers)
+        assert result.output["status"] == 200
+        assert "Authorization" not in other.asked[0][2]
+        assert other.asked[0][2]["X-Kept"] == "1"
+
+
+async def test_a_name_that_changes_its_address_gains_nothing(site: Site) -> None:
+    """The address is judged where the socket is opened: it is the same answer of the name server that is connected to."""
+    from moothall.toolkits.destinations import Destinations, Unreachable
+
+    for about in socket.getaddrinfo("localhost", site.port, type=socket.SOCK_STREAM):
+        with pytest.raises(Unreachable):
+            Destinations().open_socket(about)
+
+
+@pytest.mark.parametrize("path", ["bomb", "endless"])
+async def test_answers_without_end_are_cut(site: Site, path: str) -> None:
+    """Packed or not: memory holds what the limit says."""
+    result = await act("http.get", allowing(site, response_bytes=100_000), url=f"{site.url}/{path}")
+    assert result.status is ToolStatus.SUCCESS
+    assert result.output["truncated"]
+    assert len(result.output["body"]) == 100_000
+
+
+@pytest.mark.parametrize("path", ["bomb", "endless"])
+async def test_downloads_that_are_too_large_are_refused(site: Site, path: str, tmp_path: Path) -> None:
+    """Half a file would be a wrong one."""
+    result = await act("http.download", allowing(site, download_bytes=100_000), tmp_path, url=f"{site.url}/{path}", path="a/b")
+    assert result.status is ToolStatus.ERROR
+    assert "more than 100000 bytes" in result.error
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_file_comes_and_goes(site: Site, tmp_path: Path) -> None:
+    """Byte for byte."""
+    result = await act("http.download", allowing(site), tmp_path, url=f"{site.url}/bytes", path="a/b.bin")
+    assert result.output["bytes"] == 256
+    assert (tmp_path / "a/b.bin").read_bytes() == bytes(range(256))
+    result = await act("http.upload", allowing(site), tmp_path, url=f"{site.url}/up", path="a/b.bin")
+    assert result.output["status"] == 200
+    assert site.asked[-1][3] == bytes(range(256))
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/out", ".git/hooks/pre-commit", "a/../../out"])
+async def test_a_download_stays_in_the_workspace(site: Site, tmp_path: Path, path: str) -> None:
+    """Whatever the path says."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    result = await act("http.download", allowing(site), inside, url=f"{site.url}/bytes", path=path)
+    assert result.status is not ToolStatus.SUCCESS
+    assert not [found for found in tmp_path.rglob("*") if found.is_file()]
+
+
+async def test_a_failed_download_stores_nothing(site: Site, tmp_path: Path) -> None:
+    """An error page is not the file."""
+    result = await act("http.download", allowing(site), tmp_path, url=f"{site.url}/x/500", path="a")
+    assert "status 500" in result.error
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_page_is_read(site: Site) -> None:
+    """As text, with its links."""
+    result = await act("web.fetch", allowing(site), url=f"{site.url}/page")
+    assert (result.output["title"], result.output["text"]) == ("T", "Hello x")
+    assert result.output["links"] == [f"{site.url}/x"]
+    result = await act("web.fetch", allowing(site), url=f"{site.url}/bytes")
+    assert "not a page" in result.error
+
+
+async def test_time_is_bounded(site: Site) -> None:
+    """By the call's deadline and by the setting."""
+    result = await act("http.get", allowing(site), seconds=0.3, url=f"{site.url}/slow")
+    assert result.status is ToolStatus.TIMEOUT
+    result = await act("http.get", allowing(site, seconds=0.3), url=f"{site.url}/slow")
+    assert result.status is ToolStatus.TIMEOUT
+
+
+async def test_what_is_no_answer_is_an_error(site: Site) -> None:
+    """A closed port, an encoding that nobody asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        closed = held.getsockname()[1]
+    result = await act("http.get", Http(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/")
+    assert result.status is ToolStatus.ERROR
+    assert "cannot be reached" in result.error
+    result = await act("http.get", allowing(site), url=f"{site.url}/odd")
+    assert "content encoding 'br'" in result.error
+
+
+async def test_only_what_is_allowed(site: Site) -> None:
+    """An operator may close the rest of the internet."""
+    settings = Http(allow=(f"127.0.0.1:{site.port}",), only_allowed=True)
+    assert (await act("http.get", settings, url=f"{site.url}/x")).status is ToolStatus.SUCCESS
+    result = await act("http.get", settings, url="https://example.org/")
+    assert result.status is ToolStatus.BLOCKED
+    assert "http.allow" in result.error
+
+
+async def test_the_operators_search_server_is_asked(site: Site) -> None:
+    """Wherever it is; without one, the error says how to set it."""
+    result = await act("web.search", Http(search_url=site.url), query="zoneinfo & more", engines=["wikipedia"])
+    assert result.output["results"] == [{"title": "t", "url": "https://example.org", "text": "zoneinfo & more"}]
+    result = await act("web.search", Http(), query="x")
+    assert "MOOTHALL_HTTP__SEARCH_URL" in result.error
+
+
+@pytest.mark.parametrize("headers", [{"Host": "x"}, {"A\r\nB": "x"}, {"X": "a\r\nB: c"}, {"content-length": "5"}, {"": "x"}])
+async def test_headers_cannot_smuggle(site: Site, headers: dict[str, str]) -> None:
+    """A line end, or a header that decides how the request is read, is refused before anything is sent."""
+    with pytest.raises(ValueError, match="header"):
+        await act("http.get", allowing(site), url=f"{site.url}/x", headers=headers)
+    assert not site.asked
