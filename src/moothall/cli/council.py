@@ -11,8 +11,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from moothall.cli.plain import plain
 from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG
-from moothall.cli.show import as_json, line_of, plain, show_outcome
+from moothall.cli.show import as_json, line_of, show_outcome
 from moothall.collector.progress import Progress, describe
 from moothall.domain.codec import load
 from moothall.domain.event import EventType

@@ -96,7 +96,7 @@ async def _walls(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _bus(settings: Settings) -> Finding:
-    from moothall.wiring.house import open_log
+    from moothall.wiring.log import open_log
 
     what = settings.bus.url or "embedded nats-server"
     try:

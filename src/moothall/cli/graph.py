@@ -95,8 +95,9 @@ async def _query(settings: Settings, question: str, given: Mapping[str, str], *,
 async def _query_line(settings: Settings, given: Mapping[str, str], place: tuple[str, str, str, int], *, as_json: bool) -> int:
     from dataclasses import asdict
 
-    from moothall.cli.show import plain
-    from moothall.wiring.graph import line_origin, open_answers
+    from moothall.cli.plain import plain
+    from moothall.wiring.graph import open_answers
+    from moothall.wiring.origin import line_origin
 
     repo, ref, path, line = place
     origin = await line_origin(settings, repo, ref, path, line)

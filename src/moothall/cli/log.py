@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import click
 
+from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
-from moothall.cli.show import plain
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
@@ -32,11 +33,14 @@ def tail(context: click.Context, *, task_id: str, after_seq: int, follow: bool, 
 
 
 async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: bool, as_json: bool) -> int:
-    from moothall.council.desk import subjects_of
-    from moothall.domain.ids import check_id
-    from moothall.wiring.house import open_log
+    from moothall.wiring.log import open_log
 
-    subjects = subjects_of(check_id(task_id, "task_id")) if task_id else (">",)
+    subjects: Sequence[str] = (">",)
+    if task_id:
+        from moothall.council.desk import subjects_of
+        from moothall.domain.ids import check_id
+
+        subjects = subjects_of(check_id(task_id, "task_id"))
     async with open_log(settings, _say, alone=not follow) as bus:
         events = bus.follow(subjects, after_seq) if follow else bus.replay(subjects, after_seq)
         async with aclosing(events):
@@ -88,7 +92,7 @@ def dead(context: click.Context, *, replay_seq: int | None) -> None:
 
 async def _dead(settings: Settings, replay_seq: int | None) -> int:
     from moothall.bus.dead import letters, replay
-    from moothall.wiring.house import open_log
+    from moothall.wiring.log import open_log
 
     async with open_log(settings, _say) as bus:
         if replay_seq is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from moothall.cli.show import plain
+from moothall.cli.plain import plain
 
 _SHORT, _LONG = 100, 240
 Node = Mapping[str, Any]

@@ -15,20 +15,14 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from moothall.cli.plain import plain
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)")
 _GOOD, _BAD, _QUIET = "green", "red", "dim"
-
-
-def plain(text: str, limit: int = 400) -> str:
-    """Return hostile text fit for a terminal: no control or direction characters, one length."""
-    shown = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def line_of(recorded: Recorded) -> Text | None:

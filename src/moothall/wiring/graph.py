@@ -12,18 +12,12 @@ from pathlib import Path
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.bus.raw import StreamState
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
-from moothall.domain.task import RepositoryRef
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.graph.asking import Answers, Elsewhere, answering
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 from moothall.wiring import lock
-from moothall.wiring.trusted import trusted_repositories
-from moothall.workspace import sources
-from moothall.workspace.blame import Origin, origin_of
-from moothall.workspace.gitcmd import GitRunner
 
 log = get_logger(__name__)
 
@@ -128,23 +122,6 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
         events = await projector.catch_up(state.last_seq, lambda seq: on_batch(seq, state.last_seq))
         after = tuple([line async for line in graph.dump()])
         return Rebuilt(events, before, after, await graph.counts())
-
-
-async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> Origin:
-    """Return which commit a line comes from, in a local repository or a registered one.
-
-    Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
-    """
-    repositories = trusted_repositories(settings)
-    git = GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
-    if not await asyncio.to_thread(os.path.exists, where):
-        entry = repositories.registry.get(where, LOCAL.tenant)
-        if not entry.local:
-            base = await repositories.resolve(RepositoryRef(id=entry.id, ref=ref))
-            return await origin_of(git, repositories.clone(entry.id).path, base.sha, path, line)
-        where = entry.origin
-    local = await sources.find_local(git, Path(where))
-    return await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)
 
 
 async def _free(settings: Settings, stack: AsyncExitStack) -> bool:

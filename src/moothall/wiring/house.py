@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from moothall.bus.beside import beside
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.jetstream import open_bus
 from moothall.collector import Collector
 from moothall.collector.tally import Tally
 from moothall.config import Settings, secret_values
@@ -24,12 +24,12 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.planning.planner import Planner
 from moothall.wiring import lock, memory
+from moothall.wiring.log import Tell, found
 from moothall.wiring.parts import started
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import figures, spans
 
-Tell = Callable[[str], None]
-_ATTACH_SECONDS, _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS = 300.0, 0.1, 0.5, 1.0
+_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS = 0.1, 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -
         try:
             stack.enter_context(lock.held(settings.data_dir))
         except lock.Taken as error:
-            address = await _found(settings, tell)
+            address = await found(settings, tell)
             if serving:
                 raise ConfigurationError(
                     f"process {address.pid} serves the data directory {settings.data_dir} already; "
@@ -74,44 +74,6 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -
         if not serving:
             lock.withdraw(settings.data_dir)
             await _drain(collector, tell)
-
-
-@asynccontextmanager
-async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> AsyncIterator[JetStreamBus]:
-    """The bus alone: of the process that serves, or, with `alone`, started for as long as this takes.
-
-    Needs no Ray and no model.
-    """
-    from moothall.wiring.sources import bus_url
-
-    async with AsyncExitStack() as stack:
-        try:
-            stack.enter_context(lock.held(settings.data_dir))
-            if not alone:
-                raise ConfigurationError(
-                    f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out"
-                )
-            url = await stack.enter_async_context(bus_url(settings))
-        except lock.Taken:
-            url = (await _found(settings, tell)).bus_url
-        yield await stack.enter_async_context(open_bus(settings.bus, url))
-
-
-async def _found(settings: Settings, tell: Tell) -> lock.Address:
-    """Wait until the process that holds the data directory says where it is."""
-    told = False
-    try:
-        async with asyncio.timeout(_ATTACH_SECONDS):
-            while (address := lock.find(settings.data_dir)) is None:
-                if not told:
-                    tell(f"another moothall is starting or ending on {settings.data_dir}; waiting for it")
-                    told = True
-                await asyncio.sleep(_LOOK_SECONDS)
-    except TimeoutError as error:
-        raise ConfigurationError(
-            f"another process holds {settings.data_dir} but does not say where it serves; set MOOTHALL_DATA_DIR to another one"
-        ) from error
-    return address
 
 
 async def _watch_owner(settings: Settings) -> None:

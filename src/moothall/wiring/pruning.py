@@ -10,7 +10,7 @@ from moothall.bus.pruning import commits_told, prune_blobs, prune_documents
 from moothall.config import Settings
 from moothall.wiring import lock
 from moothall.wiring.graph import open_answers
-from moothall.wiring.house import open_log
+from moothall.wiring.log import open_log
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.pruning import prune_preparations
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from moothall.cli.show import changed_lines, line_of, plain, show_outcome
+from moothall.cli.plain import plain
+from moothall.cli.show import changed_lines, line_of, show_outcome
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 

@@ -15,7 +15,7 @@ from moothall.testing.chronicle import Chronicle, delivered
 from moothall.testing.neo4j import Address
 from moothall.wiring import lock
 from moothall.wiring.graph import open_answers, open_graph, rebuild
-from moothall.wiring.house import open_log
+from moothall.wiring.log import open_log
 from moothall.wiring.pruning import prune as prune_house
 
 
