@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from moothall.config import Settings
 from moothall.guard.switches import BUCKET, Switches
-from moothall.wiring.house import open_log
+from moothall.wiring.log import open_log
 
 
 @asynccontextmanager
