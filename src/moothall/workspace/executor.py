@@ -17,7 +17,7 @@ import sys
 import time
 
 from moothall.sandbox.inside import ROOT, shut_in
-from moothall.sandbox.procs import Walls, call, encode_result, kill_all, run
+from moothall.sandbox.procs import Walls, call, encode_result, kill_all, others, run
 from moothall.tools import checks, files
 from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.workspace.protocol import Frames, ProtocolError, pack
@@ -75,7 +75,9 @@ class Executor:
         begun = time.monotonic()
         self._current = int(request["id"])
         try:
-            answer = {"files": self._files, "run": self._run, "apply": self._apply}[str(request["op"])](request)
+            answer = {"files": self._files, "run": self._run, "apply": self._apply, "processes": self._processes}[
+                str(request["op"])
+            ](request)
         except ToolFailure as failed:
             answer = {"status": failed.status, "error": str(failed)}
         except OSError as error:
@@ -146,6 +148,13 @@ class Executor:
             checks.verdict(argv, ended.exit_code, answer["cases"]) if ended.status == "success" else checks.ERRORED
         )
         return answer
+
+    def _processes(self, _request: Message) -> Message:
+        found = []
+        for pid in sorted(map(int, (*others(), str(os.getpid())))):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                found.append({"pid": pid, "name": file.read().strip()})
+        return {"status": "success", "output": {"processes": found}}
 
     def _apply(self, request: Message) -> Message:
         """Write the files of a patch: deletions first, so that a folder can take a file's place and back."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import platform
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +17,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, PatchRefused, Refused, WorkspaceFailed
-from moothall.tools import checks
+from moothall.tools import checks, sessions
 from moothall.workspace import rules
 from moothall.workspace.box import Box
 from moothall.workspace.changes import Caps, collect
@@ -67,15 +69,27 @@ class LocalWorkspace:
         seconds = _seconds_left(call.deadline)
         if seconds <= 0:
             return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
-        if call.tool in checks.DEFAULTS:
-            argv = self._tests_command(call.tool, call.arguments)
-            answer = await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
-            return _translated(call, {**answer, "output": _tests_output(answer)})
-        if call.tool.startswith("files."):
-            return _translated(
-                call, await self._box.request("files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments))
-            )
-        return ToolResult(call.request_id, call.tool, ToolStatus.INVALID, error=f"{call.tool} does not run in a local workspace")
+        return _translated(call, await self._answer(call, seconds))
+
+    async def _answer(self, call: ToolCall, seconds: float) -> dict[str, Any]:
+        """Let the executor run it, and return its answer as the tool's."""
+        match call.tool.partition(".")[0]:
+            case "tests" if call.tool in checks.DEFAULTS:
+                answer = await self._run(self._tests_command(call.tool, call.arguments), seconds)
+                return {**answer, "output": _tests_output(answer)}
+            case "code":
+                answer = await self._run(sessions.command(call.tool, call.arguments), seconds)
+                return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
+            case "files":
+                return await self._box.request("files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments))
+            case "system" if call.tool == "system.info":
+                return {"status": "success", "output": self._about()}
+            case "system" if call.tool == "system.processes":
+                return await self._box.request("processes", wall_seconds=seconds)
+        return {"status": "invalid", "error": f"{call.tool} does not run in a local workspace"}
+
+    async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
+        return await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
 
     async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
         """Run one of the profile's checks. See `ports.Workspace`."""
@@ -87,8 +101,7 @@ class LocalWorkspace:
         if seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
         command = checks.narrowed(argv, paths)
-        answer = await self._box.request("run", wall_seconds=seconds, argv=command, env=self._box.variables())
-        return check_run(name, answer)
+        return check_run(name, await self._run(command, seconds))
 
     async def changes(self) -> list[Change]:
         """Return what differs from the base. Raises `PatchRefused`."""
@@ -136,6 +149,19 @@ class LocalWorkspace:
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
         return await self.clone.commit_changes(self.base.sha, await self.changes(), message)
+
+    def _about(self) -> dict[str, Any]:
+        limits, kernel = self._settings.sandbox, os.uname()
+        return {
+            "system": f"{kernel.sysname} {kernel.release}",
+            "machine": kernel.machine,
+            "python": platform.python_version(),
+            "processors": os.cpu_count() or 1,
+            "memory_bytes": limits.memory_bytes,
+            "cpu_seconds": limits.cpu_seconds,
+            "wall_seconds": limits.wall_seconds,
+            "processes": limits.processes,
+        }
 
     def _tests_command(self, tool: str, arguments: Any) -> tuple[str, ...]:
         if tool == "tests.make":

@@ -103,6 +103,7 @@ def test_the_wires_tools_are_all_there_in_order() -> None:
         "files.read files.write files.append files.edit files.list files.search files.delete files.mkdir files.info files.diff "
         "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone git.pull git.push "
         "tests.pytest tests.npm tests.go tests.cargo tests.make "
+        "code.python code.node code.shell system.info system.processes "
         "http.get http.head http.post http.put http.patch http.delete http.download http.upload web.fetch web.search"
     )
     assert list(CATALOGUE) == names.split()
