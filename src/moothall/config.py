@@ -204,6 +204,8 @@ class Guard(_Section):
         "enforce", description="what becomes of the policy's answers; dry-run: they are only logged and counted"
     )
     policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
+    visits: int = Field(16, ge=1, description="workspaces that callers from outside have open at a time")
+    visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")
     breaker_failures: int = Field(5, ge=1, description="failures of a tool in a row that open its circuit")
     breaker_seconds: float = Field(30.0, gt=0, description="how long it then rests; doubles while it keeps failing")
     cache_bytes: int = Field(20_000_000, ge=0, description="results that one gate keeps of tools that may be cached")

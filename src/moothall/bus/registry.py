@@ -216,6 +216,19 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             finish_reason="stop, length, …",
             duration_ms="wall time",
         ),
+        _spec(
+            _E.TOOL_REQUESTED,
+            "tool.requests.{workspace}",
+            {
+                "request_id": "unique within the workspace",
+                "workspace": "the workspace it is for",
+                "tool": "name in the catalogue",
+            },
+            arguments="an object",
+            capability_token="bound to this request",  # noqa: S106 - what it is, not one
+            deadline="UTC instant; may be left out",
+            context="story_id, task_id, seat, role, session_id, persona_id; may be left out",
+        ),
         _spec(_E.TOOL_STARTED, "tool.results.{workspace}", _TOOL, arguments_digest="sha256 of the canonical arguments"),
         _spec(
             _E.TOOL_FINISHED,
@@ -283,6 +296,7 @@ DURABLES: Mapping[str, DurableSpec] = {
             "folds what happens in a deliberation into its outcome",
             prefetch=128,
         ),
+        DurableSpec("tools", WORK.name, ("tool.requests.*",), "the tool service answers callers on the bus from it"),
         *(
             DurableSpec(f"host-{role}", WORK.name, (f"agent.requests.{role}",), f"hosts take {role} deliberations from it")
             for role in ROLES

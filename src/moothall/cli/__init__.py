@@ -20,7 +20,7 @@ _COMMANDS = {
     "log": ("moothall.cli.log:log", "The event log: what happened, in order."),
     "repo": ("moothall.cli.repo:repo", "Registered repositories: the API names them by id."),
     "tools": ("moothall.cli.tools:tools", "The catalogue of tools, and which of them a tenant's agents are offered."),
-    "serve": ("moothall.cli.serve:serve", "Serve gRPC on loopback: Deliberate, SubmitDeliberation,..."),
+    "serve": ("moothall.cli.serve:serve", "Serve gRPC on loopback: councils (orchestrator.v1) and tools (tool.v1)."),
 }
 
 

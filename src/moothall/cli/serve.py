@@ -15,7 +15,7 @@ from moothall.config import Settings
 @click.pass_context
 @errors_spoken
 def serve(context: click.Context, port: int | None) -> None:
-    """Serve gRPC on loopback: Deliberate, SubmitDeliberation, GetDeliberationResult, StreamDeliberation and more."""
+    """Serve gRPC on loopback: councils (orchestrator.v1) and tools (tool.v1). Tools are served on the bus, too."""
     settings = settings_of(context)
     if port is not None:
         settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})

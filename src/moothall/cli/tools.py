@@ -134,3 +134,23 @@ async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, en
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
     return 0
+
+
+@tools.command()
+@click.argument("token_or_workspace")
+@click.option("--reason", default="", help="Why; kept with it.")
+@click.pass_context
+@errors_spoken
+def revoke(context: click.Context, *, token_or_workspace: str, reason: str) -> None:
+    """Call off a capability token by its id (jti), with all made from it, or all tokens of a workspace."""
+    run(_revoke(settings_of(context, narrated=True), token_or_workspace, reason))
+
+
+async def _revoke(settings: Settings, named: str, reason: str) -> int:
+    from moothall.guard.revocations import BUCKET, Revocations
+    from moothall.wiring.house import open_log
+
+    async with open_log(settings, lambda _: None) as bus:
+        await Revocations(bus.bucket(BUCKET)).revoke(named, who=LOCAL.name, reason=reason)
+    click.echo(f"{named} is revoked")
+    return 0

@@ -33,6 +33,7 @@ class EventType(StrEnum):
     SEAT_FAILED = "moothall.seat.failed"
     SEAT_FINISHED = "moothall.seat.finished"
     MODEL_CALLED = "moothall.model.called"
+    TOOL_REQUESTED = "moothall.tool.requested"
     TOOL_STARTED = "moothall.tool.started"
     TOOL_FINISHED = "moothall.tool.finished"
     CHECK_FINISHED = "moothall.check.finished"

@@ -66,6 +66,11 @@ class Gate:
         """Return the tools that a grant covers and the tenant has, in catalogue order; with `core` only the few."""
         return offered(grant, core=core, without=self._rules.off(tenant), catalogue=self._rules.catalogue)
 
+    @property
+    def catalogue(self) -> Mapping[str, ToolSpec]:
+        """The tools that there are."""
+        return self._rules.catalogue
+
     def grant_for(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
         """Return what a role's seats may do; see `Grants.of`. Raises `InvalidRequest`."""
         return self._rules.grants.of(role, protected, persona)

@@ -209,11 +209,12 @@ def event_message(event: Event) -> common_pb2.Event:
         correlation_id=event.correlationid,
         causation_id=event.causationid,
         time=event.time,
-        data=_struct(event.data),
+        data=struct(event.data),
     )
 
 
-def _struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
+def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
+    """Return JSON data as a Struct; see `event_message`."""
     return json_format.ParseDict(_bounded(data, _STRUCT_DEPTH), struct_pb2.Struct())
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moothall.guard.visits import Visits
 from moothall.ports import Briefings, Councils, Deliberations, Plans, Tallies
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The rooms behind the services; `model` is the name of the model that seats use, where one is configured."""
+    """The rooms behind the services; `model` is the name of the model that seats use, where one is configured. `visits`: where callers may use
+    tools themselves.
+    """
 
     desk: Deliberations
     councils: Councils
@@ -17,3 +20,4 @@ class Doors:
     tallies: Tallies
     briefings: Briefings
     model: str = ""
+    visits: Visits | None = None

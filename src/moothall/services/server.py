@@ -16,13 +16,16 @@ from moothall import config
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
 from moothall.services.doors import Doors
 from moothall.services.identity import IdentityInterceptor, is_loopback
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.status import ErrorInterceptor
+from moothall.services.tools import ToolService
 from moothall.services.watching import WatchInterceptor
 
 _ORCHESTRATOR = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+_TOOLS = tool_pb2.DESCRIPTOR.services_by_name["ToolService"].full_name
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
 
@@ -61,13 +64,18 @@ async def grpc_server(
     )
     orchestrator = OrchestratorService(doors)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(orchestrator, server)
+    names = [_ORCHESTRATOR]
+    if doors.visits is not None:
+        tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(doors.visits), server)
+        names.append(_TOOLS)
     checkup = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
-    reflection.enable_server_reflection((_ORCHESTRATOR, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _bind(server, settings, credentials)
     await server.start()
     try:
-        await checkup.set(_ORCHESTRATOR, health_pb2.HealthCheckResponse.SERVING)
+        for name in names:
+            await checkup.set(name, health_pb2.HealthCheckResponse.SERVING)
         yield Server(settings.host, port)
     finally:
         orchestrator.stop()

@@ -17,7 +17,7 @@ IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_i
 def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
     subject = registry.subject_of(new_event(kind, "x", IDS, tenant="acme"))
     stream = registry.stream_of(subject)
-    assert stream in {registry.EVENTS, registry.AUDIT, registry.COUNCILS}
+    assert stream in {registry.EVENTS, registry.WORK, registry.AUDIT, registry.COUNCILS}
     assert any(registry.matches(pattern, subject) for pattern in stream.subjects)
 
 
@@ -58,7 +58,7 @@ def test_streams_do_not_overlap() -> None:
 
 def test_takers_of_work_do_not_overlap() -> None:
     filters = [f for spec in registry.DURABLES.values() if spec.stream == "WORK" for f in spec.filters]
-    assert sorted(filters) == sorted({f"agent.requests.{role}" for role in ROLES})
+    assert sorted(filters) == sorted({"tool.requests.*", *(f"agent.requests.{role}" for role in ROLES)})
 
 
 @pytest.mark.parametrize(

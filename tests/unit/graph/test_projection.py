@@ -87,6 +87,7 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.SEAT_TURN,
         EventType.AGENT_PROGRESS,
         EventType.AUDIT_RECORDED,
+        EventType.TOOL_REQUESTED,
         EventType.COUNCIL_CREATED,
         EventType.COUNCIL_DELETED,
         EventType.AGENT_REGISTERED,

@@ -34,6 +34,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.AGENT_REGISTERED: "as council.created",
     EventType.AGENT_UNREGISTERED: "as council.created",
     EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
+    EventType.TOOL_REQUESTED: "work of callers from outside; seats call the gate themselves",
     EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
     EventType.AUDIT_RECORDED: "the audit is a file of each host, not on the log",
 }

@@ -1,0 +1,202 @@
+"""Callers from outside: each opens a workspace, is given a capability token for it, calls tools and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from moothall.config import Guard
+from moothall.domain.identity import Principal
+from moothall.domain.ids import read_role
+from moothall.domain.repository import Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.domain.tool import ToolCall, ToolResult
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, RateLimited, Refused
+from moothall.guard.gate import Gate
+from moothall.guard.seat import SeatContext
+from moothall.guard.standing import StandingWorkspace
+from moothall.guard.tokens import Tokens, request_digest
+from moothall.ports import Repositories, Workspaces
+
+_RESULTS_KEPT = 2000
+SEAT = "visitor"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the caller of `open` is given."""
+
+    workspace: str
+    token: str
+    expires: datetime
+
+
+@dataclass(slots=True)
+class _Visit:
+    """One open workspace. `answers` are the results by request id, so that a request that comes twice runs once."""
+
+    seat: SeatContext
+    close: asyncio.Event
+    keeper: asyncio.Task[None]
+    slots: asyncio.Semaphore
+    answers: OrderedDict[str, tuple[str, asyncio.Future[ToolResult]]] = field(default_factory=OrderedDict)
+
+
+class Visits:
+    """All visits of this process; an async context manager that closes them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        tokens: Tokens,
+        workspaces: Workspaces,
+        repositories: Repositories,
+        settings: Guard,
+        *,
+        new_id: Callable[[], str] = lambda: f"ws-{secrets.token_hex(8)}",
+    ) -> None:
+        self._gate = gate
+        self._tokens = tokens
+        self._workspaces = workspaces
+        self._repositories = repositories
+        self._settings = settings
+        self._new_id = new_id
+        self._visits: dict[str, _Visit] = {}
+        self._opening = 0
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for visit in self._visits.values():
+            visit.close.set()
+        await self._group.__aexit__(kind, error, traceback)
+
+    async def open(self, who: Principal, repository: RepositoryRef, role: str, ttl_seconds: int = 0, persona: str = "") -> Opened:
+        """Open a workspace on a repository for `ttl_seconds` (0: the default).
+
+        Raises `InvalidRequest`, `NotFound`, `RateLimited` and what preparing and opening raise.
+        """
+        seconds = float(ttl_seconds or self._settings.visit_seconds)
+        if not 0 < seconds <= self._settings.token_seconds:
+            raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}")
+        if len(self._visits) + self._opening >= self._settings.visits:
+            raise RateLimited(f"{self._settings.visits} workspaces are open for callers; close one, or try later")
+        role = read_role(role)
+        self._gate.grant_for(role, persona=persona)  # refused before anything is prepared
+        self._opening += 1
+        try:
+            base = await self._repositories.resolve(repository, tenant=who.tenant)
+            prepared = await self._repositories.prepare(base)
+            return await self._open(who, prepared, role, persona, seconds)
+        finally:
+            self._opening -= 1
+
+    async def _open(self, who: Principal, prepared: Prepared, role: str, persona: str, seconds: float) -> Opened:
+        name = self._new_id()
+        workspace = StandingWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
+        close = asyncio.Event()
+        keeper = self._group.create_task(workspace.keep(close), name=f"keep {name}")
+        try:
+            await workspace.ready()
+        except BaseException:
+            close.set()
+            raise
+        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        seat = self._gate.seated(
+            SeatContext(
+                principal=who,
+                tenant=who.tenant,
+                task_id=name,
+                seat=SEAT,
+                role=role,
+                grant=self._gate.grant_for(role, prepared.base.profile.protected, persona),
+                workspace=workspace,
+                workspace_id=name,
+                deadline=deadline,
+                persona=persona,
+            )
+        )
+        self._visits[name] = _Visit(seat, close, keeper, asyncio.Semaphore(self._settings.seat_in_flight))
+        self._group.create_task(self._end(name, seconds), name=f"end {name}")
+        return Opened(name, seat.token, deadline)
+
+    async def _end(self, name: str, seconds: float) -> None:
+        """Close a visit when its time is over, or when its caller said so."""
+        visit = self._visits[name]
+        try:
+            async with asyncio.timeout(seconds):
+                await visit.close.wait()
+        except TimeoutError:
+            visit.close.set()
+        finally:
+            del self._visits[name]
+
+    async def close(self, who: Principal, workspace: str) -> None:
+        """Close a workspace. What is in its hands is stopped. Raises `NotFound`."""
+        visit = self._visit(workspace, who.tenant, who.name)
+        visit.close.set()
+        await asyncio.wait({visit.keeper})
+
+    def is_open(self, workspace: str) -> bool:
+        """Whether this process has it open."""
+        return workspace in self._visits
+
+    async def call(self, who: Principal | None, workspace: str, token: str, call: ToolCall, *, bound: bool = False) -> ToolResult:
+        """Return the one result of a request; the same request again has the same result and runs nothing.
+
+        `who` the door knows the caller as; None: the token alone says it. `bound`: the token must be for this request alone.
+        Raises `NotFound` where this process has no such workspace for the caller, `Refused` for a bad token,
+        `AlreadyExists` where the request id was used for something else.
+        """
+        capability = self._tokens.check(token, workspace)
+        if who is not None and (who.tenant, who.name) != (capability.tenant, capability.principal):
+            raise Refused("the capability token is somebody else's")
+        digest = request_digest(call)
+        if bound and capability.request != digest:
+            raise Refused("on the bus a capability token is bound to its request: make one with moothall.guard.tokens.narrow")
+        visit = self._visit(workspace, capability.tenant, capability.principal)
+        known = visit.answers.get(call.request_id)
+        if known is not None:
+            if known[0] != digest:
+                raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request")
+            return await asyncio.shield(known[1])
+        return await self._once(visit, token, call, digest)
+
+    async def _once(self, visit: _Visit, token: str, call: ToolCall, digest: str) -> ToolResult:
+        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        visit.answers[call.request_id] = (digest, answer)
+        seat = (
+            visit.seat if visit.seat.token == token else replace(visit.seat, token=token)
+        )  # the same meter, under a narrower token
+        try:
+            async with visit.slots:
+                result = await self._gate.call(seat, call)
+        except BaseException as error:
+            visit.answers.pop(call.request_id, None)
+            if isinstance(error, asyncio.CancelledError):
+                answer.cancel()
+            else:
+                answer.set_exception(error)
+                answer.exception()
+            raise
+        answer.set_result(result)
+        while len(visit.answers) > _RESULTS_KEPT and next(iter(visit.answers.values()))[1].done():
+            visit.answers.popitem(last=False)
+        return result
+
+    def _visit(self, workspace: str, tenant: str, principal: str) -> _Visit:
+        visit = self._visits.get(workspace)
+        if visit is None or visit.seat.tenant != tenant or visit.seat.principal.name != principal:
+            raise NotFound(f"there is no open workspace {workspace[:80]!r}; it was closed, its time is over, or it is not yours")
+        return visit

@@ -1,0 +1,86 @@
+"""ToolService: tools for callers from outside. Who calls comes from the call's token, never from a field."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2, timestamp_pb2
+
+from moothall.domain.task import RepositoryRef
+from moothall.domain.tool import ToolCall
+from moothall.errors import InvalidRequest
+from moothall.guard.visits import Visits
+from moothall.pb.tool.v1 import tool_pb2 as pb
+from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
+from moothall.services import convert
+from moothall.services.identity import caller
+
+_LONGEST = timedelta(hours=1)
+
+
+class ToolService(pb_grpc.ToolServiceServicer):
+    """The gRPC door of the tool service."""
+
+    def __init__(self, visits: Visits) -> None:
+        self._visits = visits
+
+    async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:  # noqa: N802 - the RPC's name
+        """Open a workspace and hand out its token."""
+        del context
+        named = request.repository
+        if not (named.id or named.url):
+            raise InvalidRequest("repository is missing: give the id of a registered one, a path or a URL")
+        repository = RepositoryRef(id=named.id, url=named.url, ref=named.ref)
+        opened = await self._visits.open(caller(), repository, request.role, request.ttl_seconds, request.persona)
+        expires = timestamp_pb2.Timestamp()
+        expires.FromDatetime(opened.expires)
+        return pb.OpenWorkspaceResponse(workspace_id=opened.workspace, capability_token=opened.token, expires=expires)
+
+    async def CloseWorkspace(self, request: pb.CloseWorkspaceRequest, context: Any) -> pb.CloseWorkspaceResponse:  # noqa: N802 - the RPC's name
+        """Close it."""
+        del context
+        await self._visits.close(caller(), request.workspace_id)
+        return pb.CloseWorkspaceResponse()
+
+    async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:  # noqa: N802 - the RPC's name
+        """Run one tool; it stops when the call does."""
+        del context
+        call = ToolCall(request.request_id, request.tool, _arguments(request.arguments), _deadline(request))
+        result = await self._visits.call(caller(), request.workspace_id, request.capability_token, call)
+        return pb.CallToolResponse(
+            request_id=result.request_id,
+            tool=result.tool,
+            status=result.status.value,
+            output=convert.struct(result.output),
+            error=result.error,
+            duration_ms=result.duration_ms,
+            usage=pb.ToolUsage(cpu_ms=result.usage.cpu_ms, max_rss_bytes=result.usage.max_rss_bytes),
+            audit_id=result.audit_id,
+        )
+
+
+def _deadline(request: pb.CallToolRequest) -> datetime:
+    if not request.HasField("deadline"):
+        return datetime.now(UTC) + _LONGEST  # the gate's own limits are nearer
+    try:
+        return request.deadline.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"deadline is no time: {error}") from error
+
+
+def _arguments(given: struct_pb2.Struct) -> dict[str, Any]:
+    """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again."""
+    try:
+        told: dict[str, Any] = json_format.MessageToDict(given)
+    except (json_format.Error, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"arguments are no JSON object: {error}") from error
+    return {name: _whole(value) for name, value in told.items()}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,31 @@
+"""The tool service of a serving process: workspaces for callers from outside, and the door on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from moothall.bus.beside import beside
+from moothall.config import Settings
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.requests import Requests, ToolBus
+from moothall.guard.rules import Rules
+from moothall.guard.visits import Visits
+from moothall.wiring.trusted import open_hands
+
+_WRITER = "serve"
+
+
+@asynccontextmanager
+async def tool_service(settings: Settings, bus: ToolBus, rules: Rules) -> AsyncIterator[Visits]:
+    """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed."""
+    async with AsyncExitStack() as stack:
+        audit = await stack.enter_async_context(
+            AuditLog(settings.data_dir, _WRITER, sync_records=settings.guard.audit_sync_records)
+        )
+        hands = await stack.enter_async_context(open_hands(settings))
+        gate = Gate(settings.guard, audit, bus, rules, source="executor")
+        visits = await stack.enter_async_context(Visits(gate, rules.tokens, hands.workspaces, hands.repositories, settings.guard))
+        await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
+        yield visits

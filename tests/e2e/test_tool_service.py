@@ -1,0 +1,242 @@
+"""Callers from outside: a real bus, a real gRPC server, real sandboxes. Ray is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from moothall.bus import codec
+from moothall.bus.dead import letters
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.server import embedded_server
+from moothall.config import load_settings
+from moothall.domain.event import EventType, new_event
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.guard.audit import verify_all
+from moothall.guard.revocations import BUCKET, Revocations
+from moothall.guard.tokens import narrow, request_digest
+from moothall.guard.visits import Visits
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.tool.v1 import tool_pb2 as pb
+from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
+from moothall.testing.callers import OTHER, TOKEN, doors_of, serving
+from moothall.testing.desk import MemoryDesk
+from moothall.testing.gate import in_seconds
+from moothall.testing.repos import make_repo
+from moothall.wiring.rules import open_rules
+from moothall.wiring.visiting import tool_service
+
+pytestmark = pytest.mark.e2e
+FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
+
+
+@dataclass
+class House:
+    """What a test looks at."""
+
+    bus: JetStreamBus
+    visits: Visits
+    stub: Any
+    repo: Path
+    data_dir: Path
+
+    async def rpc(self, method: str, request: Any, token: str = TOKEN) -> Any:
+        return await getattr(self.stub, method)(request, metadata=[("authorization", f"Bearer {token}")], timeout=120)
+
+    async def open(self, **more: Any) -> pb.OpenWorkspaceResponse:
+        request = pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **more)
+        opened: pb.OpenWorkspaceResponse = await self.rpc("OpenWorkspace", request)
+        return opened
+
+    async def call(
+        self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, token: str = TOKEN, **arguments: Any
+    ) -> pb.CallToolResponse:
+        request = pb.CallToolRequest(
+            request_id=request_id, workspace_id=opened.workspace_id, capability_token=opened.capability_token, tool=tool
+        )
+        request.arguments.update(arguments)
+        answered: pb.CallToolResponse = await self.rpc("CallTool", request, token)
+        return answered
+
+    async def send(self, workspace: str, data: Mapping[str, Any], ordinal: str = "") -> None:
+        """As another program would: our own publishers scrub what looks like a token."""
+        event = new_event(EventType.TOOL_REQUESTED, workspace, data, ordinal=ordinal or str(data.get("request_id")))
+        raw = codec.encode(replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data))
+        await self.bus.put_raw(f"tool.requests.{workspace}", raw, {"Nats-Msg-Id": event.id})
+
+    def request(self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any) -> dict[str, Any]:
+        digest = request_digest(ToolCall(request_id, tool, arguments, in_seconds(60)))
+        token = narrow(opened.capability_token, seconds=120, request=digest)
+        return {
+            "request_id": request_id,
+            "workspace": opened.workspace_id,
+            "tool": tool,
+            "arguments": arguments,
+            "capability_token": token,
+            "requirements": {"network_access": True},  # a claim that nobody reads
+        }
+
+    async def results(self, workspace: str, count: int) -> list[Mapping[str, Any]]:
+        """Wait for so many results, and a moment longer for one too many."""
+        found: list[Mapping[str, Any]] = []
+        async with asyncio.timeout(240):
+            while len(found) < count:
+                await asyncio.sleep(0.1)
+                found = [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
+        await asyncio.sleep(0.5)
+        return [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
+
+    def pid(self, workspace: str) -> int:
+        """The sandbox in which a visit's executor is now."""
+        standing: Any = self.visits._visits[workspace].seat.workspace
+        pid: int = standing._opened.result().pid
+        return pid
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    make_repo(tmp_path / "repo", FILES)
+    settings = load_settings(
+        data_dir=tmp_path / "data", workspace={"allowed_roots": [str(tmp_path)], "warm": 0}, bus={"retry_seconds": 0.05}
+    )
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_server(settings.bus, settings.data_dir / "bus"))
+        bus = await stack.enter_async_context(open_bus(settings.bus, url))
+        rules = await stack.enter_async_context(open_rules(settings, bus))
+        visits = await stack.enter_async_context(tool_service(settings, bus, rules))
+        desk = MemoryDesk()
+        served = await stack.enter_async_context(serving(desk, replace(doors_of(desk), visits=visits)))
+        stub: Any = pb_grpc.ToolServiceStub(served.channel)
+        yield House(bus, visits, stub, tmp_path / "repo", settings.data_dir)
+
+
+async def test_open_call_close(house: House) -> None:
+    opened = await house.open()
+    written = await house.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+    assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
+    read = await house.call(opened, "files.read", "r-2", path="src/b.py", lines=1)
+    assert (read.status, read.output["content"]) == ("success", "B = 2\n")
+    tests = await house.call(opened, "tests.make", "r-3")
+    assert (tests.status, tests.output["verdict"]) == ("success", "passed"), tests
+    assert tests.usage.max_rss_bytes > 0
+    refused = await house.call(opened, "git.push", "r-4", branch="main")
+    assert (refused.status, "not granted" in refused.error) == ("blocked", True)
+    again = await house.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+    assert again.audit_id == written.audit_id  # the same request runs once
+    await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
+    with pytest.raises(grpc.aio.AioRpcError) as gone:
+        await house.call(opened, "files.read", "r-5", path="src/a.py")
+    assert gone.value.code() is grpc.StatusCode.NOT_FOUND
+    report = verify_all(house.data_dir)
+    assert (report.ok, report.unfinished) == (True, 0)
+
+
+async def test_who_calls_comes_from_tokens_alone(house: House) -> None:
+    opened = await house.open(persona="reader")
+    other = await house.open()
+    codes = []
+    for token, capability in (
+        ("nobody", opened.capability_token),
+        (OTHER, opened.capability_token),
+        (TOKEN, "x.y.z"),
+        (TOKEN, ""),
+    ):
+        stolen = pb.OpenWorkspaceResponse(workspace_id=opened.workspace_id, capability_token=capability)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await house.call(stolen, "files.read", "r-1", token, path="src/a.py")
+        codes.append(refused.value.code())
+    assert codes == [grpc.StatusCode.UNAUTHENTICATED] + [grpc.StatusCode.PERMISSION_DENIED] * 3
+    crossed = pb.OpenWorkspaceResponse(workspace_id=other.workspace_id, capability_token=opened.capability_token)
+    with pytest.raises(grpc.aio.AioRpcError, match="Audience"):
+        await house.call(crossed, "files.read", "r-1", path="src/a.py")
+    with pytest.raises(grpc.aio.AioRpcError, match="there is no open workspace"):
+        await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id), OTHER)
+    narrowed = await house.call(opened, "files.write", "r-2", path="a", content="")
+    assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
+    await Revocations(house.bus.bucket(BUCKET)).revoke(other.workspace_id, who="ann")
+    async with asyncio.timeout(60):
+        with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - called until the word is around
+            while True:
+                await house.call(other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py")
+                await asyncio.sleep(0.05)
+
+
+async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(house: House) -> None:
+    opened = await house.open()
+    kinds = {"files.append": {"path": "log.txt", "content": "line\n"}, "files.read": {"path": "src/a.py"}}
+    requests = [
+        house.request(opened, tool, f"r-{number}", **kinds[tool])
+        for number, tool in enumerate(["files.append", "files.read"] * 50)
+    ]
+    killed = [house.pid(opened.workspace_id)]
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(house.send(opened.workspace_id, request))
+        async with asyncio.timeout(60):
+            while not [item async for item in house.bus.replay((f"tool.results.{opened.workspace_id}",))]:
+                await asyncio.sleep(0.01)
+        os.kill(killed[0], signal.SIGKILL)
+    results = await house.results(opened.workspace_id, 100)
+    assert sorted(result["request_id"] for result in results) == sorted(f"r-{number}" for number in range(100))
+    said = Counter(result["status"] for result in results)
+    assert said["success"] >= 99, said
+    assert said["success"] + said["outcome_unknown"] == 100, said
+    assert house.pid(opened.workspace_id) not in killed
+    appended = sum(result["status"] == "success" and result["tool"] == "files.append" for result in results)
+    read = await house.call(opened, "files.read", "last", path="log.txt")
+    assert appended <= read.output["total_lines"] <= appended + said["outcome_unknown"]
+    # The same again, as a bus delivers it: nothing runs, and no second result is told.
+    await house.send(opened.workspace_id, requests[0], ordinal="again")
+    assert len(await house.results(opened.workspace_id, 101)) == 101  # with the one of `last`
+    assert verify_all(house.data_dir).ok
+
+
+async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: House) -> None:
+    opened = await house.open()
+    good = house.request(opened, "files.read", "good", path="src/a.py")
+    unbound = {**house.request(opened, "files.read", "unbound", path="src/a.py"), "capability_token": opened.capability_token}
+    changed = {**house.request(opened, "files.read", "changed", path="src/a.py"), "arguments": {"path": "Makefile"}}
+    wrong = {**good, "request_id": "wrong", "arguments": ["src/a.py"]}
+    lost = {**good, "request_id": "lost", "workspace": "ws-gone"}
+    for data in (wrong, unbound, changed, good):
+        await house.send(opened.workspace_id, data)
+    await house.send("ws-gone", lost)
+    results = {result["request_id"]: result for result in await house.results(opened.workspace_id, 4)}
+    assert {key: result["status"] for key, result in results.items()} == {
+        "wrong": ToolStatus.INVALID,
+        "unbound": ToolStatus.BLOCKED,
+        "changed": ToolStatus.BLOCKED,
+        "good": ToolStatus.SUCCESS,
+    }
+    assert "arguments" in results["wrong"]["error"]
+    assert "bound to its request" in results["unbound"]["error"]
+    [gone] = await house.results("ws-gone", 1)
+    assert (gone["request_id"], gone["status"]) == ("lost", ToolStatus.BLOCKED)
+    buried = [letter async for letter in letters(house.bus)]
+    assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
+
+
+async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(house: House) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
+        await house.open(ttl_seconds=999999)
+    with pytest.raises(grpc.aio.AioRpcError, match="unknown persona"):
+        await house.open(persona="king")
+    with pytest.raises(grpc.aio.AioRpcError, match="repository is missing"):
+        await house.rpc("OpenWorkspace", pb.OpenWorkspaceRequest(role="dev"))
+    short = await house.open(ttl_seconds=1)
+    async with asyncio.timeout(60):
+        while house.visits.is_open(short.workspace_id):
+            await asyncio.sleep(0.05)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"its time is over|expired"):
+        await house.call(short, "files.read", "r-1", path="src/a.py")
