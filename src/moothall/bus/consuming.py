@@ -15,7 +15,7 @@ from moothall.bus.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, lo
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.heeding import heeding
 from moothall.bus.packing import Packer
-from moothall.bus.registry import DurableSpec
+from moothall.bus.registry import WORK, DurableSpec
 from moothall.bus.stored import Stored
 from moothall.domain.event import Recorded
 from moothall.errors import BusUnavailable, Permanent, Temporary
@@ -61,6 +61,12 @@ class Taking:
         while True:
             try:
                 name = await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec, self.subjects)
+                if (
+                    self.spec.stream == WORK.name
+                    and not self.subjects
+                    and (gone := await setup.forget_done(self.stored.js, self.spec))
+                ):
+                    log.warning("work that was done was still there, and is removed", durable=self.spec.name, removed=gone)
                 async with Pull.open(self.stored.client, self.spec.stream, name, expires) as pull:
                     while True:
                         while len(self.held) >= capacity:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from moothall.bus.disk import Disk
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
@@ -30,6 +31,8 @@ LOCK_SECONDS = 2.0
 MAX_PAYLOAD = 8 * 1024 * 1024
 _MAX_LOG = 10 * 1024 * 1024
 _TAIL = 800
+_LOOK_SECONDS = 1.0
+_CALM_SECONDS = 10.0  # between two starts for want of room
 
 # Runs between fork and the server: asks the kernel for SIGKILL when the parent is gone, and looks whether
 # it already is. A program of its own, because code between fork and exec in a process with threads can hang.
@@ -210,6 +213,22 @@ class _Server:
             except (BusUnavailable, OSError) as error:
                 log.warning("embedded bus did not come back", reason=str(error))
 
+    async def mind_the_disk(self) -> None:
+        """End it, to be started again, once there is room after its disk was full: what it refused since then it takes again."""
+        disk = Disk(self.directory)
+        await asyncio.to_thread(disk.has_failed)  # what an earlier run said of it
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not await asyncio.to_thread(disk.has_failed):
+                continue
+            log.error("the disk of the bus is full: it takes nothing until there is room", directory=str(self.directory))
+            while not await asyncio.to_thread(disk.has_room):  # noqa: ASYNC110 - the operator's doing
+                await asyncio.sleep(_LOOK_SECONDS)
+            log.warning("the disk of the bus has room again; starting it anew", directory=str(self.directory))
+            await asyncio.to_thread(disk.has_failed)
+            await self.stop()
+            await asyncio.sleep(_CALM_SECONDS)
+
     async def stop(self) -> None:
         """End it, and wait until it has ended."""
         process = self.process
@@ -229,13 +248,17 @@ async def _watched(server: _Server) -> AsyncIterator[None]:
     """Keep the server running meanwhile. What the body raises comes out as it is, not wrapped by the task group."""
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(server.watch(), name="embedded bus: watch")
+        watching = [
+            group.create_task(server.watch(), name="embedded bus: watch"),
+            group.create_task(server.mind_the_disk(), name="embedded bus: disk"),
+        ]
         try:
             yield
         except BaseException as error:  # noqa: BLE001 raised again below
             failure = error
         finally:
-            watch.cancel()
+            for task in watching:
+                task.cancel()
     if failure is not None:
         raise failure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nats.errors
 from nats.js import JetStreamContext, api
-from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 
 from moothall.bus.connection import reason
 from moothall.bus.heeding import heeding
@@ -93,6 +93,25 @@ async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec,
     )
     await heeding(js.add_consumer(spec.stream, config=config))
     return name
+
+
+async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
+    """Remove work that was acked and is still there; return how much it was. A server that is killed may keep the ack
+    and lose the removal, and then it gives the work to nobody and keeps it for ever. Raises the client's errors.
+    """
+    floor = (await heeding(js.consumer_info(spec.stream, spec.name))).ack_floor
+    gone = 0
+    for subject in spec.filters if floor is not None and floor.stream_seq else ():
+        while True:
+            try:
+                oldest = await heeding(js.get_msg(spec.stream, seq=1, subject=subject, next=True))
+            except NotFoundError:
+                break
+            if not oldest.seq or oldest.seq > floor.stream_seq:
+                break
+            await heeding(js.delete_msg(spec.stream, oldest.seq))
+            gone += 1
+    return gone
 
 
 async def ensure(js: JetStreamContext, settings: Bus) -> None:

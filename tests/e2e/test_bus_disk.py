@@ -1,0 +1,114 @@
+"""The bus and its disk: full, and half written by a server that was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.registry import WORK
+from moothall.bus.server import embedded_server
+from moothall.config import Bus
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.errors import BusUnavailable
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS = Bus(publish_seconds=2.0, ack_wait_seconds=2.0)
+
+
+def event(number: int) -> Event:
+    data = {"task_id": "task-1", "turn": number, "thought": "word " * 600}
+    return new_event(EventType.SEAT_TURN, "task-1", data, ordinal=number)
+
+
+def work(number: int) -> Event:
+    return new_event(EventType.DELIBERATION_REQUESTED, f"task-{number}", {"task_id": f"task-{number}"})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"a disk that can be filled needs the right to mount a tmpfs; run as root: {made.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Use up all but a few kilobytes with a file, and return it."""
+    ballast = disk / "ballast"
+    free = os.statvfs(disk)
+    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - 60_000))
+    return ballast
+
+
+async def publish_for_ever(bus: JetStreamBus, acked: list[int]) -> None:
+    while True:
+        await bus.publish(event(len(acked)))
+        acked.append(len(acked))
+
+
+async def turns(bus: JetStreamBus) -> list[int]:
+    async with aclosing(bus.replay(["agent.results.task-1"])) as events:
+        return [int(recorded.event.data["turn"]) async for recorded in events]
+
+
+async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(small_disk: Path) -> None:
+    async with embedded_server(SETTINGS, small_disk / "bus") as url, open_bus(SETTINGS, url) as bus:
+        acked = [number for number in range(5) if await bus.publish(event(number))]
+        ballast = fill(small_disk)
+        with pytest.raises(BusUnavailable, match="is there room on its disk"):
+            await publish_for_ever(bus, acked)
+        assert await turns(bus) == acked, "what was acked can be read meanwhile"
+        ballast.unlink()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await bus.publish(event(len(acked)))
+                except BusUnavailable:
+                    continue
+                break
+        assert await turns(bus) == [*acked, len(acked)]
+
+
+async def test_work_that_was_acked_does_not_stay_after_a_kill_that_kept_the_ack_and_lost_the_removal(tmp_path: Path) -> None:
+    directory, kept = tmp_path / "bus", tmp_path / "kept"
+    [messages] = [directory / "store" / "jetstream" / "$G" / "streams" / WORK.name / "msgs"]
+    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+        await bus.enqueue("agent.requests.dev", work(1))
+    shutil.copytree(messages, kept)
+    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+        assert await taken(bus, until=1) == ["task-1"]
+    shutil.rmtree(messages)
+    shutil.move(kept, messages)
+    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+        assert (await bus.state(WORK.name)).messages == 1, "as a kill may leave it"
+        await bus.enqueue("agent.requests.dev", work(2))
+        assert await taken(bus, until=1) == ["task-2"]
+        assert (await bus.state(WORK.name)).messages == 0
+
+
+async def taken(bus: JetStreamBus, until: int) -> list[str]:
+    """Take work until there was so much of it and nothing is left; return the ids of its tasks."""
+    seen: list[str] = []
+
+    async def handle(recorded: Recorded) -> None:
+        seen.append(str(recorded.event.data["task_id"]))
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        taking = group.create_task(bus.consume("host-dev", handle))
+        while len(seen) < until or (await bus.state(WORK.name)).messages:
+            await asyncio.sleep(0.05)
+        taking.cancel()
+    return seen
