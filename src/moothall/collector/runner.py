@@ -233,6 +233,9 @@ class Collector:
             case.settling = False
 
     async def _decide(self, case: _Case, span: telemetry.Span) -> None:
+        if case.state.decided is not None:
+            await self._close(case, case.state.decided.value)
+            return
         state = case.prefix or await self._replayed(case.state.task_id, until_settled=True)
         if state is None or state.requested is None:
             self._cases.pop(case.state.task_id, None)
@@ -251,7 +254,8 @@ class Collector:
 
     async def _close(self, case: _Case, outcome: Outcome) -> None:
         """Show the end and forget the rest."""
-        await case.quiet.wait()
+        while not case.quiet.is_set():  # another who waited may have been quicker
+            await case.quiet.wait()
         case.quiet.clear()
         try:
             await self._bus.put(outcome.task_id, dump(outcome))
@@ -316,7 +320,8 @@ class Collector:
             for task_id, case in list(self._cases.items()):
                 if (document := standing(case.state)) is not None and document.status is not case.shown:
                     group.create_task(self._show_late(case), name=f"show-{task_id}")
-                if not case.settling and ready(case.state, now, self._grace):
+                # One that is decided and still here could not be closed, and its event was acked meanwhile.
+                if not case.settling and (case.state.decided is not None or ready(case.state, now, self._grace)):
                     group.create_task(self._settle_late(case), name=f"decide-{task_id}")
 
     async def _show_late(self, case: _Case) -> None:

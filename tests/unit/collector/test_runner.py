@@ -14,7 +14,7 @@ from moothall.config import Limits
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.errors import ModelUnavailable, PatchRefused
+from moothall.errors import BusUnavailable, ModelUnavailable, PatchRefused
 from moothall.testing.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full
 
 LATE = DEADLINE + timedelta(seconds=11)
@@ -138,6 +138,26 @@ async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
     async with running(bus, repositories):
         await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending)
     assert [dict(event.data) for event in bus.decisions] == [expected]
+
+
+async def test_an_end_that_could_not_be_shown_is_shown_though_its_event_was_acked_meanwhile() -> None:
+    bus = FaultyBus()
+    await told(bus, full())
+    one = collector(bus, Remembering())
+    bus.failures["put"] = 1
+    with pytest.raises(BusUnavailable):
+        await one.handle(bus.log[0])  # reads the rest, and decides
+    case = one._cases["task-a"]
+    case.settling = True  # somebody is at it again when the decision's event comes, which is acked for that
+    await one.handle(bus.log[-1])
+    case.settling = False  # and fails once more
+    assert bus.history == []
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(one._watch_deadlines(group))
+        await until(lambda: one.under_way == 0)
+        watching.cancel()
+    assert statuses(bus)[-1] == "COMPLETED"
+    assert len(bus.decisions) == 1
 
 
 async def test_the_deadline_decides_though_no_event_comes() -> None:
