@@ -24,6 +24,7 @@ from moothall.config import Llm
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
+from moothall.model.attempts import Failed, Rejected, translated
 from moothall.model.bodies import JSON, STREAMED, Guarded, body_of, encoded
 from moothall.model.counting import count_usage
 from moothall.model.dialect import Dialect
@@ -48,25 +49,6 @@ _PROBE = {
     "required": ["wet"],
     "additionalProperties": False,
 }
-
-
-class _Failed(Exception):
-    """An attempt failed for a reason that may go away. `at_once`: a kept connection had been closed meanwhile."""
-
-    def __init__(self, reason: str, *, retry_after: float | None = None, at_once: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retry_after = retry_after
-        self.at_once = at_once
-
-
-class _Rejected(Exception):
-    """The server understood and said no: an HTTP status that would be the same again."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class OpenAIModel:
@@ -106,7 +88,7 @@ class OpenAIModel:
                 return await self._in_dialect(request, body_of(request, model), on_text, ours)
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
-        except _Rejected as error:
+        except Rejected as error:
             raise self._translated(error) from error
 
     async def _in_dialect(
@@ -122,7 +104,7 @@ class OpenAIModel:
             try:
                 attempt = functools.partial(self._ask, {**body, **more}, request.call_id, on_text, ours)
                 reply = await self._retrying(request.call_id, request.deadline, attempt)
-            except _Rejected as error:
+            except Rejected as error:
                 if error.status not in _UNPROCESSABLE or not self._dialect.unlearn(error.message, more):
                     raise
                 continue
@@ -140,11 +122,11 @@ class OpenAIModel:
                 figures = read_figures((await self._read_whole(response, _METRICS_BYTES)).decode(errors="replace"))
                 self._dialect.notice_missing(figures)
                 return figures
-        except _Failed as failure:
+        except Failed as failure:
             raise ModelUnavailable(f"{self._url.with_path('/metrics')}: {failure.reason}") from failure
         except TimeoutError as error:
             raise ModelUnavailable(f"{self._url.with_path('/metrics')} said nothing for {_METRICS_SECONDS:g} s") from error
-        except _Rejected as error:
+        except Rejected as error:
             raise self._translated(error) from error
 
     async def reply_mode(self) -> ReplyMode:
@@ -169,7 +151,7 @@ class OpenAIModel:
         }
         try:
             reply = await self._retrying("-/-/probe/0.0", None, lambda: self._ask(body, "-/-/probe/0.0", None))
-        except _Rejected as error:
+        except Rejected as error:
             if error.status in {*_UNPROCESSABLE, 415, 501}:
                 return "blocks"
             raise self._translated(error) from error
@@ -187,7 +169,7 @@ class OpenAIModel:
         wanted = self._settings.model
         try:
             listed = await self._retrying(call_id, deadline, self._list_models)
-        except _Rejected as error:
+        except Rejected as error:
             if wanted and error.status in {404, 405, 501}:
                 return wanted  # a server that keeps no list; a wrong name shows at the first call
             raise self._translated(error) from error
@@ -242,7 +224,7 @@ class OpenAIModel:
                     )
         text = "".join(assembly.text)
         if not assembly.finish_reason:
-            raise _Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
+            raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
         if not text.strip():
             raise ModelReplyInvalid(
                 f"model {body['model']} at {self._url} gave an empty answer (finish_reason {assembly.finish_reason})"
@@ -265,13 +247,13 @@ class OpenAIModel:
         except BrokenStream as error:
             if error.permanent:
                 raise ModelReplyInvalid(f"{self._url}: {error.reason}") from error
-            raise _Failed(error.reason) from error
+            raise Failed(error.reason) from error
         except aiohttp.InvalidURL as error:
             raise ConfigurationError(f"{self._url} is not a URL that can be called") from error
         except aiohttp.ClientError as error:
             stale = isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError)
             at_once = stale and not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError)
-            raise _Failed(f"{type(error).__name__}: {error}", at_once=at_once) from error
+            raise Failed(f"{type(error).__name__}: {error}", at_once=at_once) from error
         except TimeoutError as error:
             if bound.expired():
                 raise DeadlineExceeded(
@@ -290,10 +272,10 @@ class OpenAIModel:
         said = error_message(await response.content.read(_ERROR_BYTES))
         if retry.is_retried(status):
             after = retry.read_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-            raise _Failed(f"HTTP {status} {said}".rstrip(), retry_after=after)
+            raise Failed(f"HTTP {status} {said}".rstrip(), retry_after=after)
         if "Location" in response.headers:
             said = f"redirects to {plain(response.headers['Location'])}"
-        raise _Rejected(status, said)
+        raise Rejected(status, said)
 
     async def _read_stream(
         self, response: aiohttp.ClientResponse, assembly: Assembly, on_text: Callable[[str], None] | None
@@ -311,7 +293,7 @@ class OpenAIModel:
             except TimeoutError as error:
                 if idle is None:
                     raise
-                raise _Failed(f"silence for {idle:g} s in the middle of an answer") from error
+                raise Failed(f"silence for {idle:g} s in the middle of an answer") from error
             received += len(piece)
             for data in events.feed(piece) if piece else events.end():
                 said = assembly.take(data)
@@ -341,7 +323,7 @@ class OpenAIModel:
             try:
                 async with self._slots:
                     return await attempt()
-            except _Failed as failure:
+            except Failed as failure:
                 if tried > self._settings.retries:
                     raise ModelUnavailable(
                         f"{self._url} failed {tried} times, the last time with: {failure.reason}", failure.retry_after
@@ -361,19 +343,8 @@ class OpenAIModel:
             await asyncio.sleep(delay)
         raise AssertionError  # pragma: no cover - count() does not end
 
-    def _translated(self, error: _Rejected) -> ConfigurationError | ModelReplyInvalid:
-        answer = f"{self._url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
-        match error.status:
-            case 401 | 403:
-                return ConfigurationError(f"{answer}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE")
-            case 404:
-                return ConfigurationError(
-                    f"{answer}; asked for model {self._model or self._settings.model!r}; MOOTHALL_LLM__BASE_URL names an "
-                    "OpenAI-compatible root and usually ends with /v1"
-                )
-            case status if status < 400:  # noqa: PLR2004 - redirects
-                return ConfigurationError(f"{answer}; give the final address as MOOTHALL_LLM__BASE_URL")
-        return ModelReplyInvalid(answer)
+    def _translated(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
+        return translated(error, str(self._url), self._model or self._settings.model)
 
 
 @asynccontextmanager
