@@ -206,6 +206,7 @@ class Guard(_Section):
     policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
     visits: int = Field(16, ge=1, description="workspaces that callers from outside have open at a time")
     visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")
+    approval_seconds: float = Field(900.0, ge=1, description="how long an operator's approval of a parked request is good for")
     breaker_failures: int = Field(5, ge=1, description="failures of a tool in a row that open its circuit")
     breaker_seconds: float = Field(30.0, gt=0, description="how long it then rests; doubles while it keeps failing")
     cache_bytes: int = Field(20_000_000, ge=0, description="results that one gate keeps of tools that may be cached")
@@ -237,7 +238,7 @@ class Grpc(_Section):
     tls_key: Path | None = None
     tls_client_ca: Path | None = Field(None, description="PEM; with it, clients need a certificate that it signed, too")
     tokens_file: Path | None = Field(
-        None, description="TOML: [[principals]] with token, name and tenant each; only its owner may read it"
+        None, description="TOML: [[principals]] with token, name, tenant and operator (false) each; only its owner may read it"
     )
     calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
     keepalive_seconds: float = Field(30.0, ge=1, description="a silent connection is asked after this long whether it lives")

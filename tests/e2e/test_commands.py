@@ -86,6 +86,10 @@ async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> N
     assert (shown["enabled"], shown["danger"], shown["output_schema"]["type"]) == (False, "read", "object")
     assert (await command("tools", "enable", "git.log")).code == 0
     assert (await command("tools", "show", "git.log", "--json")).document["enabled"]
+    assert (await command("tools", "requeue", "list", "--json")).document == []
+    nothing = await command("tools", "requeue", "allow", "r-1")
+    assert (nothing.code, "no parked request 'r-1'" in nothing.err) == (2, True)
+    assert (await command("tools", "revoke", "ws-1")).out.strip() == "ws-1 is revoked"
     wrong = await command("tools", "disable", "git.lag")
     assert wrong.code == 2
     assert "there is no tool 'git.lag'" in wrong.err

@@ -38,6 +38,11 @@ from moothall.wiring.rules import open_rules
 from moothall.wiring.visiting import tool_service
 
 pytestmark = pytest.mark.e2e
+PARKS_DELETES = """package moothall.tools
+import rego.v1
+default decision := {"allow": true}
+decision := {"allow": false, "reason": "ask first", "park": true} if input.tool == "files.delete"
+"""
 FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
 
 
@@ -107,8 +112,13 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     make_repo(tmp_path / "repo", FILES)
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "tools.rego").write_text(PARKS_DELETES, encoding="utf-8")
     settings = load_settings(
-        data_dir=tmp_path / "data", workspace={"allowed_roots": [str(tmp_path)], "warm": 0}, bus={"retry_seconds": 0.05}
+        guard={"policies": str(tmp_path / "policies")},
+        data_dir=tmp_path / "data",
+        workspace={"allowed_roots": [str(tmp_path)], "warm": 0},
+        bus={"retry_seconds": 0.05},
     )
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings.bus, settings.data_dir / "bus"))
@@ -116,7 +126,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         rules = await stack.enter_async_context(open_rules(settings, bus))
         visits = await stack.enter_async_context(tool_service(settings, bus, rules))
         desk = MemoryDesk()
-        served = await stack.enter_async_context(serving(desk, replace(doors_of(desk), visits=visits)))
+        served = await stack.enter_async_context(serving(desk, replace(doors_of(desk), visits=visits, parking=rules.parking)))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
         yield House(bus, visits, stub, tmp_path / "repo", settings.data_dir)
 
@@ -240,3 +250,37 @@ async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refu
             await asyncio.sleep(0.05)
     with pytest.raises(grpc.aio.AioRpcError, match=r"its time is over|expired"):
         await house.call(short, "files.read", "r-1", path="src/a.py")
+
+
+async def test_a_parked_request_that_is_allowed_runs_once(house: House) -> None:
+    opened = await house.open()
+    parked = await house.call(opened, "files.delete", "r-1", path="src/a.py")
+    assert (parked.status, "ask first" in parked.error) == ("parked", True)
+    await house.send(opened.workspace_id, house.request(opened, "files.delete", "r-2", path="Makefile"))
+    await house.results(opened.workspace_id, 2)
+    listed = (await house.rpc("ListParked", pb.ListParkedRequest())).parked
+    assert [(item.request_id, item.tool, item.arguments["path"]) for item in listed] == [
+        ("r-1", "files.delete", "src/a.py"),
+        ("r-2", "files.delete", "Makefile"),
+    ]
+    for method, request in (
+        ("ListParked", pb.ListParkedRequest()),
+        ("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match="eve is no operator"):
+            await house.rpc(method, request, OTHER)
+    allowed = await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
+    refused = await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id=listed[1].id, reason="needed"))
+    assert (allowed.state, refused.state) == ("allowed", "refused")
+    results = await house.results(opened.workspace_id, 3)
+    assert [(result["request_id"], result["status"]) for result in results] == [
+        ("r-1", "parked"),
+        ("r-2", "parked"),
+        ("r-1", "success"),
+    ]
+    again = await house.call(opened, "files.delete", "r-1", path="src/a.py")
+    assert (again.status, again.output["deleted"]) == ("success", True)
+    assert (await house.call(opened, "files.delete", "r-3", path="Makefile")).error == "an operator refused it: needed"
+    with pytest.raises(grpc.aio.AioRpcError, match="it was allowed already"):
+        await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
+    assert verify_all(house.data_dir).ok

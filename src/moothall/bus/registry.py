@@ -108,6 +108,8 @@ BUCKETS: Mapping[str, BucketSpec] = {
     spec.name: spec
     for spec in (
         BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
+        BucketSpec("parked", "<tenant>.<id>: denied requests that an operator may allow, and what was said", max_age=7 * DAY),
+        BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
         BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
     )
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from moothall.cli.requeue import requeue
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
@@ -21,6 +22,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document.
 @click.group()
 def tools() -> None:
     """The catalogue of tools, and which of them a tenant's agents are offered."""
+
+
+tools.add_command(requeue)
 
 
 @tools.command("list")

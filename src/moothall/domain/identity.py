@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller and the tenant whose data it may see."""
+    """An authenticated caller and the tenant whose data it may see. An `operator` may say what is allowed."""
 
     name: str
     tenant: str
+    operator: bool = False
 
 
-LOCAL = Principal(name="local", tenant="local")
+LOCAL = Principal(name="local", tenant="local", operator=True)

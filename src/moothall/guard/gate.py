@@ -28,6 +28,7 @@ from moothall.guard.budget import check_budget, reserved, timed
 from moothall.guard.cache import ResultCache, cache_key
 from moothall.guard.capability import check_capability, with_token
 from moothall.guard.limits import check_limits, cut_output, cut_text
+from moothall.guard.parking import check_approval
 from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext, Stopped
@@ -145,7 +146,12 @@ class Gate:
         check_identity(seat, call)
         check_grants(seat.grant, checked, catalogue=rules.catalogue, off=off)
         check_capability(rules.tokens, seat, call, checked)
-        await rules.policy.check(seat, checked)
+        try:
+            await rules.policy.check(seat, checked)
+        except Stopped as stopped:
+            if rules.parking is None or not stopped.may_be_allowed:
+                raise
+            await check_approval(rules.parking, seat, call, stopped)
         check_rate(self._rates, seat, checked.spec)
         check_limits(seat.meter, self._limits)
         return checked
@@ -211,19 +217,23 @@ class Gate:
     async def _publish(self, seat: SeatContext, result: ToolResult) -> None:
         # The tool's name is the model's word where there is no such tool.
         shown = replace(result, tool=cut_text(result.tool, 100), output=cut_output(result.output, self._limits.event_bytes))
-        await self._say(EventType.TOOL_FINISHED, seat, result.request_id, dump(shown))
+        # What is parked may still run, under the same request id: its end is an event of its own.
+        ordinal = f"{result.request_id}/parked" if result.status is ToolStatus.PARKED else result.request_id
+        await self._say(EventType.TOOL_FINISHED, seat, result.request_id, dump(shown), ordinal=ordinal)
 
     async def _publish_start(self, seat: SeatContext, call: ToolCall) -> None:
         """Tell of an effect outside before it happens: where its end is not told, whether it happened is not known."""
         told = {"request_id": call.request_id, "tool": call.tool, "arguments_digest": arguments_digest(call.arguments)}
         await self._say(EventType.TOOL_STARTED, seat, call.request_id, told)
 
-    async def _say(self, kind: EventType, seat: SeatContext, request_id: str, told: Mapping[str, Any]) -> None:
+    async def _say(
+        self, kind: EventType, seat: SeatContext, request_id: str, told: Mapping[str, Any], *, ordinal: str = ""
+    ) -> None:
         event = new_event(
             kind,
             seat.workspace_id,
             {**told, "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id},
-            ordinal=request_id,
+            ordinal=ordinal or request_id,
             # The seats' request ids begin with the call id of the model's answer that asked for this.
             causationid=called_id(seat.task_id, request_id.rpartition(".")[0]),
             source=self._source,

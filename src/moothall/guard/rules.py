@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from moothall.guard.grants import Grants, shipped
+from moothall.guard.parking import Parking
 from moothall.guard.policy import Policy
 from moothall.guard.tokens import Tokens
 from moothall.ports import Toolkit
@@ -23,7 +24,7 @@ def _nothing(tenant: str) -> Collection[str]:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the tools that a workspace
-    does not run itself. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
+    does not run itself; `parking` keeps what an operator may allow. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
     """
 
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
@@ -32,3 +33,4 @@ class Rules:
     tokens: Tokens = field(default_factory=lambda: Tokens(secrets.token_bytes(32), 3600.0))
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
+    parking: Parking | None = None

@@ -16,15 +16,20 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import read_role
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.domain.tool import ToolCall, ToolResult
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, RateLimited, Refused
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
 from moothall.guard.gate import Gate
+from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.standing import StandingWorkspace
 from moothall.guard.tokens import Tokens, request_digest
 from moothall.ports import Repositories, Workspaces
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 _RESULTS_KEPT = 2000
+_PARKED_KEPT = 100
 SEAT = "visitor"
 
 
@@ -46,6 +51,7 @@ class _Visit:
     keeper: asyncio.Task[None]
     slots: asyncio.Semaphore
     answers: OrderedDict[str, tuple[str, asyncio.Future[ToolResult]]] = field(default_factory=OrderedDict)
+    parked: dict[str, ToolCall] = field(default_factory=dict)
 
 
 class Visits:
@@ -191,9 +197,28 @@ class Visits:
                 answer.exception()
             raise
         answer.set_result(result)
+        if result.status is ToolStatus.PARKED and len(visit.parked) < _PARKED_KEPT:
+            visit.parked[call.request_id] = call
         while len(visit.answers) > _RESULTS_KEPT and next(iter(visit.answers.values()))[1].done():
             visit.answers.popitem(last=False)
         return result
+
+    def allowed(self, item: Parked) -> None:
+        """Run what an operator allowed, where it waits here: its result comes under the same request id."""
+        visit = self._visits.get(item.workspace)
+        call = visit.parked.pop(item.request_id, None) if visit is not None else None
+        if visit is not None and call is not None:
+            self._group.create_task(self._resume(visit, call), name=f"resume {item.id}")
+
+    async def _resume(self, visit: _Visit, call: ToolCall) -> None:
+        deadline = datetime.now(UTC) + timedelta(seconds=self._settings.call_seconds)
+        again = replace(call, deadline=deadline)
+        visit.answers.pop(call.request_id, None)
+        try:
+            # Its own token was looked at when it was parked, and may have been for a moment only.
+            await self._once(visit, visit.seat.token, again, request_digest(again))
+        except MoothallError as error:
+            log.warning("an allowed request could not run", request=call.request_id, reason=error.message)
 
     def _visit(self, workspace: str, tenant: str, principal: str) -> _Visit:
         visit = self._visits.get(workspace)

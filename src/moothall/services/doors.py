@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moothall.guard.parking import Parking
 from moothall.guard.visits import Visits
 from moothall.ports import Briefings, Councils, Deliberations, Plans, Tallies
 
@@ -21,3 +22,4 @@ class Doors:
     briefings: Briefings
     model: str = ""
     visits: Visits | None = None
+    parking: Parking | None = None

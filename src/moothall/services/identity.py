@@ -105,6 +105,7 @@ class _Named(BaseModel):
     token: SecretStr = Field(min_length=_SHORTEST)
     name: str = Field(pattern=f"^{ID_PATTERN}$")
     tenant: str = Field(pattern=f"^{ID_PATTERN}$")
+    operator: bool = False
 
 
 class _Tokens(BaseModel):
@@ -127,7 +128,7 @@ def _principals(path: Path) -> dict[str, Principal]:
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
     if mode & 0o077:
         raise ConfigurationError(f"the file of tokens {path} can be read by others; run: chmod 600 {path}")
-    named = {item.token.get_secret_value(): Principal(item.name, item.tenant) for item in found.principals}
+    named = {item.token.get_secret_value(): Principal(item.name, item.tenant, item.operator) for item in found.principals}
     if len(named) != len(found.principals):
         raise ConfigurationError(f"the file of tokens {path} has a token twice: whom does it stand for?")
     return named

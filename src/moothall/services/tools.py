@@ -9,7 +9,8 @@ from google.protobuf import json_format, struct_pb2, timestamp_pb2
 
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, NotFound
+from moothall.guard.parking import Parked, Parking, refuse_unless_operator
 from moothall.guard.visits import Visits
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
@@ -22,8 +23,9 @@ _LONGEST = timedelta(hours=1)
 class ToolService(pb_grpc.ToolServiceServicer):
     """The gRPC door of the tool service."""
 
-    def __init__(self, visits: Visits) -> None:
+    def __init__(self, visits: Visits, parking: Parking | None) -> None:
         self._visits = visits
+        self._parking = parking
 
     async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:  # noqa: N802 - the RPC's name
         """Open a workspace and hand out its token."""
@@ -58,6 +60,41 @@ class ToolService(pb_grpc.ToolServiceServicer):
             usage=pb.ToolUsage(cpu_ms=result.usage.cpu_ms, max_rss_bytes=result.usage.max_rss_bytes),
             audit_id=result.audit_id,
         )
+
+    async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:  # noqa: N802 - the RPC's name
+        """List what waits."""
+        del request, context
+        who = caller()
+        refuse_unless_operator(who)
+        waiting = self._parking.waiting(who.tenant) if self._parking else ()
+        return pb.ListParkedResponse(parked=[_parked(item) for item in waiting])
+
+    async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:  # noqa: N802 - the RPC's name
+        """Say an operator's word."""
+        del context
+        who = caller()
+        refuse_unless_operator(who)
+        if self._parking is None:
+            raise NotFound(f"no parked request {request.request_id[:80]!r}")
+        item = await self._parking.resolve(
+            who.tenant, request.request_id, allow=request.allow, approver=who.name, comment=request.reason
+        )
+        return pb.ResolveParkedResponse(state=item.state)
+
+
+def _parked(item: Parked) -> pb.ParkedRequest:
+    return pb.ParkedRequest(
+        id=item.id,
+        request_id=item.request_id,
+        workspace_id=item.workspace,
+        tool=item.tool,
+        arguments=convert.struct(item.arguments),
+        arguments_digest=item.arguments_digest,
+        principal=item.principal,
+        seat=item.seat,
+        reason=item.reason,
+        time=item.time,
+    )
 
 
 def _deadline(request: pb.CallToolRequest) -> datetime:

@@ -152,6 +152,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
             briefings=Briefings(graph, settings.limits, rules),
             model=settings.llm.model,
             visits=await (await stack.enter_async_context(started(tool_service(settings, bus, rules)))),
+            parking=rules.parking,
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port

@@ -12,7 +12,9 @@ from moothall.bus.beside import beside
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
 from moothall.guard import revocations, switches
+from moothall.guard.approvals import Approvals
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
+from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
 from moothall.guard.policy import Policy
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
@@ -36,15 +38,27 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
     off = switches.Switches(bus.bucket(switches.BUCKET))
     revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
-    await asyncio.gather(off.refresh(), revoked.refresh())
-    tokens = Tokens(await asyncio.to_thread(guard_key, settings), longest_token(settings), revoked=revoked.any)
+    key = await asyncio.to_thread(guard_key, settings)
+    waiting = parking_of(settings, bus, key)
+    await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
+    tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
     web = WebTools(settings.http)
     toolkits = {"http": web, "web": web}
     policy = _policy(settings)  # here and not beside the loop: an engine belongs to the thread that makes it
-    async with beside(off.run(), "tools"), beside(revoked.run(), "revocations"):
+    async with beside(off.run(), "tools"), beside(revoked.run(), "revocations"), beside(waiting.run(), "parked"):
         yield Rules(
-            off=off.off, grants=await asyncio.to_thread(read_table, settings), tokens=tokens, policy=policy, toolkits=toolkits
+            off=off.off,
+            grants=await asyncio.to_thread(read_table, settings),
+            tokens=tokens,
+            policy=policy,
+            parking=waiting,
+            toolkits=toolkits,
         )
+
+
+def parking_of(settings: Settings, bus: Buckets, key: bytes) -> Parking:
+    """Return what waits for operators; not read yet."""
+    return Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, settings.guard.approval_seconds))
 
 
 def longest_token(settings: Settings) -> float:

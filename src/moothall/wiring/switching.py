@@ -1,13 +1,17 @@
-"""Which tools a tenant has, for a command."""
+"""What operators say of tools, for a command: which a tenant has, and which parked requests may run."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from moothall.config import Settings
+from moothall.guard.parking import Parking
 from moothall.guard.switches import BUCKET, Switches
+from moothall.wiring.keys import guard_key
 from moothall.wiring.log import open_log
+from moothall.wiring.rules import parking_of
 
 
 @asynccontextmanager
@@ -15,5 +19,15 @@ async def switches(settings: Settings) -> AsyncIterator[Switches]:
     """Yield the switches as they stand now: those of the process that serves, or of this data directory."""
     async with open_log(settings, lambda _: None) as bus:
         known = Switches(bus.bucket(BUCKET))
+        await known.refresh()
+        yield known
+
+
+@asynccontextmanager
+async def parking(settings: Settings) -> AsyncIterator[Parking]:
+    """Yield what waits for an operator now."""
+    key = await asyncio.to_thread(guard_key, settings)
+    async with open_log(settings, lambda _: None) as bus:
+        known = parking_of(settings, bus, key)
         await known.refresh()
         yield known

@@ -27,5 +27,7 @@ async def tool_service(settings: Settings, bus: ToolBus, rules: Rules) -> AsyncI
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus, rules, source="executor")
         visits = await stack.enter_async_context(Visits(gate, rules.tokens, hands.workspaces, hands.repositories, settings.guard))
+        if rules.parking is not None:
+            rules.parking.on_allowed(visits.allowed)
         await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
         yield visits
