@@ -55,6 +55,7 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("events, tool calls, workspaces")
     for name, step, count in (
         ("persisted", micro.persisted, 3000),
+        ("guard", micro.guard, 2000),
         ("tool", micro.tool_round_trip, 500),
         ("workspace", micro.workspace_ready, 20),
     ):
