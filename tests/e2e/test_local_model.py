@@ -139,3 +139,17 @@ async def test_it_answers_within_a_schema_in_the_room_it_has(model: OpenAIModel)
     reply = await model.chat(ask(schema=FINISH, max_tokens=64, seconds=120))
     assert len(reply.text) < 400
     assert (Path(load_settings().data_dir) / "logs" / "local-model.log").exists()
+
+
+async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_as_ever(model: OpenAIModel) -> None:
+    request = ask(messages=(Message("user", "Count from one to forty."),), max_tokens=60, seconds=240)
+    wanted = (await model.chat(request)).text
+    (server,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in child.cmdline()]
+    begun = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        answering = group.create_task(model.chat(request, lambda _: begun.set()))
+        await begun.wait()
+        server.kill()
+    assert answering.result().text == wanted
+    (again,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in child.cmdline()]
+    assert again.pid != server.pid

@@ -1,0 +1,64 @@
+"""The disk that holds everything is full for a while: bus, hosts, clones and logs."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from moothall.testing.recovery.lane import Lane, Plan, Seen, lane
+
+pytestmark = pytest.mark.e2e
+
+FULL_SECONDS = 8.0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 MB."""
+    place, image = tmp_path / "disk", tmp_path / "image"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(300_000_000)
+    commands = (["mkfs.ext4", "-q", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(place)])
+    for command in commands:
+        made = subprocess.run(command, capture_output=True, check=False)
+        if made.returncode:
+            pytest.skip(f"a disk that can be filled needs the right to mount one; run as root: {made.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Use up every block with a file, and return it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1_000_000, 1024):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+    return ballast
+
+
+async def full_meanwhile(here: Lane, disk: Path) -> Seen:
+    """Deliberate with a disk that is full at the start and has room again after a while."""
+    ballast = fill(disk)
+    running = asyncio.ensure_future(here.run(Plan()))
+    await asyncio.sleep(FULL_SECONDS)
+    ballast.unlink()
+    return await running
+
+
+async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when_there_is_room(small_disk: Path) -> None:
+    async with lane(small_disk / "lane") as here:
+        wanted = await here.run(Plan())
+        late = await full_meanwhile(here, small_disk)
+        after = await here.run(Plan())
+    assert wanted.end is not None
+    assert wanted.trouble == []
+    for seen in (late, after):
+        assert (seen.end, seen.trouble, seen.repeated) == (wanted.end, [], [])
