@@ -19,7 +19,6 @@ from moothall.guard.policy import Policy
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bucket
-from moothall.toolkits.web import WebTools
 from moothall.wiring.keys import guard_key
 
 _GRACE_SECONDS = 60.0
@@ -36,6 +35,8 @@ class Buckets(Protocol):
 @asynccontextmanager
 async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
+    from moothall.toolkits.web import WebTools
+
     off = switches.Switches(bus.bucket(switches.BUCKET))
     revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
     key = await asyncio.to_thread(guard_key, settings)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from moothall.config import Settings
-from moothall.guard.parking import Parking
 from moothall.guard.switches import BUCKET, Switches
-from moothall.wiring.keys import guard_key
 from moothall.wiring.log import open_log
-from moothall.wiring.rules import parking_of
+
+if TYPE_CHECKING:  # most commands wait for neither
+    from moothall.guard.parking import Parking
 
 
 @asynccontextmanager
@@ -26,6 +27,9 @@ async def switches(settings: Settings) -> AsyncIterator[Switches]:
 @asynccontextmanager
 async def parking(settings: Settings) -> AsyncIterator[Parking]:
     """Yield what waits for an operator now."""
+    from moothall.wiring.keys import guard_key
+    from moothall.wiring.rules import parking_of
+
     key = await asyncio.to_thread(guard_key, settings)
     async with open_log(settings, lambda _: None) as bus:
         known = parking_of(settings, bus, key)
