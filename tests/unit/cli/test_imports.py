@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich"}
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "moothall.cli.config",
+        "moothall.cli.log, moothall.wiring.log, moothall.bus.server",
+        "moothall.cli.graph, moothall.wiring.graph",
+    ],
+)
+def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
+    code = f"import sys, {modules}; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    loaded = set(ran.stdout.split())
+    assert modules.rpartition(" ")[2] in loaded
+    assert not loaded & _COSTLY
