@@ -19,7 +19,8 @@ MAX_PATH = 500
 MAX_CONTENT = 500_000
 
 
-def _matching(pattern: str, wanted: str) -> AfterValidator:
+def matching(pattern: str, wanted: str) -> AfterValidator:
+    """Check a text that is not empty; `wanted` says in the error what is right. Not in the JSON schema: decoders know few patterns."""
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -30,12 +31,12 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_REF = _matching(r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}", "a git ref such as HEAD~1, a branch or a commit id")
-_BRANCH = _matching(
+_REF = matching(r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}", "a git ref such as HEAD~1, a branch or a commit id")
+_BRANCH = matching(
     r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199})(?<![./])(?<!\.lock)", "a branch name such as fix-login"
 )
-_TARGET = _matching(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}", "the name of a make target")
-_URL = _matching(r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL")
+_TARGET = matching(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}", "the name of a make target")
+_URL = matching(r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL")
 
 Path = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 Glob = Annotated[str, Field(min_length=1, max_length=200)]

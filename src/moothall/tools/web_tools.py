@@ -7,11 +7,13 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from moothall.tools.arguments import Arguments, Path, Text
+from moothall.tools.arguments import Arguments, Path, Text, matching
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements, ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_MOST_HEADERS = 30
+_ENGINE = matching(r"[A-Za-z0-9 _.-]+", "the name of a search engine such as wikipedia")
 _OURS = frozenset(
     [
         "host",
@@ -31,6 +33,8 @@ _OURS = frozenset(
 
 
 def _check_headers(headers: dict[str, str]) -> dict[str, str]:
+    if len(headers) > _MOST_HEADERS:
+        raise ValueError(f"{len(headers)} headers; at most {_MOST_HEADERS} may be set")
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower() in _OURS:
             raise ValueError(f"{name[:60]!r} is no header that may be set")
@@ -40,7 +44,7 @@ def _check_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 Url = Annotated[str, Field(min_length=8, max_length=2000)]
-Headers = Annotated[dict[str, Annotated[str, Field(max_length=2000)]], Field(max_length=30), AfterValidator(_check_headers)]
+Headers = Annotated[dict[str, Annotated[str, Field(max_length=2000)]], AfterValidator(_check_headers)]
 
 
 class Fetch(Arguments):
@@ -79,9 +83,7 @@ class WebSearch(Arguments):
     """`engines` are those that the search server knows, such as "wikipedia"; none: its usual ones."""
 
     query: Annotated[str, Field(min_length=1, max_length=500)]
-    engines: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.-]+$", max_length=40)]], Field(max_length=10)] = Field(
-        default_factory=list
-    )
+    engines: Annotated[list[Annotated[str, Field(max_length=40), _ENGINE]], Field(max_length=10)] = Field(default_factory=list)
 
 
 class HttpAnswer(Output):

@@ -38,6 +38,9 @@ def test_schemas_are_flat_closed_and_bounded(spec: ToolSpec) -> None:
     assert set(shape) == {"type", "properties", "required", "additionalProperties"}
     for part in parts_of(shape):
         assert not {"$ref", "$defs", "anyOf", "title", "default"} & set(part)
+        # What grammar engines such as xgrammar refuse; an argument may have such a name.
+        refused = {"pattern", "format", "maxProperties", "minProperties", "patternProperties", "propertyNames"}
+        assert "type" not in part or not refused & set(part)
         if part.get("type") == "string":
             assert part["maxLength"] <= 8000
         if part.get("type") == "array":
