@@ -25,6 +25,7 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 import ray
 import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 HostMain = Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]]
 """Runs a host of this name until cancelled; calls its argument once it is ready."""
@@ -59,7 +60,8 @@ class HostActor:
 @asynccontextmanager
 async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[tuple[int, ...]]:
     """Yield the hosts' process ids once all are pulling work; they are gone at the end. Needs `cluster`."""
-    hosts = [_make_host(f"host-{number}", main) for number in range(1, settings.hosts + 1)]
+    nodes = await asyncio.to_thread(_nodes)
+    hosts = [_make_host(f"host-{number}", main, nodes[number % len(nodes)]) for number in range(1, settings.hosts + 1)]
     runs = [host.run.remote() for host in hosts]
     try:
         # A host that ends by itself has a bug: its error is heard here and ends the whole process.
@@ -97,13 +99,20 @@ async def _stop_all(hosts: list[Any], runs: list[Any], seconds: float = 10.0) ->
         ray.kill(host)
 
 
-def _make_host(name: str, main: HostMain) -> Any:
+def _nodes() -> list[str]:
+    """Return the ids of the nodes that live, in a fixed order."""
+    return sorted(str(node["NodeID"]) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]  # Ray leaves it untyped
+
+
+def _make_host(name: str, main: HostMain, node: str) -> Any:
     actor = ray.remote(HostActor).options(
-        num_cpus=0,  # a host waits more than it computes; it must not take a core from anybody's plan
+        # A host waits more than it computes and must take no core from anybody's plan; but Ray places only what asks for something.
+        num_cpus=0.001,
         max_restarts=-1,
         max_task_retries=-1,
         max_concurrency=64,
-        scheduling_strategy="SPREAD",
+        # Ray's own spreading goes by resources, and a host asks for none. Soft: where the node is gone, any other will do.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
     )
     return actor.remote(name, main)
 

@@ -1,0 +1,38 @@
+"""Two Ray nodes on loopback, in a process of their own: prints their address and the second one's raylet, ends with its input."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ.update(
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # else it goes by the machine's outer address
+    RAY_enable_worker_prestart="0",
+    RAY_raylet_start_wait_time_s="120",
+    RAY_agent_register_timeout_ms="120000",  # a busy machine starts its agents slowly
+)
+
+from ray.cluster_utils import Cluster
+
+_NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"}
+
+
+def main(folder: str) -> None:
+    """Serve until the input ends."""
+    cluster = Cluster(
+        initialize_head=True, connect=False, head_node_args={**_NODE, "include_dashboard": False, "temp_dir": folder}
+    )
+    try:
+        second = cluster.add_node(wait=True, **_NODE)
+        raylet = second.all_processes["raylet"][0].process.pid
+        sys.stdout.write(json.dumps({"address": cluster.address, "raylet": raylet}) + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+    finally:
+        cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray leaves it untyped
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

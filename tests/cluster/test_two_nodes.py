@@ -1,0 +1,125 @@
+"""Two Ray nodes on one machine, one of them killed: the other's host ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from house import Command, all_gone, by_task, descendants, git, scripted
+from moothall.bus.server import embedded_server
+from moothall.config import Bus
+from moothall.testing.model import Fault, scripted_model
+from moothall.workspace.sample import make_sample_repository
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+@asynccontextmanager
+async def two_nodes() -> AsyncIterator[tuple[str, psutil.Process]]:
+    """Yield the cluster's address and the raylet of the node that is not the head."""
+    folder = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).parent / "ray_cluster.py"),
+        str(folder),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(240):
+            while not (line := await process.stdout.readline()).startswith(b"{"):
+                assert line, "the cluster did not start"
+        told = json.loads(line)
+        yield told["address"], psutil.Process(told["raylet"])
+    finally:
+        below = descendants(process.pid)
+        process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await process.wait()
+        for one in below:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        assert await all_gone(below) == []
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def hosts_below(root: psutil.Process) -> list[psutil.Process]:
+    """Return the host processes that a node runs."""
+    return [child for child in descendants(root.pid) if "ray::Host" in " ".join(child.cmdline())]
+
+
+@asynccontextmanager
+async def serving(command: Command) -> AsyncIterator[None]:
+    """Serve until the block ends."""
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    said = b""
+    async with asyncio.timeout(240):
+        while b"serving gRPC on" not in said:
+            line = await server.stderr.readline()
+            assert line, said.decode()
+            said += line
+    drain = asyncio.ensure_future(server.stderr.read())
+    try:
+        yield
+    finally:
+        server.terminate()
+        async with asyncio.timeout(60):
+            await server.wait()
+            await drain
+
+
+async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+
+    async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        await asyncio.sleep(2)
+        return by_task(body, headers)
+
+    async with (
+        scripted_model(scripted(slowly)) as model,
+        embedded_server(Bus(), tmp_path / "bus") as bus_url,
+        two_nodes() as (address, second),
+    ):
+        extra = {
+            "MOOTHALL_RAY__ADDRESS": address,
+            "MOOTHALL_RAY__HOSTS": "2",
+            "MOOTHALL_RAY__SEATS_PER_HOST": "1",  # two deliberations, one for each host
+            "MOOTHALL_BUS__URL": bus_url,
+            "MOOTHALL_BUS__ACK_WAIT_SECONDS": "3",
+        }
+        command = Command(tmp_path / "data", model.base_url, extra)
+        async with serving(command), asyncio.TaskGroup() as group:
+            assert len(hosts_below(second)) == 1  # they are spread
+            ask = ("deliberate", "--repo", str(repo), "--json", "--task-id")
+            asked = [group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")]
+            async with asyncio.timeout(240):
+                while (
+                    len({request.call_id.partition("/")[0] for request in model.requests if "/propose/" in request.call_id}) < 2
+                ):
+                    await asyncio.sleep(0.05)
+            for child in (second, *descendants(second.pid)):
+                with suppress(psutil.NoSuchProcess):
+                    child.send_signal(signal.SIGKILL)
+        for done in (task.result() for task in asked):
+            assert done.code == 0, done.err
+            assert done.document["proven"] is True
+            assert git(repo, "branch", "--list", done.document["branch"])
