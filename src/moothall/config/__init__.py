@@ -1,0 +1,35 @@
+"""Every setting, with a default that works on a laptop and protects.
+
+`MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`), which
+overrides the defaults. An unset URL means the embedded part. A secret may name a file that holds
+it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room reads the environment.
+"""
+
+from __future__ import annotations
+
+from moothall.config.environment import environment, package_environment, package_files
+from moothall.config.hands import Guard, Http, Limits, Sandbox, Workspace
+from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
+from moothall.config.settings import Settings, load_settings, secret_values
+
+__all__ = [
+    "Bus",
+    "Graph",
+    "Grpc",
+    "Guard",
+    "Http",
+    "Limits",
+    "Llm",
+    "Log",
+    "Metrics",
+    "Ray",
+    "Sandbox",
+    "Settings",
+    "Trace",
+    "Workspace",
+    "environment",
+    "load_settings",
+    "package_environment",
+    "package_files",
+    "secret_values",
+]

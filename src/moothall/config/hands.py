@@ -1,0 +1,120 @@
+"""Where agents act, what holds them, and what they may do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from moothall.config.section import Section
+
+
+class Workspace(Section):
+    """Where tools act."""
+
+    kind: Literal["local", "kubernetes"] = "local"
+    namespace: str = "moothall"
+    image: str = ""
+    setup_network: Literal["on", "allowlist", "off"] = "on"
+    setup_seconds: float = Field(600.0, gt=0)
+    warm: int = Field(1, ge=0, description="executors kept ready for each prepared repository")
+    allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
+    allowed_roots: tuple[Path, ...] = Field(
+        (), description="local repositories that the API may name; the CLI adds its own argument"
+    )
+    keep_days: float = Field(
+        14.0, ge=1, description="`moothall log prune` removes checkouts and environments that were not used for so long"
+    )
+    max_file_bytes: int = Field(5_000_000, ge=1024, description="one file of a patch, or read by a tool")
+    max_patch_bytes: int = Field(2_000_000, ge=1024)
+    max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
+    max_patch_files: int = Field(1000, ge=1)
+    git_seconds: float = Field(120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds")
+
+
+class Sandbox(Section):
+    """Walls and limits for what a model wrote. A missing wall stops the start unless named here."""
+
+    allow_degraded: tuple[str, ...] = ()
+    cpu_seconds: float = Field(120.0, gt=0, description="one command")
+    wall_seconds: float = Field(120.0, gt=0, description="one command")
+    memory_bytes: int = Field(2_000_000_000, ge=64_000_000)
+    processes: int = Field(256, ge=8)
+    open_files: int = Field(1024, ge=64)
+    output_bytes: int = Field(200_000, ge=1000, description="of a command; more is cut and counted")
+    disk_bytes: int = Field(1_000_000_000, ge=1_000_000)
+    uid: int = Field(64_817, ge=1, description="whom a sandbox runs as where Moothall itself runs as root")
+    toolchains: tuple[Path, ...] = Field((), description="folders outside /usr to show read-only; their bin is put on PATH")
+
+
+class Limits(Section):
+    """What a caller may ask for."""
+
+    agents: int = Field(16, ge=1)
+    rounds: int = Field(8, ge=0)
+    turns: int = Field(12, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
+    task_chars: int = Field(20_000, ge=100)
+    deliberation_seconds: float = Field(1800.0, gt=0)
+    tokens: int = Field(1_000_000, ge=0, description="of a deliberation; 0: no limit")
+    calls: int = Field(500, ge=0)
+    cost_usd: float = Field(0.0, ge=0)
+    malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
+    patience: float = Field(
+        1.0, ge=0, description="after a proven answer the other seats get its time again, times this; 0: all the time"
+    )
+    patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
+    grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
+    message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
+    agent_chars: int = Field(4000, ge=100, description="capabilities and metadata of a registered agent, together")
+    context_tokens: int = Field(2000, ge=100, description="excerpt of the graph that a seat or a caller is given")
+    plan_tasks: int = Field(64, ge=1, description="tasks of one plan")
+    plans: int = Field(32, ge=1, description="plans whose tasks are handed out side by side; more wait")
+
+
+class Guard(Section):
+    """What the gate lets through."""
+
+    calls_in_flight: int = Field(32, ge=1, description="tool calls that one gate runs side by side; more wait")
+    seat_in_flight: int = Field(4, ge=1, description="tool calls of one seat side by side; more are refused")
+    seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
+    seat_seconds: float = Field(1200.0, gt=0, description="seconds that one seat's tools may run, together")
+    call_seconds: float = Field(300.0, gt=0, description="one tool call; a tool's own limit may be lower")
+    grace_seconds: float = Field(8.0, ge=0, description="what a workspace gets to end a call by itself after its deadline")
+    argument_bytes: int = Field(1_000_000, ge=1000, description="arguments of one call, as JSON")
+    result_bytes: int = Field(60_000, ge=1000, description="output of a call that the seat sees; more is cut")
+    event_bytes: int = Field(16_000, ge=1000, description="output of a call in its event; more is cut")
+    key: SecretStr | None = Field(
+        None, description="signs capability tokens, the same on every machine; empty: made in the data directory"
+    )
+    key_file: Path | None = None
+    token_seconds: float = Field(3600.0, ge=10, description="the longest that a capability token lives")
+    policies: Path | None = Field(
+        None, description="a folder with roles.yaml and *.rego instead of those that come with Moothall; see docs/tools.md"
+    )
+    policy: Literal["off", "dry-run", "enforce"] = Field(
+        "enforce", description="what becomes of the policy's answers; dry-run: they are only logged and counted"
+    )
+    policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
+    visits: int = Field(16, ge=1, description="workspaces that callers from outside have open at a time")
+    visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")
+    approval_seconds: float = Field(900.0, ge=1, description="how long an operator's approval of a parked request is good for")
+    breaker_failures: int = Field(5, ge=1, description="failures of a tool in a row that open its circuit")
+    breaker_seconds: float = Field(30.0, gt=0, description="how long it then rests; doubles while it keeps failing")
+    cache_bytes: int = Field(20_000_000, ge=0, description="results that one gate keeps of tools that may be cached")
+    audit_sync_records: int = Field(64, ge=1, description="audit records between two syncs to disk; each is flushed at once")
+
+
+class Http(Section):
+    """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless `policies/roles.yaml` says so."""
+
+    allow: tuple[str, ...] = Field(
+        (), description="hosts (name or name:port) and networks that tools may call though their addresses are not public"
+    )
+    only_allowed: bool = Field(default=False, description="tools may call nothing but those")
+    seconds: float = Field(30.0, gt=0, description="one call, redirects included")
+    redirects: int = Field(5, ge=0, le=20)
+    response_bytes: int = Field(1_000_000, ge=1024, description="an answer, unpacked; more is cut")
+    download_bytes: int = Field(5_000_000, ge=1024, le=40_000_000, description="a file from or for a workspace; more is refused")
+    search_url: str | None = Field(None, description="root of a SearXNG server, for web.search")

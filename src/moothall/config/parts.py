@@ -1,0 +1,149 @@
+"""The parts that Moothall stands on and the doors that it has: servers, their addresses, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from moothall.config.section import Section
+
+
+class Llm(Section):
+    """The model server. No base URL: the small local model on this machine's CPU."""
+
+    base_url: str | None = Field(None, description="OpenAI-compatible root, e.g. http://127.0.0.1:8000/v1")
+    replicas: tuple[str, ...] = Field(
+        (), description="further servers of the same model; all calls of a deliberation go to one, the others stand in for it"
+    )
+    model: str = Field("", description="model name; empty: the first one that the server lists")
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    model_path: Path | None = Field(None, description="your own GGUF file for the local model")
+    reply: Literal["auto", "json", "blocks"] = "auto"
+    approaches: Literal["auto", "on", "off"] = Field(
+        "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"
+    )
+    cache_salt: Literal["auto", "on", "off"] = Field("auto", description="keep tenants' prompt caches apart; auto: on vLLM")
+    priority: Literal["auto", "on", "off"] = Field(
+        "auto", description="let the server finish what is nearly done first; auto: on vLLM, where it takes it"
+    )
+    price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
+    price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
+    temperature: float = Field(0.8, ge=0, le=2)
+    max_tokens: int = Field(1024, ge=16, description="completion tokens a call")
+    context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
+    concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")
+    connect_seconds: float = Field(5.0, gt=0)
+    call_seconds: float = Field(300.0, gt=0, description="one call, retries not counted")
+    idle_seconds: float = Field(60.0, gt=0, description="silence on an open stream")
+    retries: int = Field(8, ge=0, description="about a minute with the delays below: a model server that starts again")
+    retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, capped at 30")
+    max_reply_bytes: int = Field(4_000_000, ge=1024)
+    local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
+    local_slots: int = Field(3, ge=1, description="calls that the local model works on side by side")
+
+
+class Bus(Section):
+    """NATS JetStream. No URL: an embedded server with its files in the data directory."""
+
+    url: str | None = None
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    credentials_file: Path | None = None
+    replicas: int = Field(1, ge=1, le=5)
+    sync_interval: str = Field("2m", description="how often the embedded server syncs to disk; 'always' costs 0.6 ms a write")
+    blob_bytes: int = Field(256_000, ge=1024, description="larger payload fields go to the object store")
+    max_deliver: int = Field(5, ge=1)
+    ack_wait_seconds: float = Field(10.0, gt=0)
+    max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
+    retry_seconds: float = Field(0.5, gt=0, description="first delay of a redelivery; doubles, capped at 60")
+    in_flight: int = Field(1024, ge=1, description="writes on their way at a time; more wait before they are sent")
+    publish_seconds: float = Field(30.0, gt=0, description="how long a publish is retried while the bus is away")
+
+
+class Ray(Section):
+    """The fleet. No address: Ray on this machine, started and stopped with the process."""
+
+    address: str | None = None
+    hosts: int = Field(1, ge=1, description="host actors")
+    seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time")
+    dashboard: bool = False
+
+
+class Grpc(Section):
+    """The callers' door."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(50055, ge=0, le=65535)
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = Field(None, description="PEM; with it, clients need a certificate that it signed, too")
+    tokens_file: Path | None = Field(
+        None, description="TOML: [[principals]] with token, name, tenant and operator (false) each; only its owner may read it"
+    )
+    calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
+    keepalive_seconds: float = Field(30.0, ge=1, description="a silent connection is asked after this long whether it lives")
+    grace_seconds: float = Field(5.0, ge=0, description="what calls in flight get to end when the server stops")
+
+
+class Graph(Section):
+    """The context graph. No URL: an embedded one in the data directory."""
+
+    url: str | None = Field(None, description="of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of its own")
+    user: str = "neo4j"
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    database: str = "neo4j"
+    batch: int = Field(500, ge=1, le=10_000, description="events written in one transaction")
+    pace_seconds: float = Field(0.25, ge=0, description="rest between two batches, which leaves the machine to the councils")
+    text_chars: int = Field(2000, ge=100, le=100_000, description="of one text in the graph; all of it is in the log")
+    query_seconds: float = Field(30.0, gt=0, description="one question, or one batch")
+    connect_seconds: float = Field(5.0, gt=0)
+    retry_seconds: float = Field(15.0, gt=0, description="how long the driver repeats what failed in passing")
+    drain_seconds: float = Field(10.0, ge=0, description="what a command that ends gives the graph to catch up")
+
+
+class Log(Section):
+    """What the process says on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Trace(Section):
+    """Where OpenTelemetry spans go: nowhere, until an exporter is chosen. See docs/telemetry.md."""
+
+    exporter: Literal["off", "otlp", "console"] = Field(
+        "off", description="otlp: gRPC to endpoint; console: JSON lines on stderr"
+    )
+    endpoint: str = Field(
+        "http://127.0.0.1:4317", pattern="^https?://", description="OTLP over gRPC; https:// for a collector elsewhere"
+    )
+    headers: SecretStr | None = Field(None, description="sent with every export: name=value,name=value")
+    headers_file: Path | None = None
+    service: str = Field("moothall", description="service.name of the spans")
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of traces begun here that is recorded; a caller's own flag decides for its"
+    )
+    content: bool = Field(False, description="record prompts and answers too, scrubbed of secrets")
+    attribute_chars: int = Field(2000, ge=100, description="of one attribute; more is cut")
+    queue_spans: int = Field(8192, ge=1, description="spans that wait to be sent; what is more is dropped")
+    delay_seconds: float = Field(2.0, gt=0, description="spans are sent together, this often")
+    timeout_seconds: float = Field(3.0, gt=0, le=8, description="one export, and what the end of a process waits for the last")
+
+
+class Metrics(Section):
+    """Figures for Prometheus, at http://host:port/metrics of `moothall serve`."""
+
+    enabled: bool = True
+    host: str = Field("127.0.0.1", description="anything but loopback needs metrics.token")
+    port: int | None = Field(
+        None, ge=0, le=65535, description="empty: 9464, and none where that is taken; a port named here must be free; 0: any"
+    )
+    token: SecretStr | None = Field(None, description="bearer token that a scraper must show")
+    token_file: Path | None = None
+    report_seconds: float = Field(5.0, gt=0, description="how often hosts report theirs to the serving process")

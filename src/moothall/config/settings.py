@@ -1,0 +1,93 @@
+"""All settings, and where they come from."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from moothall.config.hands import Guard, Http, Limits, Sandbox, Workspace
+from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
+from moothall.errors import ConfigurationError
+from moothall.misspelt import wrong_variables
+
+
+class Settings(BaseSettings):
+    """All of it. Frozen; made once by `load_settings` and handed down."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MOOTHALL_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+    )
+
+    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
+    repository: str = Field("", description="default repository of a deliberation that names none")
+    seed: int = Field(0, ge=0, description="base of all sampling seeds")
+    llm: Llm = Llm()
+    bus: Bus = Bus()
+    ray: Ray = Ray()
+    workspace: Workspace = Workspace()
+    sandbox: Sandbox = Sandbox()
+    limits: Limits = Limits()
+    guard: Guard = Guard()
+    http: Http = Http()
+    grpc: Grpc = Grpc()
+    graph: Graph = Graph()
+    log: Log = Log()
+    trace: Trace = Trace()
+    metrics: Metrics = Metrics()
+
+
+def secret_values(settings: BaseModel) -> tuple[str, ...]:
+    """Return the operator's own secrets: nothing that leaves may carry them."""
+    found: list[str] = []
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            found += secret_values(value)
+        elif isinstance(value, SecretStr):
+            found.append(value.get_secret_value())
+    return tuple(found)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"configuration file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
+
+
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+    """Return the effective settings; raises `ConfigurationError` naming each wrong one."""
+    if wrong_names := wrong_variables(Settings, "MOOTHALL_", os.environ):
+        raise ConfigurationError("; ".join(wrong_names))
+    from_file = _read_toml(config) if config else {}
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del sources
+            return named["init_settings"], named["env_settings"], InitSettingsSource(settings_cls, from_file)
+
+    try:
+        loaded = Loaded(**overrides)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigurationError(f"settings are wrong: {wrong}") from error
+    except (OSError, SettingsError) as error:
+        raise ConfigurationError(f"settings cannot be read: {error}") from error
+    return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})
