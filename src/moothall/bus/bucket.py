@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from nats.js.errors import NotFoundError
 
-from moothall.bus import registry
+from moothall.bus.buckets import BucketSpec
 from moothall.bus.connection import log
 from moothall.bus.packing import Packer
 from moothall.bus.raw import Raw
@@ -23,42 +23,47 @@ class KvBucket:
 
     stored: Stored
     packer: Packer
-    name: str
+    spec: BucketSpec
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
-        await self.stored.put_raw(self._subject(key), await self.packer.pack_document(document), {})
+        await self.stored.put_raw(self.spec.subject(key), await self.packer.pack_document(document), {})
 
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
         """Store what must be the first under its key. Raises `AlreadyExists` and what `put` raises."""
         headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
         try:
-            await self.stored.put_raw(self._subject(key), await self.packer.pack_document(document), headers)
+            await self.stored.put_raw(self.spec.subject(key), await self.packer.pack_document(document), headers)
         except AlreadyExists as error:
-            raise AlreadyExists(f"{self.name} has a {key} already") from error
+            raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
-        subject = self._subject(key)
+        subject = self.spec.subject(key)
         try:
             found = await self.stored.patiently(
-                f"return {self.name} {key}", lambda: self.stored.js.get_msg(registry.bucket_stream(self.name), subject=subject)
+                f"return {self.spec.name} {key}", lambda: self.stored.js.get_msg(self.spec.stream, subject=subject)
             )
         except NotFoundError:
             return None
         return await self.packer.unpack_document(found.data or b"")
 
+    async def keys(self) -> Sequence[str]:
+        """Return all keys, sorted."""
+        subjects = await self.stored.subjects(self.spec.stream, f"{self.spec.prefix}>")
+        return [subject.removeprefix(self.spec.prefix) for subject in subjects]
+
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
         """Return all that is there now."""
         found: dict[str, Mapping[str, Any]] = {}
-        async with aclosing(self.stored.raw(registry.bucket_stream(self.name))) as records:
+        async with aclosing(self.stored.raw(self.spec.stream)) as records:
             async for raw in records:
                 await self._add(found, raw)
         return found
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield (key, document) of all that is there, then of what changes, until closed."""
-        async with aclosing(self.stored.read(registry.bucket_stream(self.name), (), 0, None)) as records:
+        async with aclosing(self.stored.read(self.spec.stream, (), 0, None)) as records:
             async for raw in records:
                 found: dict[str, Mapping[str, Any]] = {}
                 await self._add(found, raw)
@@ -66,11 +71,8 @@ class KvBucket:
                     yield entry
 
     async def _add(self, found: dict[str, Mapping[str, Any]], raw: Raw) -> None:
-        key = raw.subject.removeprefix(registry.bucket_prefix(self.name))
+        key = raw.subject.removeprefix(self.spec.prefix)
         try:
             found[key] = await self.packer.unpack_document(raw.data)
         except (InvalidRequest, NotFound) as error:
-            log.warning("document passed over", bucket=self.name, key=key, reason=error.message)
-
-    def _subject(self, key: str) -> str:
-        return registry.bucket_subject(self.name, key)
+            log.warning("document passed over", bucket=self.spec.name, key=key, reason=error.message)

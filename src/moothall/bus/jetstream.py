@@ -8,13 +8,12 @@ from contextlib import aclosing, asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
-from nats.js.errors import NotFoundError
-
 from moothall import telemetry
 from moothall.bus import codec, registry, setup
 from moothall.bus.acks import Acks
 from moothall.bus.beside import beside
 from moothall.bus.bucket import KvBucket
+from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.connection import connection, log, translated
 from moothall.bus.consuming import Taking
 from moothall.bus.measuring import measure
@@ -32,7 +31,6 @@ from moothall.ports import Glance, Handler
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _DECISIONS = "agent.responses."
-_KEYS = f"$KV.{registry.DOCUMENTS_BUCKET}."
 
 
 class JetStreamBus:
@@ -45,6 +43,7 @@ class JetStreamBus:
         self._stored = stored
         self._tail = tail
         self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
+        self._documents = self.bucket(DOCUMENTS.name)
 
     async def publish(self, event: Event) -> int:
         """Return the event's seq once it is on the bus's disk; a repeat returns the seq of the first.
@@ -172,27 +171,19 @@ class JetStreamBus:
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
-        await self._stored.put_raw(_key_subject(key), await self._packer.pack_document(document), {})
+        await self._documents.put(key, document)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
-        subject = _key_subject(key)
-        try:
-            found = await self._stored.patiently(
-                f"return document {key}", lambda: self._stored.js.get_msg(setup.DOCUMENTS_STREAM, subject=subject)
-            )
-        except NotFoundError:
-            return None
-        return await self._packer.unpack_document(found.data or b"")
+        return await self._documents.get(key)
 
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
-        return [subject.removeprefix(_KEYS) for subject in await self._stored.subjects(setup.DOCUMENTS_STREAM, f"{_KEYS}>")]
+        return await self._documents.keys()
 
     def bucket(self, name: str) -> KvBucket:
         """Return a bucket of the registry. Raises `InvalidRequest` for another name."""
-        registry.bucket_stream(name)
-        return KvBucket(self._stored, self._packer, name)
+        return KvBucket(self._stored, self._packer, bucket_of(name))
 
     def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
         """Yield what a stream stores now, in order; under `subjects` alone where given."""
@@ -230,10 +221,6 @@ class JetStreamBus:
 def _publishing(subject: str, event: Event) -> telemetry.Span:
     about = {"messaging.system": "nats", "messaging.message.id": event.id, "messaging.destination.name": subject}
     return telemetry.span("publish", {**about, "moothall.event": event.type}, kind="producer")
-
-
-def _key_subject(key: str) -> str:
-    return _KEYS + registry.check_token(key, "key")
 
 
 @asynccontextmanager

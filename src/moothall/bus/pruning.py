@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from moothall.bus.blobs import references
+from moothall.bus.buckets import BLOBS_BUCKET, BLOBS_STREAM, BUCKETS, DOCUMENTS
 from moothall.bus.codec import load_json
 from moothall.bus.raw import Raw
-from moothall.bus.registry import BLOBS_BUCKET, DEAD, DOCUMENTS_BUCKET, EVENTS, WORK
-from moothall.bus.setup import BLOBS_STREAM, DOCUMENTS_STREAM
+from moothall.bus.registry import DEAD, EVENTS, WORK
 from moothall.errors import InvalidRequest
 
 YOUNG = timedelta(hours=1)
@@ -43,11 +43,11 @@ async def prune_documents(shelves: Shelves) -> int:
     told = {subject.rpartition(".")[2] for subject in await shelves.subjects(EVENTS.name, "agent.*.*")}
     gone = [
         subject
-        for subject in await shelves.subjects(DOCUMENTS_STREAM, f"$KV.{DOCUMENTS_BUCKET}.>")
+        for subject in await shelves.subjects(DOCUMENTS.stream, f"{DOCUMENTS.prefix}>")
         if subject.rpartition(".")[2] not in told
     ]
     for subject in gone:
-        await shelves.drop(DOCUMENTS_STREAM, subject)
+        await shelves.drop(DOCUMENTS.stream, subject)
     return len(gone)
 
 
@@ -75,7 +75,7 @@ async def prune_blobs(shelves: Shelves, *, young: timedelta = YOUNG) -> int:
 async def _used(shelves: Shelves) -> frozenset[str]:
     """Every value that a record refers to, directly or by way of another value."""
     used: set[str] = set()
-    for stream in (EVENTS.name, WORK.name, DEAD.name, DOCUMENTS_STREAM):
+    for stream in (EVENTS.name, WORK.name, DEAD.name, *(bucket.stream for bucket in BUCKETS.values())):
         async for raw in shelves.raw(stream):
             if b'"$blob"' in raw.data:
                 used |= _references(raw.data)
@@ -96,7 +96,7 @@ def _references(data: bytes) -> frozenset[str]:
 async def commits_told(shelves: Shelves) -> frozenset[str]:
     """Return every commit that the log or a status document names."""
     found: set[str] = set()
-    for stream in (EVENTS.name, DOCUMENTS_STREAM):
+    for stream in (EVENTS.name, DOCUMENTS.stream):
         async for raw in shelves.raw(stream):
             found |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
     return frozenset(found)

@@ -1,4 +1,4 @@
-"""The only registry of streams, subjects, event types, durable consumers and buckets.
+"""The only registry of streams, subjects, event types and durable consumers; `moothall.bus.buckets` is that of buckets.
 
 Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from it.
 """
@@ -90,29 +90,6 @@ COUNCILS = StreamSpec(
     "Who sits for which role, by tenant. Apart from the log, so that pruning forgets no council.",
 )
 STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
-
-DOCUMENTS_BUCKET = "deliberations"
-BLOBS_BUCKET = "blobs"
-
-
-@dataclass(frozen=True, slots=True)
-class BucketSpec:
-    """A key-value bucket: the newest document under each key. `max_age` in seconds, 0 for ever."""
-
-    name: str
-    about: str
-    max_age: float = 0.0
-
-
-BUCKETS: Mapping[str, BucketSpec] = {
-    spec.name: spec
-    for spec in (
-        BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
-        BucketSpec("parked", "<tenant>.<id>: denied requests that an operator may allow, and what was said", max_age=7 * DAY),
-        BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
-        BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
-    )
-}
 
 _TASK = {"task_id": "the deliberation", "story_id": "its story, if any"}
 _SEAT = {"task_id": "the deliberation", "seat": "the seat's stable id"}
@@ -345,24 +322,6 @@ def _template(kind: EventType) -> tuple[str, tuple[str, ...]]:
     """The subject of a type, and the names that stand in it."""
     subject = EVENT_SPECS[kind].subject
     return subject, tuple(name for _, name, _, _ in Formatter().parse(subject) if name is not None)
-
-
-def bucket_stream(name: str) -> str:
-    """Return the stream behind a bucket. Raises `InvalidRequest` for one that isn't registered."""
-    if name not in BUCKETS:
-        raise InvalidRequest(f"no bucket {name!r}; there are {', '.join(BUCKETS)}")
-    return f"KV_{name}"
-
-
-def bucket_prefix(name: str) -> str:
-    """Return what the subjects of a bucket begin with."""
-    return f"$KV.{name}."
-
-
-def bucket_subject(name: str, key: str) -> str:
-    """Return the subject of a key, whose parts may be divided by dots. Raises `InvalidRequest`."""
-    bucket_stream(name)
-    return bucket_prefix(name) + ".".join(check_token(part, "key") for part in key.split("."))
 
 
 def subject_of(event: Event) -> str:

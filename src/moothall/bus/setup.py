@@ -6,27 +6,20 @@ import nats.errors
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 
+from moothall.bus.buckets import BLOBS_BUCKET, BLOBS_STREAM, BUCKETS, BucketSpec
 from moothall.bus.connection import reason
 from moothall.bus.heeding import heeding
 from moothall.bus.registry import (
-    BLOBS_BUCKET,
-    BUCKETS,
-    DOCUMENTS_BUCKET,
     DUPLICATE_WINDOW,
     DURABLES,
     STREAMS,
-    BucketSpec,
     DurableSpec,
     StreamSpec,
-    bucket_prefix,
-    bucket_stream,
 )
 from moothall.config import Bus
 from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, ConfigurationError
 
-DOCUMENTS_STREAM = f"KV_{DOCUMENTS_BUCKET}"
-BLOBS_STREAM = f"OBJ_{BLOBS_BUCKET}"
 _OTHER_CONFIGURATION = 10058
 _IDLE_DAY = 86_400.0
 
@@ -49,9 +42,9 @@ def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
 
 def _bucket_config(spec: BucketSpec, settings: Bus) -> api.StreamConfig:
     return api.StreamConfig(
-        name=bucket_stream(spec.name),
+        name=spec.stream,
         description=spec.about,
-        subjects=[f"{bucket_prefix(spec.name)}>"],
+        subjects=[f"{spec.prefix}>"],
         max_msgs_per_subject=1,
         max_age=spec.max_age,
         allow_rollup_hdrs=True,
@@ -123,20 +116,6 @@ async def ensure(js: JetStreamContext, settings: Bus) -> None:
             await ensure_durable(js, settings, spec)
         for bucket in BUCKETS.values():
             await _ensure_stream(js, _bucket_config(bucket, settings))
-        await _ensure_stream(
-            js,
-            api.StreamConfig(
-                name=DOCUMENTS_STREAM,
-                subjects=[f"$KV.{DOCUMENTS_BUCKET}.>"],
-                max_msgs_per_subject=1,
-                allow_rollup_hdrs=True,
-                deny_delete=True,
-                discard=api.DiscardPolicy.NEW,
-                storage=api.StorageType.FILE,
-                num_replicas=settings.replicas,
-                allow_direct=True,
-            ),
-        )
         await _ensure_stream(
             js,
             api.StreamConfig(

@@ -19,13 +19,13 @@ from nats.js.object_store import ObjectStore
 
 from moothall.bus import codec
 from moothall.bus.acks import Acks
+from moothall.bus.buckets import BLOBS_BUCKET, BLOBS_STREAM
 from moothall.bus.connection import ConsumerGone, Pull, reason, translated
 from moothall.bus.heeding import heeding
 from moothall.bus.lean import LeanClient
 from moothall.bus.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.bus.raw import Raw, StreamState
-from moothall.bus.registry import BLOBS_BUCKET, covers
-from moothall.bus.setup import BLOBS_STREAM
+from moothall.bus.registry import covers
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, InvalidRequest, NotFound
 

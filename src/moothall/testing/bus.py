@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from moothall.bus import codec, dead, registry
+from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.packing import Packer
 from moothall.bus.raw import Raw, StreamState
@@ -86,7 +87,7 @@ class MemoryBucket:
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store, replacing."""
-        registry.bucket_subject(self._name, key)
+        bucket_of(self._name).subject(key)
         self._stored[key] = await self._packer.pack_document(document)
         self._said.append(key)
         changed, self._changed = self._changed, asyncio.Event()
@@ -100,7 +101,7 @@ class MemoryBucket:
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
-        registry.bucket_subject(self._name, key)
+        bucket_of(self._name).subject(key)
         found = self._stored.get(key)
         return None if found is None else await self._packer.unpack_document(found)
 
@@ -131,7 +132,6 @@ class MemoryBus:
         self._packer = Packer(self.blobs, self._settings.blob_bytes, self._secrets)
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
         self._durables: dict[str, _Durable] = {}
-        self._documents: dict[str, bytes] = {}
         self._buckets: dict[str, MemoryBucket] = {}
         self._listeners: list[tuple[str, asyncio.Queue[tuple[str, bytes]]]] = []
         self._changed = asyncio.Event()
@@ -330,20 +330,19 @@ class MemoryBus:
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document, replacing."""
-        self._documents[registry.check_token(key, "key")] = await self._packer.pack_document(document)
+        await self.bucket(DOCUMENTS.name).put(key, document)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
-        found = self._documents.get(registry.check_token(key, "key"))
-        return None if found is None else await self._packer.unpack_document(found)
+        return await self.bucket(DOCUMENTS.name).get(key)
 
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
-        return sorted(self._documents)
+        return sorted(await self.bucket(DOCUMENTS.name).entries())
 
     def bucket(self, name: str) -> MemoryBucket:
         """Return a bucket of the registry."""
-        registry.bucket_stream(name)
+        bucket_of(name)
         return self._buckets.setdefault(name, MemoryBucket(name, self._packer))
 
     async def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:

@@ -1,0 +1,55 @@
+"""The only registry of key-value buckets, and of the object store; the set-up of a bus is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moothall.bus.registry import DAY, check_token
+from moothall.errors import InvalidRequest
+
+BLOBS_BUCKET = "blobs"
+BLOBS_STREAM = f"OBJ_{BLOBS_BUCKET}"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """A key-value bucket: the newest document under each key. `max_age` in seconds, 0 for ever."""
+
+    name: str
+    about: str
+    max_age: float = 0.0
+
+    @property
+    def stream(self) -> str:
+        """The stream behind it."""
+        return f"KV_{self.name}"
+
+    @property
+    def prefix(self) -> str:
+        """What its subjects begin with."""
+        return f"$KV.{self.name}."
+
+    def subject(self, key: str) -> str:
+        """Return the subject of a key, whose parts may be divided by dots. Raises `InvalidRequest`."""
+        return self.prefix + ".".join(check_token(part, "key") for part in key.split("."))
+
+
+DOCUMENTS = BucketSpec("deliberations", "how each deliberation stands: what clients poll")
+BUCKETS: Mapping[str, BucketSpec] = {
+    spec.name: spec
+    for spec in (
+        DOCUMENTS,
+        BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
+        BucketSpec("parked", "<tenant>.<id>: denied requests that an operator may allow, and what was said", max_age=7 * DAY),
+        BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
+        BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
+    )
+}
+
+
+def bucket_of(name: str) -> BucketSpec:
+    """Return a bucket by its name. Raises `InvalidRequest` for one that isn't registered."""
+    if name not in BUCKETS:
+        raise InvalidRequest(f"no bucket {name!r}; there are {', '.join(BUCKETS)}")
+    return BUCKETS[name]
