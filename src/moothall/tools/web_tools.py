@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -123,9 +123,7 @@ class Found(Output):
     results: list[dict[str, str]]
 
 
-_REACHES = Requirements(network_access=True)
-_STORES = Requirements(network_access=True, file_system="write")
-_LOADS = Requirements(network_access=True, file_system="read")
+_LOOKS = Rate(30, 600)
 _URL = "https://api.example.org/rates"
 _ANSWERED = {
     "status": 200,
@@ -137,21 +135,47 @@ _ANSWERED = {
 }
 
 
-def _http(method: str, summary: str, model: type[Arguments], *, reads: bool) -> ToolSpec:
-    arguments = {"url": _URL} if reads else {"url": _URL, "headers": {"Content-Type": "application/json"}, "body": "{}"}
+def _network(
+    name: str,
+    summary: str,
+    model: type[Arguments],
+    output: type[Output],
+    example: Example,
+    *,
+    file: Literal["none", "read", "write"] = "none",
+    tags: tuple[str, ...] = ("network", "look"),
+    seconds: float = 60,
+    cache_seconds: float = 0.0,
+    rate: Rate | None = None,
+) -> ToolSpec:
+    """`file`: what becomes of the argument `path`, where there is one."""
     return ToolSpec(
-        name=f"http.{method}",
+        name=name,
         summary=summary,
         arguments=model,
-        output=HttpAnswer,
+        output=output,
         danger=Danger.OUTSIDE,
-        caps=Caps(60),
-        requirements=_REACHES,
-        tags=("network", "look" if reads else "change"),
-        examples=(Example(summary, arguments, _ANSWERED),),
+        caps=Caps(seconds),
+        requirements=Requirements(network_access=True, file_system=file),
+        tags=tags,
+        examples=(example,),
         profiles=("network",),
+        paths=() if file == "none" else ("path",),
+        writes=("path",) if file == "write" else (),
         cost=Cost.LOW,
+        cache_seconds=cache_seconds,
+        own_rate=rate,
     )
+
+
+def _http(method: str, summary: str, model: type[Arguments], *, reads: bool) -> ToolSpec:
+    arguments = {"url": _URL} if reads else {"url": _URL, "headers": {"Content-Type": "application/json"}, "body": "{}"}
+    tags = ("network", "look" if reads else "change")
+    return _network(f"http.{method}", summary, model, HttpAnswer, Example(summary, arguments, _ANSWERED), tags=tags)
+
+
+def _transfer(name: str, summary: str, model: type[Arguments], file: Literal["read", "write"], example: Example) -> ToolSpec:
+    return _network(f"http.{name}", summary, model, Transferred, example, file=file, tags=("network", "files"), seconds=120)
 
 
 SPECS: Final = (
@@ -161,94 +185,59 @@ SPECS: Final = (
     _http("put", "put a body at a URL", Send, reads=False),
     _http("patch", "change what is at a URL", Send, reads=False),
     _http("delete", "delete what is at a URL", Send, reads=False),
-    ToolSpec(
-        name="http.download",
-        summary="store what a URL answers as a file",
-        arguments=Download,
-        output=Transferred,
-        danger=Danger.OUTSIDE,
-        caps=Caps(120),
-        requirements=_STORES,
-        tags=("network", "files"),
-        examples=(
-            Example(
-                "fetch a table",
-                {"url": "https://example.org/a.csv", "path": "data/a.csv"},
-                {"status": 200, "url": "https://example.org/a.csv", "path": "data/a.csv", "bytes": 1204},
-            ),
+    _transfer(
+        "download",
+        "store what a URL answers as a file",
+        Download,
+        "write",
+        Example(
+            "fetch a table",
+            {"url": "https://example.org/a.csv", "path": "data/a.csv"},
+            {"status": 200, "url": "https://example.org/a.csv", "path": "data/a.csv", "bytes": 1204},
         ),
-        profiles=("network",),
-        paths=("path",),
-        writes=("path",),
-        cost=Cost.LOW,
     ),
-    ToolSpec(
-        name="http.upload",
-        summary="put a file at a URL",
-        arguments=Upload,
-        output=Transferred,
-        danger=Danger.OUTSIDE,
-        caps=Caps(120),
-        requirements=_LOADS,
-        tags=("network", "files"),
-        examples=(
-            Example(
-                "hand over a report",
-                {"url": "https://example.org/report.txt", "path": "report.txt"},
-                {"status": 201, "url": "https://example.org/report.txt", "path": "report.txt", "bytes": 80},
-            ),
+    _transfer(
+        "upload",
+        "put a file at a URL",
+        Upload,
+        "read",
+        Example(
+            "hand over a report",
+            {"url": "https://example.org/report.txt", "path": "report.txt"},
+            {"status": 201, "url": "https://example.org/report.txt", "path": "report.txt", "bytes": 80},
         ),
-        profiles=("network",),
-        paths=("path",),
-        cost=Cost.LOW,
     ),
-    ToolSpec(
-        name="web.fetch",
-        summary="read a web page as text, with its links",
-        arguments=WebFetch,
-        output=PageText,
-        danger=Danger.OUTSIDE,
-        caps=Caps(60),
-        requirements=_REACHES,
-        tags=("network", "look"),
-        examples=(
-            Example(
-                "read the documentation",
-                {"url": "https://example.org/"},
-                {
-                    "status": 200,
-                    "url": "https://example.org/",
-                    "title": "Example Domain",
-                    "text": "# Example Domain",
-                    "links": [],
-                    "truncated": False,
-                },
-            ),
+    _network(
+        "web.fetch",
+        "read a web page as text, with its links",
+        WebFetch,
+        PageText,
+        Example(
+            "read the documentation",
+            {"url": "https://example.org/"},
+            {
+                "status": 200,
+                "url": "https://example.org/",
+                "title": "Example Domain",
+                "text": "# Example Domain",
+                "links": [],
+                "truncated": False,
+            },
         ),
-        profiles=("network",),
-        cost=Cost.LOW,
         cache_seconds=300.0,
-        own_rate=Rate(30, 600),
+        rate=_LOOKS,
     ),
-    ToolSpec(
-        name="web.search",
-        summary="search the web through the operator's search server",
-        arguments=WebSearch,
-        output=Found,
-        danger=Danger.OUTSIDE,
-        caps=Caps(60),
-        requirements=_REACHES,
-        tags=("network", "look"),
-        examples=(
-            Example(
-                "look something up",
-                {"query": "python zoneinfo fold"},
-                {"results": [{"title": "zoneinfo", "url": "https://docs.example.org/zoneinfo", "text": "IANA time zones"}]},
-            ),
+    _network(
+        "web.search",
+        "search the web through the operator's search server",
+        WebSearch,
+        Found,
+        Example(
+            "look something up",
+            {"query": "python zoneinfo fold"},
+            {"results": [{"title": "zoneinfo", "url": "https://docs.example.org/zoneinfo", "text": "IANA time zones"}]},
         ),
-        profiles=("network",),
-        cost=Cost.LOW,
         cache_seconds=600.0,
-        own_rate=Rate(30, 600),
+        rate=_LOOKS,
     ),
 )

@@ -16,39 +16,30 @@ _REACHES = Requirements(network_access=True, file_system="write")
 
 
 def _file(
-    name: str, summary: str, model: type[args.Arguments], output: type[BaseModel], example: Example, *, core: bool, also: str = ""
+    name: str,
+    summary: str,
+    model: type[args.Arguments],
+    output: type[BaseModel],
+    example: Example,
+    *,
+    core: bool = False,
+    writes: bool = False,
+    also: str = "",
 ) -> ToolSpec:
+    """`also`: a second argument that holds a path or glob."""
     return ToolSpec(
         name=f"files.{name}",
         summary=summary,
         arguments=model,
         output=output,
-        danger=Danger.READ,
+        danger=Danger.WRITE if writes else Danger.READ,
         caps=Caps(20),
-        requirements=_READS,
-        tags=("files", "look"),
+        requirements=_WRITES if writes else _READS,
+        tags=("files", "change" if writes else "look"),
         examples=(example,),
-        profiles=("core", "coding", "reading") if core else ("coding", "reading"),
+        profiles=(*(("core",) if core else ()), "coding", *(() if writes else ("reading",))),
         paths=("path", also) if also else ("path",),
-    )
-
-
-def _change(
-    name: str, summary: str, model: type[args.Arguments], output: type[BaseModel], example: Example, *, core: bool
-) -> ToolSpec:
-    return ToolSpec(
-        name=f"files.{name}",
-        summary=summary,
-        arguments=model,
-        output=output,
-        danger=Danger.WRITE,
-        caps=Caps(20),
-        requirements=_WRITES,
-        tags=("files", "change"),
-        examples=(example,),
-        profiles=("core", "coding") if core else ("coding",),
-        paths=("path",),
-        writes=("path",),
+        writes=("path",) if writes else (),
     )
 
 
@@ -124,29 +115,32 @@ SPECS: Final = (
         ),
         core=True,
     ),
-    _change(
+    _file(
         "write",
         "make a file or replace all of it",
         args.FilesWrite,
         out.Written,
         Example("a new file", {"path": "src/a.py", "content": "A = 1\n"}, {"path": "src/a.py", "bytes": 6}),
         core=True,
+        writes=True,
     ),
-    _change(
+    _file(
         "append",
         "add to the end of a file",
         args.FilesWrite,
         out.Written,
         Example("one more line", {"path": "src/a.py", "content": "B = 2\n"}, {"path": "src/a.py", "bytes": 12}),
         core=True,
+        writes=True,
     ),
-    _change(
+    _file(
         "edit",
         "replace the text old, which occurs count times, by new",
         args.FilesEdit,
         out.Replaced,
         Example("one place", {"path": "src/a.py", "old": "A = 1", "new": "A = 3"}, {"path": "src/a.py", "replaced": 1}),
         core=True,
+        writes=True,
     ),
     _file(
         "list",
@@ -170,16 +164,16 @@ SPECS: Final = (
         core=True,
         also="glob",
     ),
-    _change(
+    _file(
         "delete",
         "remove a file or an empty folder",
         args.FilesPath,
         out.Deleted,
         Example("a file", {"path": "src/old.py"}, {"path": "src/old.py", "deleted": True}),
-        core=False,
+        writes=True,
     ),
-    _change(
-        "mkdir", "make a folder", args.FilesPath, out.Place, Example("a folder", {"path": "docs"}, {"path": "docs"}), core=False
+    _file(
+        "mkdir", "make a folder", args.FilesPath, out.Place, Example("a folder", {"path": "docs"}, {"path": "docs"}), writes=True
     ),
     _file(
         "info",
@@ -191,7 +185,6 @@ SPECS: Final = (
             {"path": "src/a.py"},
             {"path": "src/a.py", "type": "file", "bytes": 12, "executable": False, "lines": 2},
         ),
-        core=False,
     ),
     _file(
         "diff",
@@ -203,7 +196,6 @@ SPECS: Final = (
             {"path": "a.txt", "other": "b.txt"},
             {"diff": "--- a.txt\n+++ b.txt\n@@ -1 +1 @@\n-x\n+y\n", "truncated": False},
         ),
-        core=False,
         also="other",
     ),
     _git(
