@@ -29,6 +29,7 @@ from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import Hands, open_hands, register
 
 _FILES = 5000
+_WARM = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,34 +99,29 @@ async def tool_round_trip(folder: Path, count: int) -> Times:
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus, rules)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
-        seat = gate.seated(_seat(workspace))
-        seconds = []
-        for number in range(count + 20):
-            call = ToolCall(f"bench/1.{number}", "files.read", {"path": "src/utils.py"}, seat.deadline)
-            began = time.perf_counter()
-            result = await gate.call(seat, call)
-            seconds.append(time.perf_counter() - began)
-            if result.status != "success":
-                raise RuntimeError(f"files.read: {result.status} {result.error}")
-    return Times(tuple(seconds[20:]))
+        return await _reads(gate, gate.seated(_seat(workspace)), count, "src/utils.py")
 
 
 async def guard(folder: Path, count: int) -> Times:
     """What the gate itself costs a call: every step, Rego and the audit on the disk, round a tool that answers at once."""
     settings = _settings(folder)
     limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})
-    seconds = []
     async with AuditLog(settings.data_dir, "bench") as audit, open_rules(settings, MemoryBus()) as rules:
         gate = Gate(limits, audit, Facts(), rules)
-        seat = gate.seated(_seat(Room()))
-        for number in range(count + 20):
-            call = ToolCall(f"bench/1.{number}", "files.read", {"path": f"src/file{number}.py"}, seat.deadline)
-            began = time.perf_counter()
-            result = await gate.call(seat, call)
-            seconds.append(time.perf_counter() - began)
-            if result.status != "success":
-                raise RuntimeError(f"files.read: {result.status} {result.error}")
-    return Times(tuple(seconds[20:]))
+        return await _reads(gate, gate.seated(_seat(Room())), count, "src/file{}.py")
+
+
+async def _reads(gate: Gate, seat: SeatContext, count: int, path: str) -> Times:
+    """Time `count` reads, after a few that warm it up. `path` may hold the read's number."""
+    seconds = []
+    for number in range(count + _WARM):
+        call = ToolCall(f"bench/1.{number}", "files.read", {"path": path.format(number)}, seat.deadline)
+        began = time.perf_counter()
+        result = await gate.call(seat, call)
+        seconds.append(time.perf_counter() - began)
+        if result.status != "success":
+            raise RuntimeError(f"files.read: {result.status} {result.error}")
+    return Times(tuple(seconds[_WARM:]))
 
 
 def _seat(workspace: Workspace) -> SeatContext:

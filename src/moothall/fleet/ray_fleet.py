@@ -106,12 +106,12 @@ def _nodes() -> list[str]:
 
 def _make_host(name: str, main: HostMain, node: str) -> Any:
     actor = ray.remote(HostActor).options(
-        # A host waits more than it computes and must take no core from anybody's plan; but Ray places only what asks for something.
+        # A host waits more than it computes, and takes no core from anybody's plan; of what asks for nothing, Ray counts nothing.
         num_cpus=0.001,
         max_restarts=-1,
         max_task_retries=-1,
         max_concurrency=64,
-        # Ray's own spreading goes by resources, and a host asks for none. Soft: where the node is gone, any other will do.
+        # Ray spreads by resources, and a host asks for next to none. Soft: where the node is gone, any other will do.
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
     )
     return actor.remote(name, main)

@@ -74,18 +74,21 @@ sys.stdout.flush()
 sys.exit(failed)
 """
 
+# Names of ours begin with moothall_, so that the piece may use any other and finds none of ours in its way.
 _SHELL = r"""
-session=$1; code=$2; state={folder}/shell-$session
-if [ -n "$session" ] && [ -f "$state" ]; then . "$state" 2>/dev/null; cd "$MOOTHALL_AT" 2>/dev/null || cd /workspace; fi
+moothall_session=$1; moothall_code=$2; moothall_state={folder}/shell-$1; set --
+if [ -n "$moothall_session" ] && [ -f "$moothall_state" ]; then
+  . "$moothall_state" 2>/dev/null; cd "$moothall_at" 2>/dev/null || cd /workspace
+fi
 moothall_keep() {{
-  if [ -n "$session" ]; then
-    mkdir -p {folder}; MOOTHALL_AT=$PWD
-    {{ declare -p | grep -vE '^declare -[a-zA-Z-]*[rir][a-zA-Z]* |^declare -[^ ]* (BASH|SHELLOPTS|PPID|UID|EUID|session|code|state|FUNCNAME|_)'
-      declare -f | sed '/^moothall_keep ()/,/^}}/d'; }} > "$state.new" 2>/dev/null && mv "$state.new" "$state"
-  fi
+  [ -n "$moothall_session" ] || return 0
+  mkdir -p {folder}
+  {{ declare -p | grep -vE '^declare -[a-zA-Z]*r[a-zA-Z]* |^declare -[^ ]+ (BASH|SHELLOPTS|PPID|UID|EUID|FUNCNAME|_=|moothall_)'
+    printf 'moothall_at=%q\n' "$PWD"
+    declare -f | sed '/^moothall_keep ()/,/^}}/d'; }} > "$moothall_state.new" 2>/dev/null && mv "$moothall_state.new" "$moothall_state"
 }}
 trap moothall_keep EXIT
-eval -- "$code"
+eval -- "$moothall_code"
 """
 
 _NODE = r"""

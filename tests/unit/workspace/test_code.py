@@ -74,6 +74,14 @@ async def test_the_shell_keeps_folder_variables_and_functions(house: Local, prep
         assert alone.output["output"] == "/workspace\n[]\n"
 
 
+async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "one") as workspace:
+        first = "declare -i count=2; readonly fixed=1; session=s; code=c; state=t; echo $# $1"
+        assert (await house.call(workspace, "code.shell", command=first, session="a")).output["output"] == "0\n"
+        again = await house.call(workspace, "code.shell", command="count+=3; echo $count $session $code $state", session="a")
+        assert again.output == {"exit_code": 0, "output": "5 s c t\n"}
+
+
 @node
 async def test_node_keeps_what_is_global(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
