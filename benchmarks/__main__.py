@@ -62,6 +62,9 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         place = folder / name
         place.mkdir()
         found[name] = results.of_times(await step(place, max(count // share, 5)))
+    place = folder / "rate"
+    place.mkdir()
+    found["tools_a_second"] = await micro.tool_rate(place, 2000 // share)
     async with running_stub() as stub:
         _tell("councils placed, answers in 64 pieces")
         async with served(folder / "placed", stub.base_url) as house:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -87,6 +88,38 @@ async def _prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
 
 async def tool_round_trip(folder: Path, count: int) -> Times:
     """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the bus."""
+    async with _workspace(folder, count) as (gate, seat):
+        return await _reads(gate, seat, count, "src/utils.py")
+
+
+async def tool_rate(folder: Path, count: int) -> float:
+    """Return tool calls a second through one workspace, as many at once as a seat may have: reads, writes, searches, edits."""
+    async with _workspace(folder, count) as (gate, seat):
+        calls = iter(range(count))
+
+        async def caller() -> None:
+            for number in calls:
+                name = f"src/new{number // 4}.py"
+                tool, arguments = (
+                    ("files.read", {"path": "src/utils.py"}),
+                    ("files.write", {"path": name, "content": "x = 1\n" * 40}),
+                    ("files.list", {"path": "src"}),
+                    ("files.append", {"path": name, "content": "y = 2\n"}),
+                )[number % 4]
+                result = await gate.call(seat, ToolCall(f"bench/2.{number}", tool, arguments, seat.deadline))
+                if result.status != "success":
+                    raise RuntimeError(f"{tool}: {result.status} {result.error}")
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_settings(folder).guard.seat_in_flight):
+                group.create_task(caller())
+        return count / (time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, SeatContext]]:
+    """A seat in a workspace behind a gate that lets it make so many calls."""
     settings = _settings(folder)
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
     async with AsyncExitStack() as stack:
@@ -99,7 +132,7 @@ async def tool_round_trip(folder: Path, count: int) -> Times:
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus, rules)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
-        return await _reads(gate, gate.seated(_seat(workspace)), count, "src/utils.py")
+        yield gate, gate.seated(_seat(workspace))
 
 
 async def guard(folder: Path, count: int) -> Times:

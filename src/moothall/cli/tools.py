@@ -29,7 +29,9 @@ tools.add_command(requeue)
 
 @tools.command("list")
 @click.option("--query", default="", help="Words that stand in the name, the summary or a tag.")
-@click.option("--category", "categories", multiple=True, help="The first part of a name, such as files, git, http; may be repeated.")
+@click.option(
+    "--category", "categories", multiple=True, help="The first part of a name, such as files, git, http; may be repeated."
+)
 @click.option("--tag", "tags", multiple=True, help="May be repeated; one of them is enough.")
 @click.option("--profile", "profiles", multiple=True, help="core, coding, reading, remote, code, network.")
 @click.option("--role", default="", help="Only what this role's agents are offered.")

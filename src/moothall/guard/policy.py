@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, Protocol
 
@@ -45,7 +45,7 @@ class Asked:
 
     def document(self) -> dict[str, Any]:
         """Return it as the policy's `input`."""
-        told = asdict(self)
+        told = {name: getattr(self, name) for name in self.__slots__}
         needs = {name: told.pop(name) for name in ("os_access", "network_access", "file_system")}
         return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
 
