@@ -1,0 +1,131 @@
+"""Projects of other languages than Python: found out, set up with what they depend on, tested in the sandbox without a network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Sandbox, Settings
+from moothall.domain.evidence import Verdict
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.testing.repos import make_repo
+from moothall.wiring.trusted import open_hands, register
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Its tests fail, and pass once `mended` is there."""
+
+    program: str
+    bring: str
+    tool: str
+    files: Mapping[str, str]
+    mended: tuple[str, str]
+
+
+_GO_TEST = """package sum
+import "testing"
+func TestSum(t *testing.T) { if Sum(2, 3) != 5 { t.Fatal("2 + 3 is 5") } }
+"""
+_CARGO = """[package]
+name = "sum"
+version = "0.1.0"
+edition = "2021"
+[dependencies]
+itoa = "1"
+"""
+_RUST = """pub fn sum(a: i32, b: i32) -> String { itoa::Buffer::new().format(a - b).to_owned() }
+#[cfg(test)]
+mod tests { #[test] fn sums() { assert_eq!(super::sum(2, 3), "5"); } }
+"""
+_NODE_TEST = """const test = require('node:test'), assert = require('node:assert'), sum = require('./sum');
+test('sums', () => assert.equal(sum(2, 3), '5'));
+"""
+_NODE = "const ms = require('ms'); if (ms('1s') !== 1000) throw 0; module.exports = (a, b) => String(a - b);\n"
+_PACKAGE = '{"name": "sum", "version": "1.0.0", "scripts": {"test": "node --test"}, "dependencies": {"ms": "2.1.3"}}'
+_GO = 'package sum\nimport "github.com/google/uuid"\nfunc Sum(a, b int) int { _ = uuid.Nil; return a - b }\n'
+_MAKE = "test:\n\t./check.sh\n"
+
+PROJECTS = {
+    "npm": Project(
+        "node",
+        "apt-get install nodejs npm",
+        "tests.npm",
+        {"package.json": _PACKAGE, "sum.js": _NODE, "sum.test.js": _NODE_TEST},
+        ("sum.js", _NODE.replace("a - b", "a + b")),
+    ),
+    "go": Project(
+        "go",
+        "apt-get install golang",
+        "tests.go",
+        {
+            "go.mod": "module example.org/sum\n\ngo 1.19\n\nrequire github.com/google/uuid v1.6.0\n",
+            "go.sum": (
+                "github.com/google/uuid v1.6.0 h1:NIvaJDMOsjHA8n1jAhLSgzrAzy1Hgr+hNrb57e+94F0=\n"
+                "github.com/google/uuid v1.6.0/go.mod h1:TIyPZe4MgqvfeYDBFedMoGGpEw/LqOeaOT+nhxU+yHo=\n"
+            ),
+            "sum.go": _GO,
+            "sum_test.go": _GO_TEST,
+        },
+        ("sum.go", _GO.replace("a - b", "a + b")),
+    ),
+    "cargo": Project(
+        "rustc",
+        "apt-get install cargo",
+        "tests.cargo",
+        {"Cargo.toml": _CARGO, "src/lib.rs": _RUST, ".gitignore": "target/\n"},
+        ("src/lib.rs", _RUST.replace("a - b", "a + b")),
+    ),
+    "make": Project(
+        "make",
+        "apt-get install make",
+        "tests.make",
+        {"Makefile": _MAKE, "check.sh": '#!/bin/sh\ntest "$(cat sum.txt)" = 5\n', "sum.txt": "-1\n"},
+        ("sum.txt", "5\n"),
+    ),
+}
+
+
+def _toolchains(program: str) -> tuple[Path, ...]:
+    """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
+    if program != "rustc":
+        return ()
+    asked = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True)
+    root = Path(asked.stdout.strip())
+    return () if root.is_relative_to("/usr") else (root,)
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str) -> None:
+    project = PROJECTS[name]
+    if shutil.which(project.program) is None:
+        pytest.skip(f"{project.program} is not installed: {project.bring}")
+    repo = make_repo(tmp_path / "repo", project.files)
+    if name == "make":
+        (repo.path / "check.sh").chmod(0o755)
+        repo.commit()
+    settings = Settings(data_dir=tmp_path / "data", sandbox=Sandbox(toolchains=_toolchains(project.program)))
+    async with open_hands(settings) as hands:
+        base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        prepared = await hands.repositories.prepare(base)
+        assert prepared.runs["tests"].verdict is Verdict.FAILED, prepared.runs["tests"].output
+        async with hands.workspaces.open(prepared, "one") as workspace:
+            deadline = datetime.now(UTC) + timedelta(seconds=240)
+            tests = ToolCall("1", project.tool, {}, deadline)
+            red = await workspace.call(tests)
+            assert (red.status, red.output["verdict"]) == (ToolStatus.SUCCESS, "failed"), red
+            path, content = project.mended
+            written = await workspace.call(ToolCall("2", "files.write", {"path": path, "content": content}, deadline))
+            assert written.status is ToolStatus.SUCCESS
+            green = await workspace.call(replace(tests, request_id="3"))
+            assert (green.status, green.output["verdict"]) == (ToolStatus.SUCCESS, "passed"), green
+            assert green.usage.cpu_ms > 0
+            assert (await workspace.patch("mended")).paths == (path,), "what a build leaves is no change"
