@@ -60,14 +60,15 @@ def list_(
 
 
 async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, as_json: bool) -> int:
-    from moothall.tools.catalogue import CATALOGUE, offered
+    from moothall.tools.catalogue import offered
     from moothall.tools.discovery import discover, entry
-    from moothall.wiring.rules import read_table
+    from moothall.wiring.rules import catalogue_of, read_table
     from moothall.wiring.switching import switches
 
     async with switches(settings) as known:
         off = known.off(tenant)
-    specs = offered(read_table(settings).of(role), without=off) if role else tuple(CATALOGUE.values())
+    known_tools = catalogue_of(settings)
+    specs = offered(read_table(settings).of(role), without=off, catalogue=known_tools) if role else tuple(known_tools.values())
     found = discover(specs, wanted)
     if as_json:
         click.echo(json.dumps([entry(spec, enabled=spec.name not in off) for spec in found], indent=2))
@@ -93,11 +94,11 @@ def show(context: click.Context, *, name: str, tenant: str, as_json: bool) -> No
 
 async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) -> int:
     from moothall.errors import NotFound
-    from moothall.tools.catalogue import CATALOGUE
     from moothall.tools.discovery import entry
+    from moothall.wiring.rules import catalogue_of
     from moothall.wiring.switching import switches
 
-    spec = CATALOGUE.get(name)
+    spec = catalogue_of(settings).get(name)
     if spec is None:
         raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
     async with switches(settings) as known:

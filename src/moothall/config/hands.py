@@ -106,6 +106,17 @@ class Guard(Section):
     audit_sync_records: int = Field(64, ge=1, description="audit records between two syncs to disk; each is flushed at once")
 
 
+class Wasm(Section):
+    """Tools of an operator's own, as WebAssembly modules; see docs/tools.md. A tool's own file may give it less time, never more of anything."""
+
+    folder: Path | None = Field(None, description="name.wasm and name.yaml of each tool; empty: there are none")
+    fuel: int = Field(10_000_000_000, ge=1000, description="instructions of one run, roughly")
+    memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
+    table_elements: int = Field(100_000, ge=1)
+    instances: int = Field(4, ge=1, description="instances, tables and memories of one run, each")
+    module_bytes: int = Field(20_000_000, ge=8, description="a module's file; a larger one stops the start")
+
+
 class Http(Section):
     """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless `policies/roles.yaml` says so."""
 

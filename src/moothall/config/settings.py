@@ -17,7 +17,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from moothall.config.hands import Guard, Http, Limits, Sandbox, Workspace
+from moothall.config.hands import Guard, Http, Limits, Sandbox, Wasm, Workspace
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
 from moothall.errors import ConfigurationError
 from moothall.misspelt import wrong_variables
@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     guard: Guard = Guard()
     http: Http = Http()
+    wasm: Wasm = Wasm()
     grpc: Grpc = Grpc()
     graph: Graph = Graph()
     log: Log = Log()

@@ -87,7 +87,7 @@ class Gate:
         and `CancelledError` (audited as cancelled). An audit that cannot be written gives an error result: before
         the run, the tool did not run.
         """
-        with tool_call(seat, call) as noted:
+        with tool_call(seat, call, self._rules.catalogue) as noted:
             return noted(await self._call(seat, call))
 
     async def _call(self, seat: SeatContext, call: ToolCall) -> ToolResult:

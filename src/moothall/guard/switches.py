@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +21,8 @@ BUCKET = "tools"
 class Switches:
     """The bucket `tools` as this process knows it. `refresh` reads it once, `run` follows it; asking costs nothing."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, known: Container[str] = CATALOGUE) -> None:
+        self._known = known
         self._bucket = bucket
         self._off: dict[str, frozenset[str]] = {}
 
@@ -43,7 +44,7 @@ class Switches:
     async def switch(self, tenant: str, tool: str, *, enabled: bool, who: str, reason: str = "") -> None:
         """Give a tool to a tenant or take it away. Raises `InvalidRequest` for an unknown tool, `BusUnavailable`."""
         check_id(tenant, "tenant")
-        if tool not in CATALOGUE:
+        if tool not in self._known:
             raise InvalidRequest(f"there is no tool {tool[:60]!r}; `moothall tools list` shows them")
         time = datetime.now(UTC).isoformat(timespec="seconds")
         document = {"enabled": enabled, "who": who, "reason": reason[:500], "time": time}

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 from moothall import telemetry
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.guard.seat import SeatContext
-from moothall.tools.catalogue import CATALOGUE
 
 Noted = Callable[[ToolResult], ToolResult]
 _UNKNOWN = "unknown"
 
 
 @contextmanager
-def tool_call(seat: SeatContext, call: ToolCall) -> Iterator[Noted]:
-    """Watch one call; give its result to what is yielded. One that ends otherwise was cancelled or failed."""
-    tool = call.tool if call.tool in CATALOGUE else _UNKNOWN  # the name is the model's word
+def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Iterator[Noted]:
+    """Watch one call of one of the tools `known`; give its result to what is yielded. One that ends otherwise was cancelled or failed."""
+    tool = call.tool if call.tool in known else _UNKNOWN  # the name is the model's word
     status = ToolStatus.CANCELLED
     started = perf_counter()
     about = {

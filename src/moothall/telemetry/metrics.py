@@ -56,6 +56,7 @@ POLICY_DECISIONS = _counter(
     "tool",
     "decision",
 )
+WASM_LIMITS = _counter("moothall_wasm_limits_total", "Runs of WebAssembly tools that a limit ended.", "tool", "limit")
 CHECKS = _counter("moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict")
 CHECK_SECONDS = _histogram("moothall_check_seconds", "A check on a clean checkout.", "check")
 SANDBOX_LAYER = _gauge(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,9 @@ from moothall.guard.policy import Policy
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bucket
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.spec import ToolSpec
+from moothall.tools.wasm_tools import read_tools
 from moothall.wiring.keys import guard_key
 
 _GRACE_SECONDS = 60.0
@@ -37,7 +40,8 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
     from moothall.toolkits.web import WebTools
 
-    off = switches.Switches(bus.bucket(switches.BUCKET))
+    catalogue = await asyncio.to_thread(catalogue_of, settings)
+    off = switches.Switches(bus.bucket(switches.BUCKET), catalogue)
     revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
     key = await asyncio.to_thread(guard_key, settings)
     waiting = parking_of(settings, bus, key)
@@ -54,7 +58,13 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
             policy=policy,
             parking=waiting,
             toolkits=toolkits,
+            catalogue=catalogue,
         )
+
+
+def catalogue_of(settings: Settings) -> Mapping[str, ToolSpec]:
+    """Return all tools: those of Moothall, and an operator's own. Raises `ConfigurationError`."""
+    return {**CATALOGUE, **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)}}
 
 
 def parking_of(settings: Settings, bus: Buckets, key: bytes) -> Parking:
@@ -73,7 +83,7 @@ def read_table(settings: Settings) -> Grants:
     if settings.guard.policies is not None and not file.exists():
         file = policies_folder() / ROLES_FILE
     try:
-        return read_grants(file.read_text(encoding="utf-8"))
+        return read_grants(file.read_text(encoding="utf-8"), catalogue_of(settings).values())
     except OSError as error:
         raise ConfigurationError(f"the table of roles {file} cannot be read: {error.strerror}") from error
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:  # most commands wait for neither
 @asynccontextmanager
 async def switches(settings: Settings) -> AsyncIterator[Switches]:
     """Yield the switches as they stand now: those of the process that serves, or of this data directory."""
+    from moothall.wiring.rules import catalogue_of
+
     async with open_log(settings, lambda _: None) as bus:
-        known = Switches(bus.bucket(BUCKET))
+        known = Switches(bus.bucket(BUCKET), await asyncio.to_thread(catalogue_of, settings))
         await known.refresh()
         yield known
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,14 @@ def own(path: Path, uid: int | None) -> None:
 
 
 class Box:
-    """A running executor, of the code in the folder `code`. One request at a time; the lock is held for a whole request."""
+    """A running executor, of the code in the folder `code`; `shown` is read-only and at the same place in every sandbox. One request at a time; the lock is held for a whole request."""
 
-    def __init__(self, place: Place, folder: Path, settings: Settings, code: Path) -> None:
+    def __init__(
+        self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]] = ()
+    ) -> None:
         self.place = place
         self._code = code
+        self._shown = tuple(shown)
         self.folder = folder
         self.upper = folder / "upper"
         self._settings = settings
@@ -136,7 +139,13 @@ class Box:
             name=self.name,
             argv=(),
             limits=limits,
-            ro=(*interpreter_binds(), (self._code, INSIDE), *((path, str(path)) for path in limits.toolchains), *place.ro),
+            ro=(
+                *interpreter_binds(),
+                (self._code, INSIDE),
+                *((path, str(path)) for path in limits.toolchains),
+                *self._shown,
+                *place.ro,
+            ),
             overlay=Overlay(place.tree, self.upper, self.folder / "work"),
             network=place.network,
             fds=(descriptor,),

@@ -23,6 +23,7 @@ _MODULES = (
     "moothall.workspace",
     "moothall.workspace.executor",
     "moothall.workspace.protocol",
+    "moothall.workspace.wasm_inside",
 )
 
 

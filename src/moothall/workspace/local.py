@@ -25,6 +25,7 @@ from moothall.workspace.clone import Change, TrustedClone
 from moothall.workspace.detect import CONFIGURATION
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
+from moothall.workspace.wasm import Shelf, answered
 
 _CASES_SHOWN = 50
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
@@ -39,10 +40,11 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
 class LocalWorkspace:
     """One open workspace. `clone` and `base` are the trusted side's; git tools work on them."""
 
-    def __init__(self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings) -> None:
+    def __init__(self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings, shelf: Shelf) -> None:
         self._name = name
         self._box = box
         self._settings = settings
+        self._shelf = shelf
         self._git = GitState(prepared.base.sha)
         self.prepared = prepared
         self.clone = clone
@@ -77,9 +79,8 @@ class LocalWorkspace:
             case "tests" if call.tool in checks.DEFAULTS:
                 answer = await self._run(self._tests_command(call.tool, call.arguments), seconds)
                 return {**answer, "output": _tests_output(answer)}
-            case "code":
-                answer = await self._run(sessions.command(call.tool, call.arguments), seconds)
-                return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
+            case "code" | "wasm" as category:
+                return await (self._run_code if category == "code" else self._run_wasm)(call, seconds)
             case "files":
                 return await self._box.request("files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments))
             case "system" if call.tool == "system.info":
@@ -87,6 +88,13 @@ class LocalWorkspace:
             case "system" if call.tool == "system.processes":
                 return await self._box.request("processes", wall_seconds=seconds)
         return {"status": "invalid", "error": f"{call.tool} does not run in a local workspace"}
+
+    async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
+        answer = await self._run(sessions.command(call.tool, call.arguments), seconds)
+        return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
+
+    async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
+        return answered(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))
 
     async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
         return await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
@@ -245,9 +253,11 @@ class LocalWorkspaces:
     def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone]) -> None:
         self._settings = settings
         self._clones = clones
-        self.pool = Pool(settings)
+        self._shelf = Shelf(settings)
+        self.pool = Pool(settings, self._shelf.binds)
 
     async def __aenter__(self) -> Self:
+        await self._shelf.fill()
         await self.pool.__aenter__()
         return self
 
@@ -262,7 +272,7 @@ class LocalWorkspaces:
         clone = self._clones(prepared.base.repository)
         changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
         async with self.pool.box(prepared) as box:
-            workspace = LocalWorkspace(name, box, prepared, clone=clone, settings=self._settings)
+            workspace = LocalWorkspace(name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf)
             await workspace.write(changes)
             yield workspace
 

@@ -7,8 +7,9 @@ import contextlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Self
 
 from moothall import telemetry
@@ -29,11 +30,12 @@ _log = telemetry.get_logger(__name__)
 class Pool:
     """Starts boxes, keeps `settings.workspace.warm` spare ones a prepared key, and clears all away.
 
-    An async context manager with a task group inside: enter and leave it in the same task.
+    `shown` is read-only and at the same place in every sandbox. An async context manager with a task group inside: enter and leave it in the same task.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shown: Sequence[tuple[Path, str]] = ()) -> None:
         self._settings = settings
+        self._shown = tuple(shown)
         self.layout = Layout(settings.data_dir)
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = self.layout.run / self._instance
@@ -131,7 +133,7 @@ class Pool:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
-        box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings, self._folder / "code")
+        box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings, self._folder / "code", self._shown)
         try:
             await box.start()
         except OSError as error:

@@ -1,0 +1,122 @@
+"""An operator's own tools: WebAssembly modules in a folder, each beside a YAML file that says what it is.
+
+`count.wasm` and `count.yaml` are the tool `wasm.count`. It gets its arguments as a JSON object on standard input and answers
+on standard output; of the workspace it sees, read-only, what the arguments of type `path` name, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from moothall.errors import ConfigurationError
+from moothall.tools import arguments as args
+from moothall.tools.outputs import Output
+from moothall.tools.spec import Caps, Cost, Danger, Requirements, ToolSpec
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool, "path": str}
+_MOST_SECONDS = 300.0
+
+
+class Ran(Output):
+    """What the module printed: `result` where it is JSON, else `text`. `said` is the end of its standard error."""
+
+    result: Any = None
+    text: str = ""
+    said: str = ""
+    fuel: int
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Argument(_Closed):
+    type: Literal["string", "integer", "number", "boolean", "path"]
+    description: str = ""
+    default: str | int | float | bool | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    max_length: int = Field(10_000, ge=1, le=args.MAX_CONTENT)
+
+
+class _Manifest(_Closed):
+    summary: str = Field(min_length=3, max_length=200)
+    arguments: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,39}$")], _Argument] = {}
+    version: str = "1.0.0"
+    tags: tuple[str, ...] = ()
+    seconds: float = Field(30.0, gt=0, le=_MOST_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class WasmTool:
+    """What the catalogue says of it, and the module's file."""
+
+    spec: ToolSpec
+    file: Path
+
+
+def read_tools(folder: Path | None) -> tuple[WasmTool, ...]:
+    """Return the tools of a folder, by name; none where there is no folder. Raises `ConfigurationError` that names the file."""
+    if folder is None:
+        return ()
+    if not folder.is_dir():
+        raise ConfigurationError(f"wasm.folder {folder} is no folder")
+    return tuple(_read(file) for file in sorted(folder.glob("*.yaml")))
+
+
+def _read(file: Path) -> WasmTool:
+    module = file.with_suffix(".wasm")
+    if not _NAME.fullmatch(file.stem):
+        raise ConfigurationError(f"{file}: {file.stem[:60]!r} is no tool's name: a-z, 0-9 and _, beginning with a letter")
+    if not module.is_file():
+        raise ConfigurationError(f"{file} describes a tool, and there is no {module.name} beside it")
+    try:
+        manifest = _Manifest.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        model = _arguments(file.stem, manifest)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']}" for item in error.errors()[:5])
+        raise ConfigurationError(f"{file}: {wrong}") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    paths = tuple(name for name, argument in manifest.arguments.items() if argument.type == "path")
+    spec = ToolSpec(
+        name=f"wasm.{file.stem}",
+        summary=manifest.summary,
+        arguments=model,
+        output=Ran,
+        danger=Danger.READ,
+        caps=Caps(manifest.seconds),
+        requirements=Requirements(file_system="read" if paths else "none"),
+        tags=("wasm", *manifest.tags),
+        version=manifest.version,
+        profiles=("wasm",),
+        paths=paths,
+        cost=Cost.LOW,
+    )
+    return WasmTool(spec, module)
+
+
+def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
+    """Return the model of a tool's arguments. Raises `ValueError` where a default is not of its type."""
+    fields: dict[str, Any] = {}
+    for argument, said in manifest.arguments.items():
+        bounds: dict[str, Any] = {}
+        if said.type in {"string", "path"}:
+            bounds = {"max_length": args.MAX_PATH if said.type == "path" else said.max_length}
+            bounds |= {"min_length": 1} if said.type == "path" else {}
+        elif said.type != "boolean":
+            bounds = {key: value for key, value in (("ge", said.minimum), ("le", said.maximum)) if value is not None}
+        kind = _TYPES[said.type]
+        if said.default is not None and (not isinstance(said.default, kind) or isinstance(said.default, bool) != (kind is bool)):
+            raise ValueError(f"the default of {argument} is no {said.type}")
+        default = ... if said.default is None else said.default
+        fields[argument] = (kind, Field(default, description=said.description or None, **bounds))
+    model: type[args.Arguments] = create_model(f"Wasm_{name}", __base__=args.Arguments, **fields)
+    return model

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from moothall.errors import ConfigurationError
+from moothall.tools.spec import Danger
+from moothall.tools.wasm_tools import read_tools
+
+COUNT = """
+summary: count the lines of a file
+arguments:
+  path: {type: path}
+  most: {type: integer, default: 10, minimum: 1, maximum: 100}
+  exact: {type: boolean, default: false}
+seconds: 5
+"""
+
+
+def put(folder: Path, text: str, name: str = "count") -> Path:
+    (folder / f"{name}.wasm").write_bytes(b"\0asm")
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_module_and_its_description_are_a_tool(tmp_path: Path) -> None:
+    (tool,) = read_tools(put(tmp_path, COUNT))
+    spec = tool.spec
+    assert (spec.name, spec.danger, spec.paths, spec.timeout_seconds) == ("wasm.count", Danger.READ, ("path",), 5)
+    assert spec.requirements.file_system == "read"
+    assert spec.signature == "wasm.count(path, most?, exact?)"
+    assert spec.schema(None)["properties"]["most"] == {"type": "integer", "minimum": 1, "maximum": 100}
+    assert spec.arguments.model_validate({"path": "a"}).model_dump() == {"path": "a", "most": 10, "exact": False}
+    for wrong in ({}, {"path": ""}, {"path": "a", "most": 0}, {"path": "a", "most": "1"}, {"path": "a", "other": 1}):
+        with pytest.raises(ValidationError):
+            spec.arguments.model_validate(wrong)
+
+
+def test_no_folder_is_no_tools() -> None:
+    assert read_tools(None) == ()
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        read_tools(Path("/nonexistent"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("Count", COUNT, "no tool's name"),
+        ("count", "summary: it counts\nargument: {}", "argument: Extra inputs"),
+        ("count", "arguments: {}", "summary: Field required"),
+        ("count", COUNT.replace("type: integer", "type: text"), r"arguments\.most\.type"),
+        ("count", COUNT.replace("default: false", "default: 1"), "the default of exact is no boolean"),
+        ("count", COUNT.replace("default: 10", "default: true"), "the default of most is no integer"),
+        ("count", COUNT.replace("seconds: 5", "seconds: 5000"), "seconds"),
+        ("count", "[1, 2", "cannot be read"),
+        ("count", "- 1", "it: Input should be"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, text: str, wanted: str) -> None:
+    with pytest.raises(ConfigurationError, match=wanted) as raised:
+        read_tools(put(tmp_path, text, name))
+    assert f"{name}.yaml" in raised.value.message
+
+
+def test_a_description_needs_its_module(tmp_path: Path) -> None:
+    put(tmp_path, COUNT)
+    (tmp_path / "count.wasm").unlink()
+    with pytest.raises(ConfigurationError, match=r"no count\.wasm beside it"):
+        read_tools(tmp_path)
