@@ -115,8 +115,9 @@ async def _model(settings: Settings) -> Finding:
         found = local_weights(settings.llm, settings.data_dir)
         detail = f"local, {found}" if found else "local; its weights (490 MB) are fetched at the first run"
         return Finding("model", ok=True, detail=detail)
+    once = settings.llm.model_copy(update={"retries": 0})  # whoever asks what is broken does not want to wait until it is whole
     try:
-        async with open_model(settings.llm, settings.llm.base_url) as model:
+        async with open_model(once, settings.llm.base_url) as model:
             mode = await model.reply_mode()
             detail = f"{settings.llm.base_url}; replies as {mode}"
             return await _with_figures(model, detail)
