@@ -6,36 +6,20 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from moothall.bus import codec
 from moothall.bus.dead import letters
-from moothall.bus.jetstream import JetStreamBus, open_bus
-from moothall.bus.server import embedded_server
-from moothall.config import load_settings
-from moothall.domain.event import EventType, new_event
-from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.domain.tool import ToolStatus
 from moothall.guard.audit import verify_all
 from moothall.guard.revocations import BUCKET, Revocations
-from moothall.guard.tokens import narrow, request_digest
-from moothall.guard.visits import Visits
-from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
-from moothall.testing.callers import OTHER, TOKEN, doors_of, serving
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.gate import in_seconds
-from moothall.testing.repos import make_repo
-from moothall.wiring.rules import open_rules
-from moothall.wiring.visiting import tool_service
+from moothall.testing.callers import OTHER, TOKEN
+from moothall.testing.visitors import ToolHouse, tool_house
 
 pytestmark = pytest.mark.e2e
 PARKS_DELETES = """package moothall.tools
@@ -46,92 +30,13 @@ decision := {"allow": false, "reason": "ask first", "park": true} if input.tool 
 FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
 
 
-@dataclass
-class House:
-    """What a test looks at."""
-
-    bus: JetStreamBus
-    visits: Visits
-    stub: Any
-    repo: Path
-    data_dir: Path
-
-    async def rpc(self, method: str, request: Any, token: str = TOKEN) -> Any:
-        return await getattr(self.stub, method)(request, metadata=[("authorization", f"Bearer {token}")], timeout=120)
-
-    async def open(self, **more: Any) -> pb.OpenWorkspaceResponse:
-        request = pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **more)
-        opened: pb.OpenWorkspaceResponse = await self.rpc("OpenWorkspace", request)
-        return opened
-
-    async def call(
-        self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, token: str = TOKEN, **arguments: Any
-    ) -> pb.CallToolResponse:
-        request = pb.CallToolRequest(
-            request_id=request_id, workspace_id=opened.workspace_id, capability_token=opened.capability_token, tool=tool
-        )
-        request.arguments.update(arguments)
-        answered: pb.CallToolResponse = await self.rpc("CallTool", request, token)
-        return answered
-
-    async def send(self, workspace: str, data: Mapping[str, Any], ordinal: str = "") -> None:
-        """As another program would: our own publishers scrub what looks like a token."""
-        event = new_event(EventType.TOOL_REQUESTED, workspace, data, ordinal=ordinal or str(data.get("request_id")))
-        raw = codec.encode(replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data))
-        await self.bus.put_raw(f"tool.requests.{workspace}", raw, {"Nats-Msg-Id": event.id})
-
-    def request(self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any) -> dict[str, Any]:
-        digest = request_digest(ToolCall(request_id, tool, arguments, in_seconds(60)))
-        token = narrow(opened.capability_token, seconds=120, request=digest)
-        return {
-            "request_id": request_id,
-            "workspace": opened.workspace_id,
-            "tool": tool,
-            "arguments": arguments,
-            "capability_token": token,
-            "requirements": {"network_access": True},  # a claim that nobody reads
-        }
-
-    async def results(self, workspace: str, count: int) -> list[Mapping[str, Any]]:
-        """Wait for so many results, and a moment longer for one too many."""
-        found: list[Mapping[str, Any]] = []
-        async with asyncio.timeout(240):
-            while len(found) < count:
-                await asyncio.sleep(0.1)
-                found = [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
-        await asyncio.sleep(0.5)
-        return [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
-
-    def pid(self, workspace: str) -> int:
-        """The sandbox in which a visit's executor is now."""
-        standing: Any = self.visits._visits[workspace].seat.workspace
-        pid: int = standing._opened.result().pid
-        return pid
-
-
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    make_repo(tmp_path / "repo", FILES)
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "policies" / "tools.rego").write_text(PARKS_DELETES, encoding="utf-8")
-    settings = load_settings(
-        guard={"policies": str(tmp_path / "policies")},
-        data_dir=tmp_path / "data",
-        workspace={"allowed_roots": [str(tmp_path)], "warm": 0},
-        bus={"retry_seconds": 0.05},
-    )
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_server(settings.bus, settings.data_dir / "bus"))
-        bus = await stack.enter_async_context(open_bus(settings.bus, url))
-        rules = await stack.enter_async_context(open_rules(settings, bus))
-        visits = await stack.enter_async_context(tool_service(settings, bus, rules))
-        desk = MemoryDesk()
-        served = await stack.enter_async_context(serving(desk, replace(doors_of(desk), visits=visits, parking=rules.parking)))
-        stub: Any = pb_grpc.ToolServiceStub(served.channel)
-        yield House(bus, visits, stub, tmp_path / "repo", settings.data_dir)
+async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
+    async with tool_house(tmp_path, FILES, rego=PARKS_DELETES) as opened:
+        yield opened
 
 
-async def test_open_call_close(house: House) -> None:
+async def test_open_call_close(house: ToolHouse) -> None:
     opened = await house.open()
     written = await house.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
@@ -152,7 +57,7 @@ async def test_open_call_close(house: House) -> None:
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_who_calls_comes_from_tokens_alone(house: House) -> None:
+async def test_who_calls_comes_from_tokens_alone(house: ToolHouse) -> None:
     opened = await house.open(persona="reader")
     other = await house.open()
     codes = []
@@ -182,7 +87,7 @@ async def test_who_calls_comes_from_tokens_alone(house: House) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(house: House) -> None:
+async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(house: ToolHouse) -> None:
     opened = await house.open()
     kinds = {"files.append": {"path": "log.txt", "content": "line\n"}, "files.read": {"path": "src/a.py"}}
     requests = [
@@ -212,7 +117,7 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
     assert verify_all(house.data_dir).ok
 
 
-async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: House) -> None:
+async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: ToolHouse) -> None:
     opened = await house.open()
     good = house.request(opened, "files.read", "good", path="src/a.py")
     unbound = {**house.request(opened, "files.read", "unbound", path="src/a.py"), "capability_token": opened.capability_token}
@@ -237,7 +142,7 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: House
     assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
 
 
-async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(house: House) -> None:
+async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(house: ToolHouse) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
         await house.open(ttl_seconds=999999)
     with pytest.raises(grpc.aio.AioRpcError, match="unknown persona"):
@@ -252,7 +157,7 @@ async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refu
         await house.call(short, "files.read", "r-1", path="src/a.py")
 
 
-async def test_a_parked_request_that_is_allowed_runs_once(house: House) -> None:
+async def test_a_parked_request_that_is_allowed_runs_once(house: ToolHouse) -> None:
     opened = await house.open()
     parked = await house.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (parked.status, "ask first" in parked.error) == ("parked", True)

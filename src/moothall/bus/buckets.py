@@ -43,6 +43,11 @@ BUCKETS: Mapping[str, BucketSpec] = {
         BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
         BucketSpec("parked", "<tenant>.<id>: denied requests that an operator may allow, and what was said", max_age=7 * DAY),
         BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
+        BucketSpec(
+            "workflows",
+            "<tenant>.<workspace>.<id>: whether a workflow is under way, and how its workspace is opened again",
+            max_age=7 * DAY,
+        ),
         BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
     )
 }

@@ -101,6 +101,7 @@ _TOOL = {
     "task_id": "the deliberation",
     "seat": "who asked",
 }
+_FLOW = {"workflow_id": "unique within the workspace", "workspace": "the workspace it acts in"}
 _ROLE = {"tenant": "from the event", "role": "kind of work"}
 _COUNCIL = "council.{tenant}"
 _RESULTS, _RESPONSES, _AGILE = "agent.results.{task_id}", "agent.responses.{task_id}", "agile.events.{story_id}"
@@ -219,6 +220,39 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             duration_ms="wall time",
             usage="cpu_ms, max_rss_bytes",
             audit_id="its audit record",
+        ),
+        _spec(
+            _E.WORKFLOW_STARTED,
+            "tool.results.{workspace}",
+            _FLOW,
+            name="its name",
+            plan="its document, as it was sent",
+            digest="of the document",
+            commit_sha="the workspace's files as they were",
+            steps="how many there are",
+        ),
+        _spec(
+            _E.WORKFLOW_STEP,
+            "tool.results.{workspace}",
+            _FLOW,
+            step="the step's id",
+            state="started, parked, retrying, succeeded, failed, unknown, skipped",
+            compensation="whether it is the step's compensation",
+            attempt="from 1",
+            result="of the attempt that ended: as a tool.finished",
+            error="why it is no success",
+            commit_sha="the workspace's files as they are now, where the step may have changed them",
+            done="steps that are over",
+            steps="how many there are",
+        ),
+        _spec(
+            _E.WORKFLOW_FINISHED,
+            "tool.results.{workspace}",
+            _FLOW,
+            state="succeeded, partial, failed, compensated, cancelled",
+            error="why it is no success",
+            done="steps that are over",
+            steps="how many there are",
         ),
         _spec(
             _E.CHECK_FINISHED,

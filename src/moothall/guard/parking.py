@@ -61,7 +61,7 @@ class Parking:
         self._spent = spent
         self._approvals = approvals
         self._known: dict[str, Parked] = {}
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._listeners: list[Callable[[Parked], None]] = []
 
     async def refresh(self) -> None:
@@ -74,13 +74,13 @@ class Parking:
         async with aclosing(self._parked.follow()) as changes:
             async for key, document in changes:
                 item = self._take(key, document)
-                if item is not None and item.state == "allowed" and item.grant not in self._told:
-                    self._told.add(item.grant)
+                if item is not None and item.state != "waiting" and (item.id, item.grant) not in self._told:
+                    self._told.add((item.id, item.grant))
                     for listener in self._listeners:
                         listener(item)
 
-    def on_allowed(self, listener: Callable[[Parked], None]) -> None:
-        """Call `listener` with every request that is allowed, by whatever process; each once, old ones too."""
+    def on_resolved(self, listener: Callable[[Parked], None]) -> None:
+        """Call `listener` with every request that is allowed or refused, by whatever process; each once, old ones too."""
         self._listeners.append(listener)
 
     def waiting(self, tenant: str) -> Sequence[Parked]:

@@ -22,7 +22,7 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class StandingWorkspace:
-    """Implements `ports.Workspace`. `keep` holds it open; an executor that dies is replaced, with the files as they are.
+    """Implements `ports.Workspace`. It begins with `diff` applied. `keep` holds it open; an executor that dies is replaced, with the files as they are.
 
     One call at a time is in the executor, so that of a dead one it is known which call may have been half done: one that only
     looks is made again, any other has the status outcome_unknown.
@@ -32,13 +32,15 @@ class StandingWorkspace:
     workspaces: Workspaces
     prepared: Prepared
     catalogue: Mapping[str, ToolSpec]
+    diff: str = ""
+    _wanted: str | None = None
     _opened: asyncio.Future[Workspace] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def keep(self, until: asyncio.Event) -> None:
         """Hold it open until the event is set. What goes wrong at an opening is what `ready` and the calls raise."""
-        diff, ending = "", asyncio.ensure_future(until.wait())
+        diff, ending = self.diff, asyncio.ensure_future(until.wait())
         try:
             while not until.is_set():
                 async with self.workspaces.open(self.prepared, self.id, patch=diff) as workspace:
@@ -52,7 +54,8 @@ class StandingWorkspace:
                         self._opened = asyncio.get_running_loop().create_future()
                     self._lost.clear()
                     if not until.is_set():
-                        diff = await _files(workspace, diff)
+                        diff = await _files(workspace, diff) if self._wanted is None else self._wanted
+                        self._wanted = None
         except (MoothallError, OSError) as error:
             known = error if isinstance(error, MoothallError) else WorkspaceFailed(f"the workspace cannot be opened: {error}")
             self._opened.set_exception(known)
@@ -95,6 +98,16 @@ class StandingWorkspace:
         """Commit all changes so far."""
         async with self._turn:
             return await (await asyncio.shield(self._opened)).patch(message)
+
+    async def rewind(self, diff: str) -> None:
+        """Open it again with just `diff` applied, whatever its files are now. Sessions in it begin anew."""
+        async with self._turn:
+            try:
+                workspace = await asyncio.shield(self._opened)
+            except MoothallError:
+                return  # it is closed, as the next call will say
+            self._wanted = diff
+            self._reopen(workspace)
 
     def _reopen(self, lost: Workspace) -> None:
         """Wake the keeper; callers wait from now on for the next one."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -14,17 +15,18 @@ from typing import Self
 from moothall.config import Guard
 from moothall.domain.identity import Principal
 from moothall.domain.ids import read_role
-from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
+from moothall.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
 from moothall.guard.gate import Gate
+from moothall.guard.lending import Kept, Loan, Returning
 from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.standing import StandingWorkspace
-from moothall.guard.tokens import Tokens, request_digest
-from moothall.ports import Repositories, Workspaces
+from moothall.guard.tokens import Capability, Tokens, request_digest
+from moothall.ports import Workspaces
 from moothall.telemetry import get_logger
+from moothall.tools.spec import Danger
 
 log = get_logger(__name__)
 
@@ -44,14 +46,19 @@ class Opened:
 
 @dataclass(slots=True)
 class _Visit:
-    """One open workspace. `answers` are the results by request id, so that a request that comes twice runs once."""
+    """One open workspace. `answers` are the results by request id, so that a request that comes twice runs once. `flow` is the
+    workflow that has it to itself, or empty; `settled` are set when an operator's word on a parked request has had its effect.
+    """
 
     seat: SeatContext
+    standing: StandingWorkspace
     close: asyncio.Event
     keeper: asyncio.Task[None]
     slots: asyncio.Semaphore
     answers: OrderedDict[str, tuple[str, asyncio.Future[ToolResult]]] = field(default_factory=OrderedDict)
     parked: dict[str, ToolCall] = field(default_factory=dict)
+    settled: dict[str, asyncio.Event] = field(default_factory=dict)
+    flow: str = ""
 
 
 class Visits:
@@ -62,7 +69,7 @@ class Visits:
         gate: Gate,
         tokens: Tokens,
         workspaces: Workspaces,
-        repositories: Repositories,
+        repositories: Kept,
         settings: Guard,
         *,
         new_id: Callable[[], str] = lambda: f"ws-{secrets.token_hex(8)}",
@@ -104,13 +111,28 @@ class Visits:
         try:
             base = await self._repositories.resolve(repository, tenant=who.tenant)
             prepared = await self._repositories.prepare(base)
-            return await self._open(who, prepared, role, persona, seconds)
+            workspace = StandingWorkspace(self._new_id(), self._workspaces, prepared, self._gate.catalogue)
+            return await self._open(workspace, who, role, persona, seconds)
         finally:
             self._opening -= 1
 
-    async def _open(self, who: Principal, prepared: Prepared, role: str, persona: str, seconds: float) -> Opened:
-        name = self._new_id()
-        workspace = StandingWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
+    async def reopen(self, item: Returning) -> None:
+        """Open a workspace again that a process had which is gone, under its id and with its files, for what is left of its time.
+
+        Tokens that were given for it are good again. Raises `DeadlineExceeded` and what preparing and opening raise.
+        """
+        seconds = (item.deadline - datetime.now(UTC)).total_seconds()
+        if seconds <= 0:
+            raise DeadlineExceeded("the time of its workspace was over before it could be opened again")
+        base = await self._repositories.resolve(RepositoryRef(id=item.repository, ref=item.base_sha), tenant=item.tenant)
+        prepared = await self._repositories.prepare(base)
+        diff = await self._repositories.diff(base, item.commit_sha) if item.commit_sha else ""
+        who = Principal(item.principal, item.tenant)
+        workspace = StandingWorkspace(item.workspace, self._workspaces, prepared, self._gate.catalogue, diff)
+        await self._open(workspace, who, item.role, item.persona, seconds)
+
+    async def _open(self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float) -> Opened:
+        name = workspace.id
         close = asyncio.Event()
         keeper = self._group.create_task(workspace.keep(close), name=f"keep {name}")
         try:
@@ -126,14 +148,14 @@ class Visits:
                 task_id=name,
                 seat=SEAT,
                 role=role,
-                grant=self._gate.grant_for(role, prepared.base.profile.protected, persona),
+                grant=self._gate.grant_for(role, workspace.prepared.base.profile.protected, persona),
                 workspace=workspace,
                 workspace_id=name,
                 deadline=deadline,
                 persona=persona,
             )
         )
-        self._visits[name] = _Visit(seat, close, keeper, asyncio.Semaphore(self._settings.seat_in_flight))
+        self._visits[name] = _Visit(seat, workspace, close, keeper, asyncio.Semaphore(self._settings.seat_in_flight))
         self._group.create_task(self._end(name, seconds), name=f"end {name}")
         return Opened(name, seat.token, deadline)
 
@@ -158,20 +180,39 @@ class Visits:
         """Whether this process has it open."""
         return workspace in self._visits
 
-    async def call(self, who: Principal | None, workspace: str, token: str, call: ToolCall, *, bound: bool = False) -> ToolResult:
-        """Return the one result of a request; the same request again has the same result and runs nothing.
+    @property
+    def gate(self) -> Gate:
+        """What every call goes through."""
+        return self._gate
 
-        `who` the door knows the caller as; None: the token alone says it. `bound`: the token must be for this request alone.
-        Raises `NotFound` where this process has no such workspace for the caller, `Refused` for a bad token,
-        `AlreadyExists` where the request id was used for something else.
+    def capability(self, who: Principal | None, workspace: str, token: str) -> Capability:
+        """Return what a token allows whom in an open workspace. `who` the door knows the caller as; None: the token alone says it.
+
+        Raises `Refused` for a bad token, `NotFound` where this process has no such workspace for the caller.
         """
         capability = self._tokens.check(token, workspace)
         if who is not None and (who.tenant, who.name) != (capability.tenant, capability.principal):
             raise Refused("the capability token is somebody else's")
+        self._visit(workspace, capability.tenant, capability.principal)
+        return capability
+
+    async def call(
+        self, who: Principal | None, workspace: str, token: str, call: ToolCall, *, bound: bool = False, flow: str = ""
+    ) -> ToolResult:
+        """Return the one result of a request; the same request again has the same result and runs nothing.
+
+        `who` as for `capability`. `bound`: the token must be for this request alone. `flow`: the workflow that calls.
+        Raises what `capability` raises, `Refused` where a workflow has the workspace and the tool would change it,
+        `AlreadyExists` where the request id was used for something else.
+        """
+        capability = self.capability(who, workspace, token)
         digest = request_digest(call)
         if bound and capability.request != digest:
             raise Refused("on the bus a capability token is bound to its request: make one with moothall.guard.tokens.narrow")
-        visit = self._visit(workspace, capability.tenant, capability.principal)
+        visit = self._visits[workspace]
+        spec = self._gate.catalogue.get(call.tool)
+        if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
+            raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
         known = visit.answers.get(call.request_id)
         if known is not None:
             if known[0] != digest:
@@ -203,12 +244,33 @@ class Visits:
             visit.answers.popitem(last=False)
         return result
 
-    def allowed(self, item: Parked) -> None:
-        """Run what an operator allowed, where it waits here: its result comes under the same request id."""
+    async def settled(self, workspace: str, request_id: str) -> None:
+        """Wait until an operator's word on a parked request has had its effect: then the request has another result."""
+        await self._visits[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
+
+    @contextmanager
+    def lent(self, workspace: str, flow: str) -> Iterator[Loan]:
+        """Let a workflow have an open workspace to itself. Raises `Refused` where another one has it."""
+        visit = self._visits[workspace]
+        if visit.flow:
+            raise Refused(f"workflow {visit.flow} has this workspace until it ends; run one after the other")
+        visit.flow = flow
+        try:
+            yield Loan(visit.seat, visit.standing, visit.close, self._repositories)
+        finally:
+            visit.flow = ""
+
+    def resolved(self, item: Parked) -> None:
+        """Heed an operator's word on what waits here: what is allowed runs, and its result comes under the same request id."""
         visit = self._visits.get(item.workspace)
         call = visit.parked.pop(item.request_id, None) if visit is not None else None
-        if visit is not None and call is not None:
+        if visit is None or call is None:
+            return
+        if item.state == "allowed":
             self._group.create_task(self._resume(visit, call), name=f"resume {item.id}")
+        else:
+            visit.answers.pop(call.request_id, None)  # asked for again, it is refused
+            visit.settled.setdefault(call.request_id, asyncio.Event()).set()
 
     async def _resume(self, visit: _Visit, call: ToolCall) -> None:
         deadline = datetime.now(UTC) + timedelta(seconds=self._settings.call_seconds)
@@ -219,6 +281,8 @@ class Visits:
             await self._once(visit, visit.seat.token, again, request_digest(again))
         except MoothallError as error:
             log.warning("an allowed request could not run", request=call.request_id, reason=error.message)
+        finally:
+            visit.settled.setdefault(call.request_id, asyncio.Event()).set()
 
     def _visit(self, workspace: str, tenant: str, principal: str) -> _Visit:
         visit = self._visits.get(workspace)

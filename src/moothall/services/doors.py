@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from moothall.guard.parking import Parking
 from moothall.guard.visits import Visits
 from moothall.ports import Briefings, Councils, Deliberations, Plans, Tallies
+from moothall.workflows.running import Workflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,4 @@ class Doors:
     model: str = ""
     visits: Visits | None = None
     parking: Parking | None = None
+    workflows: Workflows | None = None

@@ -66,7 +66,7 @@ async def grpc_server(
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(orchestrator, server)
     names = [_ORCHESTRATOR]
     if doors.visits is not None:
-        tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(doors.visits, doors.parking), server)
+        tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(doors.visits, doors.parking, doors.workflows), server)
         names.append(_TOOLS)
     checkup = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checkup, server)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2, timestamp_pb2
 
+from moothall.domain.codec import load
+from moothall.domain.event import Recorded
 from moothall.domain.task import RepositoryRef
-from moothall.domain.tool import ToolCall
+from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, NotFound
 from moothall.guard.parking import Parked, Parking, refuse_unless_operator
 from moothall.guard.visits import Visits
@@ -16,6 +20,7 @@ from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.services import convert
 from moothall.services.identity import caller
+from moothall.workflows.running import Workflows
 
 _LONGEST = timedelta(hours=1)
 
@@ -23,9 +28,10 @@ _LONGEST = timedelta(hours=1)
 class ToolService(pb_grpc.ToolServiceServicer):
     """The gRPC door of the tool service."""
 
-    def __init__(self, visits: Visits, parking: Parking | None) -> None:
+    def __init__(self, visits: Visits, parking: Parking | None, workflows: Workflows | None = None) -> None:
         self._visits = visits
         self._parking = parking
+        self._workflows = workflows
 
     async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:  # noqa: N802 - the RPC's name
         """Open a workspace and hand out its token."""
@@ -48,18 +54,20 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:  # noqa: N802 - the RPC's name
         """Run one tool; it stops when the call does."""
         del context
-        call = ToolCall(request.request_id, request.tool, _arguments(request.arguments), _deadline(request))
+        call = ToolCall(request.request_id, request.tool, struct_data(request.arguments, "arguments"), _deadline(request))
         result = await self._visits.call(caller(), request.workspace_id, request.capability_token, call)
-        return pb.CallToolResponse(
-            request_id=result.request_id,
-            tool=result.tool,
-            status=result.status.value,
-            output=convert.struct(result.output),
-            error=result.error,
-            duration_ms=result.duration_ms,
-            usage=pb.ToolUsage(cpu_ms=result.usage.cpu_ms, max_rss_bytes=result.usage.max_rss_bytes),
-            audit_id=result.audit_id,
-        )
+        return _answer(result)
+
+    async def RunWorkflow(self, request: pb.RunWorkflowRequest, context: Any) -> AsyncIterator[pb.WorkflowEvent]:  # noqa: N802 - the RPC's name
+        """Run a workflow, or join it; a caller that goes leaves it to itself."""
+        del context
+        if self._workflows is None:
+            raise NotFound("this server runs no workflows")
+        document = struct_data(request.workflow, "workflow")
+        facts = self._workflows.run(caller(), request.workspace_id, request.capability_token, document, request.after_seq)
+        async with aclosing(facts):
+            async for recorded in facts:
+                yield _event(recorded)
 
     async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:  # noqa: N802 - the RPC's name
         """List what waits."""
@@ -80,6 +88,38 @@ class ToolService(pb_grpc.ToolServiceServicer):
             who.tenant, request.request_id, allow=request.allow, approver=who.name, comment=request.reason
         )
         return pb.ResolveParkedResponse(state=item.state)
+
+
+def _answer(result: ToolResult) -> pb.CallToolResponse:
+    return pb.CallToolResponse(
+        request_id=result.request_id,
+        tool=result.tool,
+        status=result.status.value,
+        output=convert.struct(result.output),
+        error=result.error,
+        duration_ms=result.duration_ms,
+        usage=pb.ToolUsage(cpu_ms=result.usage.cpu_ms, max_rss_bytes=result.usage.max_rss_bytes),
+        audit_id=result.audit_id,
+    )
+
+
+def _event(recorded: Recorded) -> pb.WorkflowEvent:
+    event, data = recorded.event, recorded.event.data
+    told = pb.WorkflowEvent(
+        seq=recorded.seq,
+        workflow_id=data["workflow_id"],
+        step=data.get("step", ""),
+        state=data.get("state", "started"),
+        attempt=data.get("attempt", 0),
+        compensation=data.get("compensation", False),
+        error=data.get("error", ""),
+        done=data.get("done", 0),
+        steps=data.get("steps", 0),
+    )
+    if data.get("result"):
+        told.result.CopyFrom(_answer(load(ToolResult, data["result"])))
+    told.time.FromJsonString(event.time)
+    return told
 
 
 def _parked(item: Parked) -> pb.ParkedRequest:
@@ -106,12 +146,12 @@ def _deadline(request: pb.CallToolRequest) -> datetime:
         raise InvalidRequest(f"deadline is no time: {error}") from error
 
 
-def _arguments(given: struct_pb2.Struct) -> dict[str, Any]:
+def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
     """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again."""
     try:
         told: dict[str, Any] = json_format.MessageToDict(given)
     except (json_format.Error, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"arguments are no JSON object: {error}") from error
+        raise InvalidRequest(f"{what}: no JSON object: {error}") from error
     return {name: _whole(value) for name, value in told.items()}
 
 

@@ -111,7 +111,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     from moothall.wiring.host import host_main
     from moothall.wiring.rules import open_rules
     from moothall.wiring.sources import bus_url, model_url
-    from moothall.wiring.visiting import tool_service
+    from moothall.wiring.visiting import tool_service, workflow_service
     from moothall.wiring.walls import check_walls
 
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
@@ -144,6 +144,8 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         planner = Planner(bus, desk, settings.limits)
         await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
         rules = await (await stack.enter_async_context(started(open_rules(settings, bus))))
+        visits = await (await stack.enter_async_context(started(tool_service(settings, bus, rules))))
+        workflows = await (await stack.enter_async_context(started(workflow_service(settings, bus, visits))))
         doors = Doors(
             desk=desk,
             councils=roster,
@@ -151,8 +153,9 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
             tallies=Tally(bus, roster, collector.deliberations),
             briefings=Briefings(graph, settings.limits, rules),
             model=settings.llm.model,
-            visits=await (await stack.enter_async_context(started(tool_service(settings, bus, rules)))),
+            visits=visits,
             parking=rules.parking,
+            workflows=workflows,
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port

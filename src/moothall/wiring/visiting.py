@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 from moothall.bus.beside import beside
 from moothall.config import Settings
@@ -12,9 +13,20 @@ from moothall.guard.gate import Gate
 from moothall.guard.requests import Requests, ToolBus
 from moothall.guard.rules import Rules
 from moothall.guard.visits import Visits
+from moothall.ports import Bucket
 from moothall.wiring.trusted import open_hands
+from moothall.workflows.chronicle import FlowBus
+from moothall.workflows.running import BUCKET, Workflows
 
 _WRITER = "serve"
+
+
+class BucketBus(FlowBus, Protocol):
+    """A log with buckets."""
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket of the registry."""
+        ...
 
 
 @asynccontextmanager
@@ -28,6 +40,17 @@ async def tool_service(settings: Settings, bus: ToolBus, rules: Rules) -> AsyncI
         gate = Gate(settings.guard, audit, bus, rules, source="executor")
         visits = await stack.enter_async_context(Visits(gate, rules.tokens, hands.workspaces, hands.repositories, settings.guard))
         if rules.parking is not None:
-            rules.parking.on_allowed(visits.allowed)
+            rules.parking.on_resolved(visits.resolved)
         await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
         yield visits
+
+
+@asynccontextmanager
+async def workflow_service(
+    settings: Settings, bus: BucketBus, visits: Visits, *, resume: bool = True
+) -> AsyncIterator[Workflows]:
+    """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone go on at once."""
+    async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings.guard) as workflows:
+        if resume:
+            await workflows.resume()
+        yield workflows

@@ -113,6 +113,13 @@ class TrustedRepositories:
         raw = await self.clone(base.repository).read(base.sha, path, 4 * limit)  # a character has at most 4 bytes
         return raw.decode(errors="replace")[:limit]
 
+    async def diff(self, base: Base, commit_sha: str) -> str:
+        """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
+        clone = self.clone(base.repository)
+        if not await clone.has(commit_sha):
+            raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more")
+        return await clone.diff(base.sha, commit_sha)
+
     async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
         """Commit `diff` on the base, make the branch where the push policy allows, return the commit's sha.
 

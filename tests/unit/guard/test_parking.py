@@ -149,7 +149,7 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
     bus = MemoryBus()
     here, there = parking_on(bus), parking_on(bus)
     heard: asyncio.Queue[str] = asyncio.Queue()
-    here.on_allowed(lambda item: heard.put_nowait(item.request_id))
+    here.on_resolved(lambda item: heard.put_nowait(item.request_id))
     async with house_of(tmp_path, here) as house, asyncio.TaskGroup() as group:
         running = group.create_task(here.run())
         await delete(house, 1)

@@ -1,0 +1,151 @@
+"""A tool service without Ray: a real bus, real sandboxes, a real gRPC server, and somebody who calls it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moothall.bus import codec
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.server import embedded_server
+from moothall.config import load_settings
+from moothall.domain.event import EventType, new_event
+from moothall.domain.tool import ToolCall
+from moothall.guard.tokens import narrow, request_digest
+from moothall.guard.visits import Visits
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.tool.v1 import tool_pb2 as pb
+from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
+from moothall.testing.callers import TOKEN, doors_of, serving
+from moothall.testing.desk import MemoryDesk
+from moothall.testing.gate import in_seconds
+from moothall.testing.repos import make_repo
+from moothall.wiring.rules import open_rules
+from moothall.wiring.visiting import tool_service, workflow_service
+from moothall.workflows.running import Workflows
+
+
+@dataclass
+class ToolHouse:
+    """What a test looks at."""
+
+    bus: JetStreamBus
+    visits: Visits
+    workflows: Workflows
+    stub: Any
+    repo: Path
+    data_dir: Path
+
+    async def rpc(self, method: str, request: Any, token: str = TOKEN) -> Any:
+        """Call a method."""
+        return await getattr(self.stub, method)(request, metadata=[("authorization", f"Bearer {token}")], timeout=120)
+
+    async def open(self, **more: Any) -> pb.OpenWorkspaceResponse:
+        """Open a workspace for the role dev."""
+        request = pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **more)
+        opened: pb.OpenWorkspaceResponse = await self.rpc("OpenWorkspace", request)
+        return opened
+
+    async def call(
+        self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, token: str = TOKEN, **arguments: Any
+    ) -> pb.CallToolResponse:
+        """Call a tool."""
+        request = pb.CallToolRequest(
+            request_id=request_id, workspace_id=opened.workspace_id, capability_token=opened.capability_token, tool=tool
+        )
+        request.arguments.update(arguments)
+        answered: pb.CallToolResponse = await self.rpc("CallTool", request, token)
+        return answered
+
+    async def send(self, workspace: str, data: Mapping[str, Any], ordinal: str = "") -> None:
+        """As another program would: our own publishers scrub what looks like a token."""
+        event = new_event(EventType.TOOL_REQUESTED, workspace, data, ordinal=ordinal or str(data.get("request_id")))
+        raw = codec.encode(replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data))
+        await self.bus.put_raw(f"tool.requests.{workspace}", raw, {"Nats-Msg-Id": event.id})
+
+    def request(self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any) -> dict[str, Any]:
+        """Return the data of a request on the bus, with a token that is bound to it."""
+        digest = request_digest(ToolCall(request_id, tool, arguments, in_seconds(60)))
+        token = narrow(opened.capability_token, seconds=120, request=digest)
+        return {
+            "request_id": request_id,
+            "workspace": opened.workspace_id,
+            "tool": tool,
+            "arguments": arguments,
+            "capability_token": token,
+            "requirements": {"network_access": True},  # a claim that nobody reads
+        }
+
+    async def results(self, workspace: str, count: int) -> list[Mapping[str, Any]]:
+        """Wait for so many results, and a moment longer for one too many."""
+        found: list[Mapping[str, Any]] = []
+        async with asyncio.timeout(240):
+            while len(found) < count:
+                await asyncio.sleep(0.1)
+                found = [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
+        await asyncio.sleep(0.5)
+        return [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
+
+    async def flow(
+        self, opened: pb.OpenWorkspaceResponse, document: Mapping[str, Any], after_seq: int = 0
+    ) -> list[pb.WorkflowEvent]:
+        """Run a workflow to its end and return what was told of it."""
+        return [event async for event in self.flowing(opened, document, after_seq)]
+
+    def flowing(
+        self, opened: pb.OpenWorkspaceResponse, document: Mapping[str, Any], after_seq: int = 0, token: str = TOKEN
+    ) -> Any:
+        """Call RunWorkflow."""
+        request = pb.RunWorkflowRequest(
+            workspace_id=opened.workspace_id, capability_token=opened.capability_token, after_seq=after_seq
+        )
+        request.workflow.update(document)
+        return self.stub.RunWorkflow(request, metadata=[("authorization", f"Bearer {token}")], timeout=240)
+
+    def file(self, workspace: str, path: str) -> str:
+        """Return a file that a visit has changed, as it is just now on our side; empty where there is none."""
+        standing: Any = self.visits._visits[workspace].seat.workspace  # noqa: SLF001 - the executor may be busy
+        found: Path = standing._opened.result()._box.upper / path  # noqa: SLF001 - as above
+        return found.read_text(encoding="utf-8") if found.exists() else ""
+
+    def pid(self, workspace: str) -> int:
+        """The sandbox in which a visit's executor is now."""
+        standing: Any = self.visits._visits[workspace].seat.workspace  # noqa: SLF001 - nobody else needs to know
+        pid: int = standing._opened.result().pid  # noqa: SLF001 - as above
+        return pid
+
+
+@asynccontextmanager
+async def tool_house(
+    folder: Path, files: Mapping[str, str], *, rego: str = "", roles: str = "", **settings: Any
+) -> AsyncIterator[ToolHouse]:
+    """Serve a repository of these files. `rego` and `roles` stand in for the policies that come with Moothall."""
+    if not (folder / "repo").exists():
+        make_repo(folder / "repo", files)
+    (folder / "policies").mkdir(exist_ok=True)
+    for name, text in (("tools.rego", rego), ("roles.yaml", roles)):
+        if text:
+            (folder / "policies" / name).write_text(text, encoding="utf-8")
+    guard = {"policies": str(folder / "policies"), **settings.pop("guard", {})}
+    loaded = load_settings(
+        guard=guard,
+        data_dir=folder / "data",
+        workspace={"allowed_roots": [str(folder)], "warm": 0},
+        bus={"retry_seconds": 0.05},
+        **settings,
+    )
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_server(loaded.bus, loaded.data_dir / "bus"))
+        bus = await stack.enter_async_context(open_bus(loaded.bus, url))
+        rules = await stack.enter_async_context(open_rules(loaded, bus))
+        visits = await stack.enter_async_context(tool_service(loaded, bus, rules))
+        workflows = await stack.enter_async_context(workflow_service(loaded, bus, visits))
+        desk = MemoryDesk()
+        doors = replace(doors_of(desk), visits=visits, parking=rules.parking, workflows=workflows)
+        served = await stack.enter_async_context(serving(desk, doors))
+        stub: Any = pb_grpc.ToolServiceStub(served.channel)
+        yield ToolHouse(bus, visits, workflows, stub, folder / "repo", loaded.data_dir)

@@ -1,0 +1,268 @@
+"""The workflows of a process: begun by their callers, followed on the log, and taken up again after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from moothall.config import Guard
+from moothall.domain.codec import dump, load
+from moothall.domain.event import Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.tool import Grant
+from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Temporary
+from moothall.guard.gate import Gate
+from moothall.guard.lending import Loan, Returning
+from moothall.guard.visits import Visits
+from moothall.ports import Bucket
+from moothall.telemetry import get_logger
+from moothall.workflows.chronicle import Chronicle, FlowBus
+from moothall.workflows.engine import Engine
+from moothall.workflows.hands import VisitHands
+from moothall.workflows.plan import Allowed, Plan, read_plan
+from moothall.workflows.record import End, Record
+
+log = get_logger(__name__)
+
+BUCKET = "workflows"
+_ALL_TOOLS = Grant(("*",))
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An entry of the bucket `workflows`: what it takes to go on with one. `token` is its caller's."""
+
+    workflow_id: str
+    visit: Returning
+    token: str
+
+    @property
+    def key(self) -> str:
+        """Its key in the bucket."""
+        return f"{self.visit.tenant}.{self.visit.workspace}.{self.workflow_id}"
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the bucket holds it."""
+        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant to arrive.
+        told = {"workflow_id": self.workflow_id, "visit": dump(self.visit), "token": self.token.split(".")}
+        return {**told, "state": "running"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A workflow that is to begin."""
+
+    chronicle: Chronicle
+    who: Principal
+    token: str
+    plan: Plan
+    document: Mapping[str, Any]
+
+
+class Workflows:
+    """An async context manager; those under way at its end are left for the next process. Belongs to one event loop.
+
+    The bucket says which are under way and how their workspaces are opened again; all else is read from the log.
+    """
+
+    def __init__(self, visits: Visits, gate: Gate, bus: FlowBus, index: Bucket, settings: Guard) -> None:
+        self._visits = visits
+        self._gate = gate
+        self._bus = bus
+        self._index = index
+        self._settings = settings
+        self._held: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._returning: dict[str, asyncio.Event] = {}
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(kind, error, traceback)
+
+    async def resume(self, only: str = "") -> Sequence[Begun]:
+        """Take up, beside what follows, what a process left that is gone, and return it; with `only`, the workflows of that id.
+
+        Raises `BusUnavailable`.
+        """
+        found = []
+        for key, document in (await self._index.entries()).items():
+            if document.get("state") != "running" or only not in {"", document.get("workflow_id")}:
+                continue
+            try:
+                visit = load(Returning, document["visit"])
+                begun = Begun(str(document["workflow_id"]), visit, ".".join(map(str, document["token"])))
+            except (InvalidRequest, KeyError, TypeError) as error:
+                log.warning("a workflow's entry cannot be read", key=key, reason=str(error)[:300])
+                continue
+            found.append(begun)
+            self._returning.setdefault(visit.workspace, asyncio.Event())
+            there = self._held[visit.workspace, begun.workflow_id] = asyncio.get_running_loop().create_future()
+            there.set_result(None)
+            self._spawn(self._return(begun), begun.workflow_id)
+        return found
+
+    async def run(
+        self, who: Principal, workspace: str, token: str, document: Mapping[str, Any], after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
+        """Begin a workflow, or join it where it was begun, and yield its facts to its end. It goes on if nobody listens.
+
+        Raises what `Visits.capability` raises, `InvalidRequest` for what cannot be run as it is, `Refused` where another
+        workflow has the workspace, `AlreadyExists` where the id was used for another one.
+        """
+        if workspace in self._returning:
+            await self._returning[workspace].wait()
+        capability = self._visits.capability(who, workspace, token)
+        plan = read_plan(document, self._allowed(self._refusal(who.tenant, capability.grant)))
+        chronicle = Chronicle(self._bus, workspace, who.tenant, plan.id)
+        await self._begin(chronicle, who, token, plan, document)
+        async with aclosing(chronicle.follow(plan.digest, after_seq)) as facts:
+            async for recorded in facts:
+                yield recorded
+
+    def _refusal(self, tenant: str, grant: Grant) -> Callable[[str], str]:
+        there = {spec.name for spec in self._gate.offered(tenant, _ALL_TOOLS)}
+        granted = {spec.name for spec in self._gate.offered(tenant, grant)}
+
+        def refusal(tool: str) -> str:
+            if tool not in there:
+                return f"there is no tool {tool[:60]!r}"
+            return "" if tool in granted else f"{tool} is not granted by this capability token"
+
+        return refusal
+
+    def _allowed(self, refusal: Callable[[str], str]) -> Allowed:
+        limits = self._settings
+        return Allowed(
+            self._gate.catalogue, refusal, limits.workflow_steps, limits.workflow_parallelism, limits.workflow_attempts
+        )
+
+    async def _begin(self, chronicle: Chronicle, who: Principal, token: str, plan: Plan, document: Mapping[str, Any]) -> None:
+        """Have it begun, unless it was."""
+        key = (chronicle.workspace, plan.id)
+        begun = self._held.get(key)
+        if begun is None:
+            begun = self._held[key] = asyncio.get_running_loop().create_future()
+            start = _Start(chronicle, who, token, plan, document)
+            self._spawn(self._hold(start, begun), plan.id)
+        await asyncio.shield(begun)
+
+    async def _hold(self, start: _Start, begun: asyncio.Future[None]) -> None:
+        """Run one from its start. `begun` is done when that is on the log, or cannot be."""
+        plan, chronicle = start.plan, start.chronicle
+        try:
+            record = await chronicle.read()
+            if record.told is None:
+                with self._visits.lent(chronicle.workspace, plan.id) as loan:
+                    entry = Begun(plan.id, _returning(loan, start.who), start.token)
+                    # How to take it up first, then that it began: in between it is nothing.
+                    await self._index.put(entry.key, entry.document())
+                    await chronicle.begin(plan, start.document, await loan.commit())
+                    begun.set_result(None)
+                    await self._carry_out(chronicle, plan, entry, loan)
+            elif record.end is None and record.plan_digest == plan.digest:
+                begun.set_exception(NotFound(f"workflow {plan.id} was left by a process that is gone; a start takes it up"))
+            else:
+                begun.set_result(None)  # told in full, or another one of this id: its facts say so
+        except MoothallError as error:
+            if begun.done():
+                raise
+            begun.set_exception(error)
+        finally:
+            if not begun.done():
+                begun.cancel()
+            elif not begun.cancelled() and begun.exception():
+                del self._held[chronicle.workspace, plan.id]  # it may be tried again
+
+    async def _return(self, entry: Begun) -> None:
+        """Open the workspace of a workflow again and go on with it."""
+        visit = entry.visit
+        chronicle = Chronicle(self._bus, visit.workspace, visit.tenant, entry.workflow_id)
+        try:
+            record = await chronicle.read()
+            if record.told is None or record.end is not None:
+                await self._over(entry)
+                return
+            try:
+                plan = read_plan(record.told, self._allowed(lambda _: ""))
+                await self._visits.reopen(replace(visit, commit_sha=record.commit))
+            except Permanent as error:
+                steps = record.told.get("steps", ())
+                await chronicle.finish(End.FAILED, error.message, done=record.ended, steps=len(steps))
+                await self._over(entry)
+                return
+            with self._visits.lent(visit.workspace, entry.workflow_id) as loan:
+                self._returned(visit.workspace)
+                log.info("a workflow is taken up again", workflow=entry.workflow_id, done=record.ended)
+                await self._carry_out(chronicle, plan, entry, loan)
+        except Temporary as error:
+            log.warning("a workflow waits for the next start", workflow=entry.workflow_id, reason=error.message)
+        finally:
+            self._returned(visit.workspace)
+
+    def _returned(self, workspace: str) -> None:
+        if waiting := self._returning.pop(workspace, None):
+            waiting.set()
+
+    async def _carry_out(self, chronicle: Chronicle, plan: Plan, entry: Begun, loan: Loan) -> None:
+        """Run to the end and tell it; again from the log where the bus was away."""
+        pause, over = _FIRST_PAUSE, False
+        while not over:
+            try:
+                record = await chronicle.read()
+                end, reason = await self._until_closed(chronicle, plan, entry, loan, record)
+                await chronicle.finish(end, reason, done=record.ended, steps=len(plan.steps))
+                await self._over(entry)
+                over = True
+            except* Temporary as group:
+                log.warning("a workflow waits for the bus", workflow=plan.id, reason=str(group.exceptions[0]))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _until_closed(self, chronicle: Chronicle, plan: Plan, entry: Begun, loan: Loan, record: Record) -> tuple[End, str]:
+        hands = VisitHands(self._visits, loan, entry.token, plan.id, self._bus)
+        engine = Engine(plan, record, hands, partial(chronicle.step, plan, record), self._gate.catalogue)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(engine.run(), name=f"engine {plan.id}")
+            closing = group.create_task(loan.closing.wait(), name=f"closing {plan.id}")
+            await asyncio.wait({running, closing}, return_when=asyncio.FIRST_COMPLETED)
+            running.cancel()
+            closing.cancel()
+        if running.cancelled():
+            return End.CANCELLED, "its workspace was closed, or its time was over"
+        return running.result()
+
+    async def _over(self, entry: Begun) -> None:
+        await self._index.put(entry.key, {**entry.document(), "token": [], "state": "ended"})
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._group.create_task(work, name=f"workflow {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _returning(loan: Loan, who: Principal) -> Returning:
+    seat = loan.seat
+    return Returning(
+        workspace=seat.workspace_id,
+        principal=who.name,
+        tenant=who.tenant,
+        role=seat.role,
+        persona=seat.persona,
+        deadline=seat.deadline,
+        repository=loan.base.repository,
+        base_sha=loan.base.sha,
+    )

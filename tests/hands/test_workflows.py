@@ -1,0 +1,185 @@
+"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and what kills do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from moothall.guard.audit import verify_all
+from moothall.pb.tool.v1 import tool_pb2 as pb
+from moothall.testing.callers import OTHER
+from moothall.testing.visitors import ToolHouse, tool_house
+
+pytestmark = pytest.mark.e2e
+ROLES = """
+roles:
+  dev:
+    tools: {"files.*": [read, write], "git.*": [read, write], "tests.*": [execute], "code.*": [execute]}
+  qa:
+    tools: {"files.*": [read]}
+"""
+FILES = {"src/a.txt": "A = 1\n", "ok.sh": "test -e done || { touch done; exit 3; }\n"}
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
+    async with tool_house(tmp_path, FILES, roles=ROLES) as opened:
+        yield opened
+
+
+def step(name: str, tool: str, **more: Any) -> dict[str, Any]:
+    known = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
+    return {
+        "id": name,
+        "tool": tool,
+        "arguments": {key: value for key, value in more.items() if key not in known},
+        **{key: value for key, value in more.items() if key in known},
+    }
+
+
+def count(name: str, **more: Any) -> dict[str, Any]:
+    """A step that leaves a line each time it runs."""
+    return step(name, "files.append", path="count.txt", content=f"{name}\n", **more)
+
+
+def said(events: list[pb.WorkflowEvent]) -> list[str]:
+    return [f"{event.step or 'workflow'}{' undo' if event.compensation else ''} {event.state}" for event in events]
+
+
+async def read(house: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> str:
+    found = await house.call(opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path)
+    return str(found.output["content"]) if found.status == "success" else found.status
+
+
+async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(house: ToolHouse) -> None:
+    opened = await house.open()
+    flow = {
+        "id": "three",
+        "steps": [
+            step("read", "files.read", path="src/a.txt"),
+            step("run", "code.shell", command="sh ok.sh", needs=[], retry={"attempts": 3, "seconds": 0.1}),
+            step("write", "files.write", path="b.py", content="# copied\n${steps.read.output.content}", needs=["run"]),
+        ],
+    }
+    events = await house.flow(opened, flow)
+    assert said(events)[0] == "workflow started"
+    assert said(events)[-1] == "workflow succeeded"
+    assert [told for told in said(events) if told.startswith("run")] == [
+        *("run started", "run retrying", "run started", "run succeeded"),
+    ]
+    assert (events[-1].done, events[-1].steps) == (3, 3)
+    assert [event.seq for event in events] == sorted({event.seq for event in events})
+    assert await read(house, opened, "b.py") == "# copied\nA = 1\n"
+    # Sent again it is told again, and after a seq only the rest; nothing runs.
+    assert said(await house.flow(opened, flow)) == said(events)
+    assert said(await house.flow(opened, flow, after_seq=events[-2].seq)) == ["workflow succeeded"]
+    with pytest.raises(grpc.aio.AioRpcError) as other:
+        await house.flow(opened, {**flow, "steps": flow["steps"][:1]})
+    assert other.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    report = verify_all(house.data_dir)
+    assert (report.ok, report.unfinished) == (True, 0)
+
+
+async def test_what_cannot_run_is_refused_before_anything_runs(house: ToolHouse) -> None:
+    opened = await house.open()
+    for steps, words in (
+        ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
+        ([count("a"), step("b", "git.push", branch="x")], "step b: git.push is not granted by this capability token"),
+        ([count("a"), count("a")], "step a: there are two steps"),
+        ([count("a", needs=["b"]), count("b", needs=["a"])], "circle"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+            await house.flow(opened, {"steps": steps})
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.aio.AioRpcError) as stolen:
+        _ = [event async for event in house.flowing(opened, {"steps": [count("a")]}, token=OTHER)]
+    assert stolen.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert await read(house, opened, "count.txt") == "error"
+
+
+async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
+    opened = await house.open()
+
+    def undo(name: str) -> dict[str, Any]:
+        return {"tool": "files.append", "arguments": {"path": "${steps." + name + ".output.path}", "content": f"-{name}\n"}}
+
+    events = await house.flow(
+        opened,
+        {
+            "steps": [
+                count("a", compensate=undo("a")),
+                count("b", compensate=undo("b")),
+                step("c", "code.shell", command="exit 4", on_failure="compensate"),
+                count("d"),
+            ]
+        },
+    )
+    assert said(events)[-6:] == [
+        "d skipped",
+        *("b undo started", "b undo succeeded", "a undo started", "a undo succeeded"),
+        "workflow compensated",
+    ]
+    assert "exited with 4" in next(event.error for event in events if event.state == "failed")
+    assert await read(house, opened, "count.txt") == "a\nb\n-b\n-a\n"
+
+
+async def test_a_workspace_is_its_workflows_until_that_ends(house: ToolHouse) -> None:
+    opened = await house.open()
+    call = house.flowing(
+        opened, {"id": "long", "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")]}
+    )
+    stream = aiter(call)
+    while (await anext(stream)).step != "b":
+        pass
+    assert await read(house, opened, "src/a.txt") == "A = 1\n"
+    for attempt in (
+        house.call(opened, "files.write", "mine", path="x", content=""),
+        house.flow(opened, {"id": "second", "steps": [count("z")]}),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match="workflow long has this workspace"):
+            await attempt
+    call.cancel()  # it goes on without its caller
+    events = await house.flow(
+        opened, {"id": "long", "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")]}
+    )
+    assert said(events)[-1] == "workflow succeeded"
+    assert await read(house, opened, "count.txt") == "a\nx\n"
+    assert (await house.call(opened, "files.write", "mine", path="x", content="")).status == "success"
+
+
+async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(house: ToolHouse) -> None:
+    opened = await house.open()
+    slow = "printf half >> count.txt; sleep 2; printf 'b\\n' >> count.txt"
+    call = house.flowing(opened, {"steps": [count("a"), step("b", "code.shell", command=slow), count("c")]})
+    stream = aiter(call)
+    events = [await anext(stream)]
+    while (events[-1].step, events[-1].state) != ("b", "started"):
+        events.append(await anext(stream))
+    while "half" not in house.file(opened.workspace_id, "count.txt"):
+        await asyncio.sleep(0.05)
+    os.kill(house.pid(opened.workspace_id), signal.SIGKILL)
+    events += [event async for event in stream]
+    assert said(events)[-1] == "workflow succeeded", events
+    assert [event.attempt for event in events if event.step == "b" and event.state == "started"] == [1, 2]
+    assert await read(house, opened, "count.txt") == "a\nhalfb\nc\n"
+    assert verify_all(house.data_dir).ok
+
+
+async def test_a_closed_workspace_ends_its_workflow(house: ToolHouse) -> None:
+    opened = await house.open()
+    call = house.flowing(opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]})
+    stream = aiter(call)
+    while (event := await anext(stream)).step != "a":
+        pass
+    await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
+    events = [event async for event in stream]
+    assert events[-1].state == "cancelled"
+    assert event.state == "started"

@@ -1,0 +1,289 @@
+"""The engine round hands that are a list: what is appended is the workspace, what is posted has left it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.testing.gate import in_seconds
+from moothall.tools.catalogue import CATALOGUE
+from moothall.workflows.engine import Engine
+from moothall.workflows.plan import Allowed, Plan, read_plan
+from moothall.workflows.record import End, Record, StepState
+
+ALLOWED = Allowed(CATALOGUE, lambda _: "", 50, 4, 5)
+S = ToolStatus
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@dataclass
+class World:
+    """A workspace, what lies beyond it, and the log; `kill` is how many more facts or calls the process lives for."""
+
+    plan: Plan
+    answers: dict[str, list[ToolStatus]] = field(default_factory=dict)
+    kill: int = 10**9
+    lines: list[str] = field(default_factory=list)
+    commits: list[list[str]] = field(default_factory=lambda: [[]])
+    sent: list[str] = field(default_factory=list)
+    began: list[str] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    begun_outside: set[str] = field(default_factory=set)
+    results: dict[str, ToolResult] = field(default_factory=dict)
+    in_hand: int = 0
+    most: int = 0
+    on_call: Callable[[ToolCall], None] = lambda _: None
+
+    @property
+    def deadline(self) -> datetime:
+        return in_seconds(600)
+
+    def live(self) -> None:
+        self.kill -= 1
+        if self.kill < 0:
+            raise Killed
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        self.live()
+        self.on_call(call)
+        self.began.append(call.request_id)
+        step = call.request_id.split("/")[1]
+        self.in_hand += 1
+        self.most = max(self.most, self.in_hand)
+        await asyncio.sleep(0)
+        self.in_hand -= 1
+        said = self.answers.get(f"{step}/undo" if "/undo/" in call.request_id else step)
+        status = said.pop(0) if said else S.SUCCESS
+        if CATALOGUE[call.tool].outside:
+            self.begun_outside.add(call.request_id)
+            self.live()
+            self.sent.append(step)
+        elif call.tool == "files.append":
+            self.lines.append(str(call.arguments["content"]))
+        self.live()
+        result = ToolResult(call.request_id, call.tool, status, {"path": "log", "echo": dict(call.arguments)})
+        self.results[call.request_id] = result
+        return result
+
+    async def settled(self, call: ToolCall) -> ToolResult:
+        return await self.call(call)
+
+    async def known(self, request_id: str) -> ToolResult | bool:
+        return self.results.get(request_id, request_id in self.begun_outside)
+
+    async def commit(self) -> str:
+        self.commits.append(list(self.lines))
+        return str(len(self.commits) - 1)
+
+    async def rewind(self, commit: str) -> None:
+        self.lines = list(self.commits[int(commit or 0)])
+
+    def record(self) -> Record:
+        record = Record(told={})
+        for fact in self.facts:
+            record.apply(EventType.WORKFLOW_STEP, fact)
+        return record
+
+    async def run(self) -> tuple[End, str]:
+        record = self.record()
+        self.lines = list(self.commits[int(record.commit or 0)])  # as a workspace that was opened again
+        self.in_hand = 0
+
+        async def tell(step: str, state: StepState, attempt: int, **more: Any) -> None:
+            self.live()
+            result = more.pop("result", None)
+            data = {"step": step, "state": state, "attempt": attempt, "compensation": False, "error": "", **more}
+            fact = {**data, "commit_sha": more.get("commit", ""), "result": dump(result) if result else {}}
+            self.facts.append(fact)
+            record.apply(EventType.WORKFLOW_STEP, fact)
+
+        return await Engine(self.plan, record, self, tell, CATALOGUE).run()
+
+    async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
+        """Run, be killed and run again; the last life is long."""
+        for life in lives:
+            self.kill = life
+            try:
+                return await self.run()
+            except* Killed:
+                pass
+        self.kill = 10**9
+        return await self.run()
+
+    def said(self) -> list[str]:
+        return [f"{fact['step']}{' undo' if fact['compensation'] else ''} {fact['state']}" for fact in self.facts]
+
+
+def append(name: str, content: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"id": name, "tool": "files.append", "arguments": {"path": "log", "content": content or name}, **more}
+
+
+def post(name: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, "tool": "http.post", "arguments": {"url": "https://e.org", "body": name}, **more}
+
+
+def look(name: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, "tool": "files.info", "arguments": {"path": "log"}, **more}
+
+
+def world(*steps: Mapping[str, Any], parallelism: int = 4, **answers: list[ToolStatus]) -> World:
+    return World(read_plan({"id": "wf", "parallelism": parallelism, "steps": list(steps)}, ALLOWED), answers)
+
+
+async def test_outputs_are_passed_on_and_a_failed_step_is_tried_again() -> None:
+    flow = world(
+        append("a", retry={"attempts": 3}),
+        append("b", "after ${steps.a.output.path}: ${steps.a.status}"),
+        a=[S.ERROR, S.TIMEOUT],
+    )
+    assert await flow.run() == (End.SUCCEEDED, "")
+    assert flow.began == ["wf/a/1", "wf/a/2", "wf/a/3", "wf/b/1"]
+    assert flow.lines[-1] == "after log: success"
+    assert flow.said() == [
+        *("a started", "a retrying", "a started", "a retrying", "a started", "a succeeded"),
+        *("b started", "b succeeded"),
+    ]
+
+
+async def test_stop_leaves_out_what_comes_after() -> None:
+    flow = world(append("a"), append("b"), append("c"), b=[S.ERROR])
+    end, why = await flow.run()
+    assert (end, why) == (End.FAILED, "step b: it failed")
+    assert flow.said()[-2:] == ["b failed", "c skipped"]
+
+
+async def test_continue_goes_on_but_for_those_who_need_its_output() -> None:
+    flow = world(
+        append("a", on_failure="continue"),
+        append("b", "${steps.a.output.path}"),
+        append("c", "it was ${steps.a.status}"),
+        append("d", needs=["a"]),
+        a=[S.ERROR],
+    )
+    assert (await flow.run())[0] is End.PARTIAL
+    assert "b skipped" in flow.said()
+    assert flow.lines[-2:] == ["it was error", "d"]
+
+
+async def test_compensations_run_the_last_first_and_the_rest_though_one_fails() -> None:
+    def with_undo(name: str) -> dict[str, Any]:
+        arguments = {"path": "log", "content": f"undone ${{steps.{name}.output.path}} {name}"}
+        return append(name, compensate={"tool": "files.append", "arguments": arguments})
+
+    flow = world(with_undo("a"), append("b"), with_undo("c"), append("d", on_failure="compensate"), d=[S.ERROR])
+    end, why = await flow.run()
+    assert (end, "was undone" in why) == (End.COMPENSATED, True)
+    assert flow.lines[-2:] == ["undone log c", "undone log a"]
+    flow = world(with_undo("a"), with_undo("c"), append("d", on_failure="compensate"), d=[S.ERROR])
+    flow.answers["c/undo"] = [S.ERROR]
+    end, why = await flow.run()
+    assert (end, why.endswith("could not be undone for c")) == (End.FAILED, True)
+    assert flow.said()[-4:] == ["c undo started", "c undo failed", "a undo started", "a undo succeeded"]
+
+
+@pytest.mark.parametrize("status", [S.BLOCKED, S.INVALID, S.BUDGET_EXCEEDED])
+async def test_what_cannot_succeed_is_not_tried_again(status: ToolStatus) -> None:
+    flow = world(append("a", retry={"attempts": 5}), a=[status])
+    assert (await flow.run())[0] is End.FAILED
+    assert flow.began == ["wf/a/1"]
+
+
+@pytest.mark.parametrize("status", [S.TIMEOUT, S.OUTCOME_UNKNOWN])
+async def test_an_effect_outside_whose_end_nobody_knows_is_never_repeated(status: ToolStatus) -> None:
+    flow = world(post("a", retry={"attempts": 5}), a=[status])
+    assert (await flow.run())[0] is End.FAILED
+    assert flow.sent == ["a"]
+
+
+async def test_a_step_whose_executor_died_runs_again_on_the_files_as_they_were() -> None:
+    flow = world(append("a"), append("b"), b=[S.OUTCOME_UNKNOWN, S.OUTCOME_UNKNOWN])
+    assert (await flow.run())[0] is End.SUCCEEDED
+    assert flow.lines == ["a", "b"]
+    assert flow.began == ["wf/a/1", "wf/b/1", "wf/b/2", "wf/b/3"]
+    flow = world(append("a"), append("b"), b=[S.OUTCOME_UNKNOWN] * 9)
+    assert (await flow.run())[0] is End.FAILED
+    assert (flow.lines, len(flow.began)) == (["a"], 4)
+
+
+async def test_a_parked_step_waits_for_the_word_and_takes_its_result() -> None:
+    flow = world(post("a"), a=[S.PARKED])
+    assert (await flow.run())[0] is End.SUCCEEDED
+    assert flow.said() == ["a started", "a parked", "a succeeded"]
+    assert set(flow.began) == {"wf/a/1"}
+
+
+async def test_steps_run_side_by_side_but_one_alone_changes_files() -> None:
+    flow = world(*(look(f"l{number}", needs=[]) for number in range(9)), parallelism=3)
+    assert (await flow.run())[0] is End.SUCCEEDED
+    assert flow.most == 3
+    writers = world(*(append(f"w{number}", needs=[]) for number in range(5)))
+    assert (await writers.run())[0] is End.SUCCEEDED
+    assert writers.most == 1
+
+
+async def test_a_reference_to_what_was_not_answered_fails_its_step_alone() -> None:
+    flow = world(look("a"), append("b", "${steps.a.output.type}", on_failure="continue"), append("c"))
+    assert (await flow.run())[0] is End.PARTIAL
+    assert "steps.a.output has path, echo" in str([fact["error"] for fact in flow.facts])
+
+
+async def test_a_red_check_is_no_success_unless_it_is_accepted() -> None:
+    class Red(World):
+        async def call(self, call: ToolCall) -> ToolResult:
+            return ToolResult(call.request_id, call.tool, S.SUCCESS, {"verdict": "failed", "exit_code": 1})
+
+    for accept, end in (("success", End.FAILED), ("any", End.SUCCEEDED)):
+        plan = read_plan({"steps": [{"id": "t", "tool": "tests.pytest", "accept": accept}]}, ALLOWED)
+        assert (await Red(plan).run())[0] is end
+
+
+STEPS = (
+    append("a"),
+    post("b"),
+    append("c", "${steps.a.output.path} ${steps.b.status}", needs=["b"]),
+    look("d", needs=["a"]),
+    append("e", needs=["a"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 14), max_size=5))
+def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: list[int]) -> None:
+    flow = world(*STEPS)
+    end, _ = asyncio.run(flow.run_to_the_end(lives))
+    assert flow.sent.count("b") <= 1, flow.said()
+    unknown = "b unknown" in flow.said()
+    assert end is (End.FAILED if unknown else End.SUCCEEDED), flow.said()
+    if not unknown:
+        assert flow.sent == ["b"]
+        assert sorted(flow.lines) == ["a", "e", "log success"], flow.said()
+    else:
+        assert len(flow.lines) == len(set(flow.lines))
+    ended = [said for said in flow.said() if said.split()[1] in {"succeeded", "failed", "unknown", "skipped"}]
+    assert len(ended) == len(set(ended)) == len(STEPS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 14), max_size=5))
+def test_killed_anywhere_what_was_done_is_undone_once(lives: list[int]) -> None:
+    def undone(name: str) -> dict[str, Any]:
+        return append(name, compensate={"tool": "files.append", "arguments": {"path": "log", "content": f"-{name}"}})
+
+    flow = world(undone("a"), undone("b"), append("c", on_failure="compensate"))
+    flow.answers["c"] = [S.ERROR] * 99
+    end, _ = asyncio.run(flow.run_to_the_end(lives))
+    assert end is End.COMPENSATED
+    assert flow.lines == ["a", "b", "c", "-b", "-a"]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.errors import InvalidRequest
+from moothall.workflows.references import Reference, filled, found_in, references
+
+RESULT = {
+    "output": {"content": "hello", "lines": 3, "items": [{"name": "a"}, "b"], "none": None},
+    "status": "success",
+    "error": "",
+}
+
+
+def fill(value: Any) -> Any:
+    return filled(value, lambda reference: found_in(RESULT, reference))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("${steps.read.output.content}", "hello"),
+        ("${steps.read.output.lines}", 3),
+        ("${steps.read.output.items}", [{"name": "a"}, "b"]),
+        ("${steps.read.output.none}", None),
+        ("${steps.read.output}", RESULT["output"]),
+        ("${steps.read.output.items.0.name}", "a"),
+        ("${steps.read.status}", "success"),
+        ("it says ${steps.read.output.content} in ${steps.read.output.lines} lines", "it says hello in 3 lines"),
+        ("items: ${steps.read.output.items}", 'items: [{"name": "a"}, "b"]'),
+        ("$${steps.read.output.content}", "${steps.read.output.content}"),
+        ("echo ${HOME} $(pwd) {steps.read}", "echo ${HOME} $(pwd) {steps.read}"),
+        (["${steps.read.output.lines}", {"a": "${steps.read.output.content}!"}], [3, {"a": "hello!"}]),
+        (7, 7),
+    ],
+)
+def test_values_keep_their_type_and_texts_stay_texts(told: Any, expected: Any) -> None:
+    assert fill(told) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("${steps.read}", "right is"),
+        ("${steps.read.outputs.content}", "right is"),
+        ("${steps..output}", "right is"),
+        ("${steps.read.output.}", "right is"),
+        ("${steps.read.status.code}", "right is"),
+        ("${steps.read.output.content", "does not end"),
+        ("${steps.read.output.${steps.a.output}}", "does not end"),
+    ],
+)
+def test_what_is_no_reference_is_said_to_be_none(told: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        list(references({"deep": [told]}))
+
+
+def test_what_is_not_there_is_named_with_what_is() -> None:
+    for path, words in (
+        (("contents",), "steps.read.output has content, lines, items, none"),
+        (("items", "2"), "is a list of 2"),
+        (("items", "x"), "is a list of 2"),
+        (("content", "x"), "is no object"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            found_in(RESULT, Reference("read", "output", path))
+
+
+def test_arguments_nested_too_deep_are_refused() -> None:
+    value: Any = "x"
+    for _ in range(40):
+        value = [value]
+    with pytest.raises(InvalidRequest, match="deeper"):
+        list(references(value))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text().filter(lambda text: "${" not in text),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_what_holds_no_reference_is_left_as_it_is(value: Any) -> None:
+    assert list(references(value)) == []
+    assert fill(value) == value
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), JSON, min_size=1, max_size=4))
+def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]) -> None:
+    for name, value in output.items():
+        told = f"${{steps.s.output.{name}}}"
+        assert list(references([told])) == [Reference("s", "output", (name,))]
+        assert filled(told, lambda reference: found_in({"output": output}, reference)) == value
