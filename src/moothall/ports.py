@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from moothall.domain.briefing import Briefing, BriefingRequest
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.council import Agent, Council, CouncilConfig
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
@@ -179,6 +180,22 @@ class Workspace(Protocol):
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far to the trusted clone and return them. Raises `PatchRefused`."""
+        ...
+
+    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+        """Run a block in CPython, where it can read the workspace's files. What it writes there itself is gone when it ends: it
+        changes the workspace by tools alone. Raises what `ask` raises.
+        """
+        ...
+
+
+class CodeRunner(Protocol):
+    """Runs blocks of Python that a model wrote."""
+
+    async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
+        """Run a block to its end or to the first limit; however it ends, it is said in what is returned. `ask` is called for one
+        question after the other. Raises what it raises.
+        """
         ...
 
 

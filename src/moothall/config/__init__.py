@@ -8,7 +8,7 @@ it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room rea
 from __future__ import annotations
 
 from moothall.config.environment import environment, package_environment, package_files
-from moothall.config.hands import Guard, Http, Limits, Sandbox, Wasm, Workspace
+from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
 from moothall.config.settings import Settings, load_settings, secret_values
 
@@ -23,6 +23,7 @@ __all__ = [
     "Log",
     "Metrics",
     "Ray",
+    "Runner",
     "Sandbox",
     "Settings",
     "Trace",

@@ -48,6 +48,28 @@ class Sandbox(Section):
     toolchains: tuple[Path, ...] = Field((), description="folders outside /usr to show read-only; their bin is put on PATH")
 
 
+class Runner(Section):
+    """Blocks of Python that a model wrote, with tools as functions. See docs/tools.md."""
+
+    enabled: bool = Field(default=True, description="off: a model is told that there is no Python")
+    offer_from_tokens: int = Field(
+        16_000, ge=0, description="windows (llm.context_tokens) from which on prompts offer Python; small models need short ones"
+    )
+    workers: int = Field(2, ge=1, le=64, description="blocks that one process runs side by side; more wait")
+    seconds: float = Field(10.0, gt=0, le=600, description="what a block itself may compute; its tools have their own limits")
+    memory_bytes: int = Field(128_000_000, ge=16_000_000, description="of a block; in CPython sandbox.memory_bytes holds")
+    recursion: int = Field(400, ge=50, le=1000, description="depth of calls")
+    output_bytes: int = Field(50_000, ge=1000, description="what a block may print, and how large its value may be")
+    tool_calls: int = Field(100, ge=1, description="tool calls of one block, those of its sub-agents included")
+    full: bool = Field(
+        default=True, description="run what the first tier cannot in CPython, in a sandbox of the workspace's kind"
+    )
+    agents_depth: int = Field(1, ge=0, le=4, description="how deep agents.run may stand in itself; 0: no sub-agents")
+    agents_fan_out: int = Field(6, ge=1, le=64, description="sub-agents of one block")
+    agents_at_once: int = Field(4, ge=1, le=64, description="sub-agents of one block side by side; more wait")
+    agents_turns: int = Field(6, ge=1, le=50, description="turns of a sub-agent")
+
+
 class Limits(Section):
     """What a caller may ask for."""
 

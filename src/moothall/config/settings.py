@@ -17,7 +17,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from moothall.config.hands import Guard, Http, Limits, Sandbox, Wasm, Workspace
+from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
 from moothall.errors import ConfigurationError
 from moothall.misspelt import wrong_variables
@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     ray: Ray = Ray()
     workspace: Workspace = Workspace()
     sandbox: Sandbox = Sandbox()
+    runner: Runner = Runner()
     limits: Limits = Limits()
     guard: Guard = Guard()
     http: Http = Http()

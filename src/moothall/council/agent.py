@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from moothall import telemetry
 from moothall.config import Limits, Llm
+from moothall.council.coding import Coding
 from moothall.council.facts import Facts
 from moothall.council.history import Exchange, window
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, MalformedReplyError, Turn, read_turn, turn_schema
-from moothall.council.report import check_text, result_text
+from moothall.council.report import block_text, check_text, result_text
 from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.domain.chat import ChatRequest, Message, ReplyMode
 from moothall.domain.codec import dump
@@ -84,6 +86,15 @@ class _Checked:
         return self.patch is not None and bool(self.patch.diff.strip())
 
 
+@dataclass(frozen=True, slots=True)
+class _Did:
+    """What a turn did: its tools' results; what is told of them, each within some characters; and the same in a line."""
+
+    results: Sequence[ToolResult]
+    texts: Sequence[Callable[[int], str]]
+    brief: str
+
+
 class Agent:
     """One seat's loop. Its conversation and operations go on from the proposal into the revisions."""
 
@@ -99,6 +110,8 @@ class Agent:
         llm: Llm,
         limits: Limits,
         specs: Sequence[ToolSpec] = (),
+        coding: Coding | None = None,
+        python: bool = False,
     ) -> None:
         self.seat = seat
         self.role = role
@@ -110,6 +123,8 @@ class Agent:
         self._llm = llm
         self._limits = limits
         self._specs = tuple(specs)
+        self._coding = coding
+        self._python = python
         self._exchanges: list[Exchange] = []
 
     def place(self) -> tuple[int, int]:
@@ -159,7 +174,7 @@ class Agent:
         """
         state = _Checked(start.patch, green=start.green) if start else _Checked()
         malformed = refusals = 0
-        before: tuple[Action, ...] = ()
+        before = Turn()
         stale: frozenset[str] = frozenset()
         summary = ""
         for turn in range(1, max_turns + 1):
@@ -190,14 +205,17 @@ class Agent:
                     if refusals > self._limits.malformed_replies:
                         raise NoChanges("the seat says that it is done and has changed nothing")
                     continue
-                results = await self._act(said.actions, context, gate, f"{phase}/{round_}.{turn}")
-                ran = await self._look(state, context, prepared, results, f"turn {round_}.{turn}")
-                operations = self.operations[len(self.operations) - len(results) :]
+                begun = len(self.operations)
+                did = await self._do(said, context, gate, f"{phase}/{round_}.{turn}")
+                ran = await self._look(state, context, prepared, did.results, f"turn {round_}.{turn}")
+                operations = self.operations[begun:]
                 await self._tell_turn(phase, round_, turn, said.thought, operations=operations, runs=state.runs if ran else None)
-                stale = _repeated(said.actions, before, ran=ran)
-                came = self._report(said.actions, results, state, prepared, ran=ran, stale=bool(stale))
-                before = said.actions
-                self._exchanges.append(Exchange(text, came, _brief(results, state)))
+                again = (said.actions, said.python) == (before.actions, before.python) and not ran
+                # Small models get stuck in such turns: what they repeat is not offered in the next.
+                stale = frozenset(action.tool for action in said.actions) if again else frozenset()
+                came = self._report(did, state, prepared, ran=ran, again=again)
+                before = said
+                self._exchanges.append(Exchange(text, came, _brief(did, state)))
                 if ran and state.green and state.proven:
                     summary = said.thought
                     break
@@ -220,7 +238,7 @@ class Agent:
             raise DeadlineExceeded("the seat's time is over")
         step = f"{self.seat}/{phase}/{round_}.{turn}"
         specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
-        schema = turn_schema(specs, may_finish=may_finish) if self._voice.mode == "json" else None
+        schema = turn_schema(specs, may_finish=may_finish, python=self._python) if self._voice.mode == "json" else None
         most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
         reply = await self._model.ask(
             ChatRequest(
@@ -237,9 +255,19 @@ class Agent:
             said = read_turn(reply, self._voice.mode)
         except MalformedReplyError as error:
             return str(error), reply.text
-        return "Python is not available here: use actions, or finish." if said.python is not None else said, reply.text
+        if said.python is not None and self._coding is None:
+            return "Python is not available here: use actions, or finish.", reply.text
+        return said, reply.text
 
-    async def _act(self, actions: Sequence[Action], context: SeatContext, gate: Gate, step: str) -> list[ToolResult]:
+    async def _do(self, said: Turn, context: SeatContext, gate: Gate, step: str) -> _Did:
+        """Run what the turn asks for."""
+        if said.python is None or self._coding is None:
+            return await self._act(said.actions, context, gate, step)
+        coded = await self._coding.run(said.python, context, gate, step)
+        self.operations += coded.operations
+        return _Did(coded.results, [lambda room: block_text(coded.run, room)], f"python {coded.run.status}")
+
+    async def _act(self, actions: Sequence[Action], context: SeatContext, gate: Gate, step: str) -> _Did:
         """Run the actions in order and stop at the first that does not succeed."""
         results: list[ToolResult] = []
         for number, action in enumerate(actions, 1):
@@ -249,7 +277,12 @@ class Agent:
             self.operations.append(Operation(result.tool, arguments_digest(action.args), str(result.status), result.duration_ms))
             if result.status is not ToolStatus.SUCCESS:
                 break
-        return results
+        texts: list[Callable[[int], str]] = [
+            functools.partial(result_text, number, result) for number, result in enumerate(results, 1)
+        ]
+        if len(results) < len(actions):
+            texts.append(lambda _room: f"The {len(actions) - len(results)} actions after it were not run.")
+        return _Did(results, texts, ", ".join(f"{result.tool[:40]} {result.status}" for result in results))
 
     async def _look(
         self, state: _Checked, context: SeatContext, prepared: Prepared, results: Sequence[ToolResult], message: str
@@ -280,28 +313,17 @@ class Agent:
         state.green, state.proven = passes_gates(seen), found.proven
         return True
 
-    def _report(
-        self,
-        actions: Sequence[Action],
-        results: Sequence[ToolResult],
-        state: _Checked,
-        prepared: Prepared,
-        *,
-        ran: bool,
-        stale: bool,
-    ) -> str:
+    def _report(self, did: _Did, state: _Checked, prepared: Prepared, *, ran: bool, again: bool) -> str:
         """Say what came of a turn, fenced, within a fifth of the window."""
         room = int(self._llm.context_tokens * CHARS_PER_TOKEN / 5)
-        share = room // (len(results) + 1)
-        parts = [result_text(number, result, share) for number, result in enumerate(results, 1)]
-        if len(results) < len(actions):
-            parts.append(f"The {len(actions) - len(results)} actions after it were not run.")
+        share = room // (len(did.texts) + 1)
+        parts = [text(share) for text in did.texts]
         if state.refused is not None:
             parts.append(fence("the changes cannot be taken over", state.refused.message))
         if ran:
             parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append("All checks are green. If the task is done, finish." if state.green else "Repair this.")
-        if stale:
+        if again:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
@@ -327,13 +349,6 @@ class Agent:
             usage=dump(self._model.used(self.seat)),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
         )
-
-
-def _repeated(actions: Sequence[Action], before: Sequence[Action], *, ran: bool) -> frozenset[str]:
-    """The tools of a turn that was the one before again and changed nothing. Small models get stuck in such
-    turns: what they repeat is not offered in the next.
-    """
-    return frozenset(action.tool for action in actions) if actions == before and not ran else frozenset()
 
 
 def _may_change(result: ToolResult) -> bool:
@@ -363,7 +378,6 @@ def _draft(state: _Checked, summary: str, max_turns: int) -> Draft:
     return Draft(summary, state.patch, state.green)
 
 
-def _brief(results: Sequence[ToolResult], state: _Checked) -> str:
-    done = ", ".join(f"{result.tool[:40]} {result.status}" for result in results)
+def _brief(did: _Did, state: _Checked) -> str:
     checks = ", ".join(f"{name} {run.verdict}" for name, run in state.runs.items())
-    return f"{done}; {checks}" if checks else done
+    return f"{did.brief}; {checks}" if checks else did.brief

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from moothall.config import Limits, Llm
+from moothall.config import Limits, Llm, Runner
 from moothall.council import prompts
 from moothall.council.agent import Agent, Draft
 from moothall.council.context import show
@@ -22,7 +22,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
-from moothall.ports import ChatModel, Poster, Workspaces
+from moothall.ports import ChatModel, CodeRunner, Poster, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
@@ -43,7 +43,7 @@ class Reader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
-    `clean` takes the operator's secrets out of prompts.
+    `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
     """
 
     model: ChatModel
@@ -56,6 +56,8 @@ class Parts:
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
+    runner: CodeRunner | None = None
+    python: Runner = field(default_factory=Runner)
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -96,6 +98,7 @@ class Council:
     ledger: Ledger
     mode: ReplyMode
     specs: tuple[ToolSpec, ...]
+    python: bool
     system: str
     shared: str
     work_until: datetime
@@ -136,7 +139,8 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     mode = await parts.model.reply_mode()
     grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
-    system = prompts.system_text(specs, mode)
+    python = parts.runner is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
+    system = prompts.system_text(specs, mode, python=python)
     shown = None
     if prepared is not None:
         taken = tokens(system) + tokens(d.description) + tokens(d.context)
@@ -157,6 +161,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         ledger=ledger,
         mode=mode,
         specs=specs,
+        python=python,
         system=system,
         shared=prompts.shared_text(d, shown),
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),

@@ -35,7 +35,7 @@ The tests run by themselves after each change and their result comes back. Chang
 
 Tools:
 {tools}
-
+{python}
 Example. The task was "Add is_even(number) to src/maths.py", where tests/test_maths.py fails because is_even is missing. A good reply:
 {example}
 The tests passed then, and the last reply was:
@@ -57,6 +57,15 @@ _EXAMPLE = {
     "blocks": "is_even is missing, append it\n"
     f'<tool>{{"name": "files.append", "args": {{"path": "src/maths.py", "content": "{_IS_EVEN}"}}}}</tool>',
 }
+# Single quotes, as in the example above: a small model forgets to close a JSON string that holds double ones.
+_PYTHON = {
+    "json": '"python" instead of "actions"',
+    "blocks": "one <python>code</python> instead of tool calls",
+}
+_PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and many files reply with {python}: there the tools are functions
+that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
+content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
+for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
 _FINISH = {
     "json": '{"thought": "the tests pass", "finish": "Added is_even to src/maths.py."}',
     "blocks": "<finish>Added is_even to src/maths.py.</finish>",
@@ -74,11 +83,28 @@ _TEXT_SPELLING = {
 }
 
 
-def system_text(specs: Sequence[ToolSpec], mode: ReplyMode) -> str:
-    """Return what every seat of a role is told first; without tools, what a council about text is told."""
+def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False) -> str:
+    """Return what every seat of a role is told first; without tools, what a council about text is told. `python`: blocks of it
+    are offered.
+    """
     if not specs:
         return _TEXT.format(data=_DATA, spelling=_TEXT_SPELLING[mode])
-    return _WORK.format(data=_DATA, spelling=_SPELLING[mode], tools=describe(specs), example=_EXAMPLE[mode], finish=_FINISH[mode])
+    return _WORK.format(
+        data=_DATA,
+        spelling=_SPELLING[mode],
+        tools=describe(specs),
+        python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
+        example=_EXAMPLE[mode],
+        finish=_FINISH[mode],
+    )
+
+
+def sub_agent_prompt(specs: Sequence[ToolSpec], mode: ReplyMode, prompt: str) -> tuple[Message, ...]:
+    """The first messages of an agent that a block of Python started: its answer is text."""
+    tools = f"\n\nTools:\n{describe(specs)}" if specs else ""
+    system = f"You work on one part of a colleague's task, in a repository. Paths are relative to its root.\n{_DATA}\n\n{_SPELLING[mode]}"
+    last = "Use the tools as you need them, then finish: the text of your last reply is your whole answer."
+    return (Message("system", f"{system}{tools}"), Message("user", f"{fence('your part', prompt)}\n\n{last}"))
 
 
 def criteria(constraints: Constraints) -> tuple[str, ...]:

@@ -56,13 +56,13 @@ class MalformedReplyError(ValueError):
     """The reply is no turn; the message is meant for the model."""
 
 
-def turn_schema(specs: Sequence[ToolSpec], *, may_finish: bool = True) -> ReplySchema:
-    """Return the schema of a turn with these tools; without tools only finish is left."""
-    return _turn_schema(tuple(specs), may_finish=may_finish)
+def turn_schema(specs: Sequence[ToolSpec], *, may_finish: bool = True, python: bool = False) -> ReplySchema:
+    """Return the schema of a turn with these tools; without tools only finish is left. `python`: a block of it is a turn too."""
+    return _turn_schema(tuple(specs), may_finish=may_finish, python=python)
 
 
 @lru_cache(maxsize=64)  # the same for every turn of every seat, and large
-def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool) -> ReplySchema:
+def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool) -> ReplySchema:
     """As above.
 
     The alternatives are closed objects told apart by `const`, every string is bounded: what both
@@ -74,6 +74,8 @@ def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool) -> ReplySchem
         action = {"anyOf": [_closed(tool={"const": spec.name}, args=spec.schema(MAX_STRING)) for spec in specs]}
         actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
         ways.append(_closed(thought=thought, actions=actions))
+    if specs and python:
+        ways.append(_closed(thought=thought, python={"type": "string", "minLength": 1, "maxLength": MAX_STRING}))
     if may_finish or not specs:
         ways.append(_closed(thought=thought, finish={"type": "string", "minLength": 1, "maxLength": MAX_ANSWER}))
     return ReplySchema("turn", ways[0] if len(ways) == 1 else {"anyOf": ways})

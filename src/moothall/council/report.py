@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from moothall.council.text import clip, fence
+from moothall.domain.code import CodeRun
 from moothall.domain.evidence import CheckRun
 from moothall.domain.tool import ToolResult, ToolStatus
 
@@ -15,6 +16,19 @@ def result_text(number: int, result: ToolResult, room: int) -> str:
     said = result.error if result.status is not ToolStatus.SUCCESS else _output_text(result.output)
     head = f"{number}. {result.tool[:60]}: {result.status}"
     return f"{head}\n{fence('output', clip(said, room))}" if said else head
+
+
+_TIERS = {"monty": "", "python": "in CPython, since "}
+
+
+def block_text(run: CodeRun, room: int) -> str:
+    """How a block of Python ended and where it ran; what it printed, its value or its error within `room` characters."""
+    where = f" ({_TIERS[run.tier]}{run.why[:200]})" if run.why else ""
+    said = {"printed": run.printed, "value": "" if run.value is None else json.dumps(run.value, ensure_ascii=False, default=str)}
+    if run.status is not ToolStatus.SUCCESS:
+        said["error"] = run.error
+    parts = [fence(name, clip(text, room // 2)) for name, text in said.items() if text.strip()]
+    return "\n".join([f"python: {run.status}{where}", *parts])
 
 
 def _output_text(output: Mapping[str, object]) -> str:

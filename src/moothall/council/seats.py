@@ -10,9 +10,11 @@ from moothall import telemetry
 from moothall.council import prompts
 from moothall.council.agent import Agent, Draft, Voice
 from moothall.council.assembly import Council, Sitting
+from moothall.council.coding import Coding
 from moothall.council.recheck import Judged, facts_text, workspace_name
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
+from moothall.council.subagents import Speech
 from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -85,6 +87,8 @@ async def propose(council: Council, sitting: Sitting) -> None:
         llm=council.parts.llm,
         limits=council.parts.limits,
         specs=council.specs,
+        coding=_coding(council, warmth),
+        python=council.python,
     )
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
@@ -227,6 +231,14 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         sitting.judged.append(Judged(proposal, Assessment(applies=True)))
     else:
         sitting.judged.append(await council.bench.judge(proposal))
+
+
+def _coding(council: Council, warmth: float) -> Coding | None:
+    """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
+    parts = council.parts
+    if parts.runner is None or council.about_text:
+        return None
+    return Coding(parts.runner, parts.python, Speech(council.model, parts.llm, council.mode, warmth, council.d.seed))
 
 
 def _agent(sitting: Sitting) -> Agent:

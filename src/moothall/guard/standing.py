@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -108,6 +109,10 @@ class StandingWorkspace:
                 return  # it is closed, as the next call will say
             self._wanted = diff
             self._reopen(workspace)
+
+    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+        """Run a block in CPython. It asks for calls meanwhile, so that it takes no turn of its own."""
+        return await (await asyncio.shield(self._opened)).run_code(block, ask)
 
     def _reopen(self, lost: Workspace) -> None:
         """Wake the keeper; callers wait from now on for the next one."""

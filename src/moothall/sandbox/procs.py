@@ -17,7 +17,28 @@ import time
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Protocol
+
+    class Side(Protocol):
+        """What a command says beside its output, over a socket."""
+
+        ours: int
+        waited: float
+
+        @property
+        def waiting(self) -> bool:
+            """Whether it waits for an answer; these seconds, `waited`, are not its own."""
+
+        @property
+        def listening(self) -> bool:
+            """Whether `ours` is to be listened to."""
+
+        def hear(self) -> None:
+            """Read what can be read."""
+
+        def started(self) -> None:
+            """The command has begun."""
+
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -25,6 +46,7 @@ _SAMPLE_SECONDS = 0.05
 _OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is stopped
 _HINT_BYTES = 4000
 _NICE = 5
+_NEVER = float("inf")
 
 # Texts: compiling them costs start time, and only a command that fails needs them.
 _HINTS = (
@@ -172,11 +194,20 @@ def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls)
     os._exit(127)
 
 
-def run(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
+def run(
+    argv: Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str],
+    walls: Walls,
+    wakeup: int,
+    stopped: Callable[[], str],
+    side: Side | None = None,
+) -> Ended:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
     when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
     """
-    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped)
+    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side)
 
 
 def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
@@ -196,7 +227,9 @@ def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: C
     return _watch(child, walls, wakeup, stopped)
 
 
-def _watch(child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
+def _watch(
+    child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Callable[[], str], side: Side | None = None
+) -> Ended:
     begun = time.monotonic()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -207,7 +240,9 @@ def _watch(child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Ca
             os.dup2(source, target)
         child()
     os.close(writing)
-    watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls, begun + walls.wall_seconds)
+    if side:
+        side.started()
+    watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls=walls, deadline=begun + walls.wall_seconds, side=side)
     try:
         status = watch.until_end(stopped)
         seconds = time.monotonic() - begun
@@ -236,10 +271,11 @@ def _watch(child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Ca
 class _Watch:
     """Follows a child: its output, its end, its walls."""
 
-    def __init__(self, reading: int, leader: int, wakeup: int, walls: Walls, deadline: float) -> None:
+    def __init__(self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Side | None) -> None:
         self.kept, self.seen = _Kept(walls.output_bytes), Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
         self._walls, self._deadline = walls, deadline
+        self._side, self._hears = side, False
         self._next_sample = time.monotonic() + _SAMPLE_SECONDS
         self._poll = select.poll()
         for descriptor in (reading, leader, wakeup):
@@ -247,10 +283,13 @@ class _Watch:
 
     def until_end(self, stopped: Callable[[], str]) -> str:
         """Return '' when the child ended by itself, or the status for which it has to be stopped."""
-        while (now := time.monotonic()) < self._deadline:
-            ready = {at for at, _ in self._poll.poll(max(0.0, min(self._deadline, self._next_sample) - now) * 1000)}
+        while (now := time.monotonic()) < (deadline := self._until()):
+            self._listen()
+            ready = {at for at, _ in self._poll.poll(max(0.0, min(deadline, self._next_sample) - now) * 1000)}
             if self._reading in ready:
                 self._read()
+            if self._side and self._side.ours in ready:
+                self._side.hear()
             if self._wakeup in ready and (reason := stopped()):
                 return reason
             if self._leader in ready:
@@ -258,6 +297,20 @@ class _Watch:
             if broken := self._broken():
                 return broken
         return "timeout"
+
+    def _until(self) -> float:
+        """Return when its time is over; while it waits for an answer, never."""
+        if self._side is None:
+            return self._deadline
+        return _NEVER if self._side.waiting else self._deadline + self._side.waited
+
+    def _listen(self) -> None:
+        if self._side and self._hears != self._side.listening:
+            self._hears = not self._hears
+            if self._hears:
+                self._poll.register(self._side.ours, select.POLLIN)
+            else:
+                self._poll.unregister(self._side.ours)
 
     def drain(self) -> None:
         """Take what is still in the pipe, now that nobody writes to it any more."""

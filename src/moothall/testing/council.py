@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Guard, Limits, Llm
+from moothall.config import Guard, Limits, Llm, Runner
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
 from moothall.domain.event import Event, EventType
@@ -22,6 +22,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.client import open_model
+from moothall.ports import CodeRunner
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
 from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo
@@ -39,6 +40,11 @@ def act(*calls: tuple[str, Mapping[str, Any]], thought: str = "work") -> str:
 def append(content: str = SOLUTION, path: str = "src/utils.py") -> str:
     """Return a turn that appends to a file."""
     return act(("files.append", {"path": path, "content": content}))
+
+
+def code(text: str, thought: str = "loop") -> str:
+    """Return a turn that is a block of Python."""
+    return json.dumps({"thought": thought, "python": text})
 
 
 def finish(text: str = "done") -> str:
@@ -137,9 +143,13 @@ async def open_council(
     files: Mapping[str, str | bytes] | None = None,
     limits: Limits | None = None,
     schemas: bool = True,
+    runner: CodeRunner | None = None,
+    python: Runner | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
-    """Build it in `folder`. `runs` remembers checks from one council to the next; `llm` are settings of the model."""
+    """Build it in `folder`. `runs` remembers checks from one council to the next; `runner` runs Python, by the settings `python`;
+    `llm` are settings of the model.
+    """
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces", runs=runs if runs is not None else {})
     workspaces.root.mkdir()
@@ -159,6 +169,8 @@ async def open_council(
             publisher=bus,
             limits=limits or Limits(),
             llm=settings,
+            runner=runner,
+            python=python or Runner(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from moothall.config import Guard
 from moothall.domain.budget import Ledger
+from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.identity import LOCAL, Principal
@@ -70,6 +71,11 @@ class Room:
         """There are no checks here."""
         del paths, deadline
         return CheckRun(name, Verdict.MISSING)
+
+    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+        """There is no Python here."""
+        del block, ask
+        return CodeRun(ToolStatus.ERROR, error="no CPython is here")
 
     async def patch(self, message: str) -> Patch:
         """Nothing changed."""

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -190,6 +191,11 @@ class TempWorkspace:
         cases = checks.read_report(str(report)) if checks.is_pytest(command) else {}
         verdict = Verdict(checks.verdict(command, code, cases))
         return CheckRun(name, verdict, cases, output.decode(errors="replace")[-20_000:], exit_code=code)
+
+    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+        """There is no sandbox here."""
+        del block, ask
+        return CodeRun(ToolStatus.ERROR, error="CPython is not here")
 
     async def patch(self, message: str) -> Patch:
         """Return what differs from the base."""

@@ -48,6 +48,8 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
             publisher=bus,
             limits=settings.limits,
             llm=settings.llm,
+            runner=hands.runner,
+            python=settings.runner,
             clean=functools.partial(scrub, known=secrets),
         )
         host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, settings.bus.ack_wait_seconds)

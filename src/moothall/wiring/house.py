@@ -178,7 +178,7 @@ async def _drain(collector: Collector, tell: Tell) -> None:
 
 def _fingerprint(settings: Settings) -> str:
     """Equal for settings that do the same work."""
-    return digest(settings.model_dump_json(include={"llm", "bus", "ray", "workspace", "sandbox", "limits"}))
+    return digest(settings.model_dump_json(include={"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}))
 
 
 def _defaults(settings: Settings) -> Defaults:

@@ -17,6 +17,7 @@ from moothall.workspace.clone import TrustedClone
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.repositories import TrustedRepositories
+from moothall.workspace.runner import LocalRunner
 
 
 class _Hosts:
@@ -50,6 +51,7 @@ class Hands:
 
     repositories: TrustedRepositories
     workspaces: LocalWorkspaces
+    runner: LocalRunner | None
 
 
 @asynccontextmanager
@@ -63,4 +65,4 @@ async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
     preparer = Preparer(settings, clone_of, workspaces)
     repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer, secrets=environment())
     async with workspaces:
-        yield Hands(repositories, workspaces)
+        yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)

@@ -7,12 +7,12 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Settings
+from moothall.config import Sandbox, Settings
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.sandbox.cgroups import parents
 from moothall.sandbox.inside import BOOT, HOME
@@ -22,18 +22,23 @@ from moothall.workspace.bundle import INSIDE
 from moothall.workspace.changes import measure
 from moothall.workspace.link import Link
 
-_BOOT = BOOT.format(module="moothall.workspace.executor")
+EXECUTOR = "moothall.workspace.executor"
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
 _DISK_ENTRIES = 200_000
+_OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
 
 Answer = dict[str, Any]
+Asked = Callable[[Answer], Awaitable[Answer]]
+"""What answers a request that asks something meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only."""
+    """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
+    an empty folder. `program` answers in it; `limits` hold instead of the settings'.
+    """
 
     key: str
     tree: tuple[Path, ...]
@@ -42,6 +47,8 @@ class Place:
     network: bool = False
     ro: tuple[tuple[Path, str], ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    program: str = EXECUTOR
+    limits: Sandbox | None = None
 
 
 async def remove_tree(path: Path) -> None:
@@ -79,6 +86,7 @@ class Box:
         self.folder = folder
         self.upper = folder / "upper"
         self._settings = settings
+        self._limits = place.limits or settings.sandbox
         self._sandbox: Sandboxed | None = None
         self._link: Link | None = None
         self._lock = asyncio.Lock()
@@ -110,7 +118,7 @@ class Box:
             raise
 
     async def _start(self) -> None:
-        uid = drop_uid(self._settings.sandbox)
+        uid = drop_uid(self._limits)
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
             own(folder, uid)
@@ -134,7 +142,7 @@ class Box:
             ) from error
 
     def _spec(self, descriptor: int) -> SandboxSpec:
-        place, limits = self.place, self._settings.sandbox
+        place, limits = self.place, self._limits
         spec = SandboxSpec(
             name=self.name,
             argv=(),
@@ -143,10 +151,10 @@ class Box:
                 *interpreter_binds(),
                 (self._code, INSIDE),
                 *((path, str(path)) for path in limits.toolchains),
-                *self._shown,
+                *(self._shown if place.tree else ()),
                 *place.ro,
             ),
-            overlay=Overlay(place.tree, self.upper, self.folder / "work"),
+            overlay=Overlay(place.tree, self.upper, self.folder / "work") if place.tree else None,
             network=place.network,
             fds=(descriptor,),
         )
@@ -160,17 +168,18 @@ class Box:
             "disk_bytes": limits.disk_bytes,
             "cgroup": parents() is not None,
         }
-        argv = (str(interpreter()), "-I", "-S", "-c", _BOOT, str(descriptor), json.dumps(options))
+        argv = (str(interpreter()), "-I", "-S", "-c", BOOT.format(module=place.program), str(descriptor), json.dumps(options))
         if place.env_writable:
             return replace(spec, argv=argv, rw=binds)
         return replace(spec, argv=argv, ro=(*spec.ro, *binds))
 
-    async def request(self, op: str, *, wall_seconds: float, **fields: Any) -> Answer:
+    async def request(self, op: str, *, wall_seconds: float, asked: Asked | None = None, **fields: Any) -> Answer:
         """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or silent.
 
-        When the caller is cancelled, so is the command.
+        When the caller is cancelled, so is the command. `asked` answers what the request asks meanwhile, one question at a
+        time; the time that this takes is not the request's. What it raises, this raises.
         """
-        limits = self._settings.sandbox
+        limits = self._limits
         wall = max(0.05, min(wall_seconds, limits.wall_seconds) if op != "setup" else wall_seconds)
         message = {
             "op": "run" if op == "setup" else op,
@@ -186,17 +195,17 @@ class Box:
             if self._link is None or self._sandbox is None:
                 raise WorkspaceFailed("the workspace is not open")
             # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
-            killed = self._killed_for_memory() if message["op"] == "run" else None
+            killed = self._killed_for_memory() if message["op"] in _OF_OTHERS else None
             number, answer = self._link.ask(message)
             try:
-                result = await self._follow(number, answer, wall, killed, disk=op != "setup")
+                result = await self._follow(number, answer, wall, killed, disk=op != "setup", asked=asked)
             except WorkspaceFailed as error:
                 raise WorkspaceFailed(f"{error.message}: {self._sandbox.log_tail() or 'it said nothing'}") from error
             except asyncio.CancelledError:
                 self._link.stop(number, "cancelled")
                 raise
             starved = killed is not None and self._killed_for_memory() > killed
-        if starved and result.get("status") == "success" and result.get("exit_code"):
+        if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
         return result
 
@@ -204,7 +213,14 @@ class Box:
         return self._sandbox.cgroup.killed_for_memory() if self._sandbox and self._sandbox.cgroup else 0
 
     async def _follow(
-        self, number: int, answer: asyncio.Future[Answer], wall: float, killed: int | None, *, disk: bool
+        self,
+        number: int,
+        answer: asyncio.Future[Answer],
+        wall: float,
+        killed: int | None,
+        *,
+        disk: bool,
+        asked: Asked | None,
     ) -> Answer:
         """Wait for an answer. Unless `killed` is None (nothing of others runs) look at memory and disk meanwhile."""
         link = self._link
@@ -214,7 +230,13 @@ class Box:
         while True:
             await asyncio.wait([answer], timeout=max(0.0, end - loop.time()) if killed is None else pause)
             if answer.done():
-                return answer.result()
+                said = answer.result()
+                if asked is None or said.get("op") != "call":
+                    return said
+                begun = loop.time()
+                answer = link.reply(number, await asked(said))
+                end += loop.time() - begun
+                continue
             if loop.time() >= end:
                 self.kill()
                 raise WorkspaceFailed(f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended")
@@ -227,7 +249,7 @@ class Box:
                 pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
 
     async def _disk_is_full(self) -> bool:
-        limit = self._settings.sandbox.disk_bytes
+        limit = self._limits.disk_bytes
         size, entries = await asyncio.to_thread(measure, self.upper, limit, _DISK_ENTRIES)
         return size > limit or entries > _DISK_ENTRIES
 

@@ -21,8 +21,12 @@ _MODULES = (
     "moothall.tools.files",
     "moothall.tools.paths",
     "moothall.workspace",
+    "moothall.workspace.coder",
     "moothall.workspace.executor",
+    "moothall.workspace.face",
+    "moothall.workspace.fullpython",
     "moothall.workspace.protocol",
+    "moothall.workspace.talk",
     "moothall.workspace.wasm_inside",
 )
 

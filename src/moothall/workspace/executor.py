@@ -21,6 +21,7 @@ from moothall.sandbox.procs import Walls, call, encode_result, kill_all, others,
 from moothall.tools import checks, files
 from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.workspace.protocol import Frames, ProtocolError, pack
+from moothall.workspace.talk import BLOCK, Talk
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Executor:
         self._frames = Frames()
         self._waiting: list[Message] = []
         self._current = -1
+        self._talk: Talk | None = None
         self._root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -65,10 +67,13 @@ class Executor:
         if not self._receive():
             kill_all()
             sys.exit(0)
-        for message in self._waiting:
-            if message.get("op") == "stop" and message.get("id") == self._current:
-                self._waiting.remove(message)
+        mine = [message for message in self._waiting if message.get("id") == self._current]
+        self._waiting = [message for message in self._waiting if message not in mine]
+        for message in mine:
+            if message.get("op") == "stop":
                 return str(message.get("reason") or "cancelled")
+            if message.get("op") == "answer" and self._talk and self._talk.waiting:
+                self._talk.answer(message)
         return ""
 
     def _answer(self, request: Message) -> None:
@@ -141,6 +146,8 @@ class Executor:
         argv = tuple(str(part) for part in request["argv"])
         if os.path.lexists(checks.REPORT):
             os.unlink(checks.REPORT)  # noqa: PTH108 - pathlib costs start time
+        if request.get("block"):
+            return self._run_block(argv, request)
         ended = run(argv, cwd=ROOT, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._stopped)
         answer = encode_result(ended)
         answer["cases"] = checks.read_report() if checks.is_pytest(argv) else {}
@@ -148,6 +155,27 @@ class Executor:
             checks.verdict(argv, ended.exit_code, answer["cases"]) if ended.status == "success" else checks.ERRORED
         )
         return answer
+
+    def _run_block(self, argv: tuple[str, ...], request: Message) -> Message:
+        """Run a command that asks something meanwhile, over a socket whose number is its last argument."""
+        number = self._current
+        talk = self._talk = Talk(lambda message: _send(self._link, {**message, "id": number}))
+        with open(BLOCK, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
+            json.dump(request["block"], file)
+        try:
+            ended = run(
+                (*argv, str(talk.theirs)),
+                cwd=ROOT,
+                env=request["env"],
+                walls=self._walls(request),
+                wakeup=self._link,
+                stopped=self._stopped,
+                side=talk,
+            )
+        finally:
+            self._talk = None
+            talk.close()
+        return {**encode_result(ended), "end": talk.end}
 
     def _processes(self, _request: Message) -> Message:
         found = []

@@ -9,20 +9,34 @@ import platform
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
 from moothall.config import Settings
+from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
-from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, PatchRefused, Refused, WorkspaceFailed
+from moothall.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    PatchRefused,
+    Refused,
+    SandboxUnavailable,
+    WorkspaceFailed,
+)
+from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import checks, sessions
 from moothall.workspace import rules
+from moothall.workspace.asking import Asking, full_run
 from moothall.workspace.box import Box
 from moothall.workspace.changes import Caps, collect
 from moothall.workspace.clone import Change, TrustedClone
 from moothall.workspace.detect import CONFIGURATION
+from moothall.workspace.fullpython import COMMAND
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
 from moothall.workspace.wasm import Shelf, answered
@@ -40,7 +54,10 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
 class LocalWorkspace:
     """One open workspace. `clone` and `base` are the trusted side's; git tools work on them."""
 
-    def __init__(self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings, shelf: Shelf) -> None:
+    def __init__(
+        self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings, shelf: Shelf, pool: Pool
+    ) -> None:
+        self._pool = pool
         self._name = name
         self._box = box
         self._settings = settings
@@ -158,6 +175,39 @@ class LocalWorkspace:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
         return await self.clone.commit_changes(self.base.sha, await self.changes(), message)
 
+    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+        """Run a block in CPython. See `ports.Workspace`.
+
+        Its box is one more on the same files, so that tools are run by this workspace's own executor while the block waits.
+        """
+        runner, sandbox = self._settings.runner, self._settings.sandbox
+        seconds = min(_seconds_left(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
+        memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
+        place = replace(
+            self._box.place,
+            key=f"{self._box.name}-code",
+            tree=(self._box.upper, *self._box.place.tree),
+            limits=sandbox.model_copy(update={"memory_bytes": memory}),
+        )
+        asking = Asking(ask)
+        python = f"{ENVIRONMENT}/bin/python" if place.env else str(interpreter())
+        told = {
+            "code": block.code,
+            "tools": {name: list(names) for name, names in block.tools.items()},
+            "inputs": dict(block.inputs),
+            "agents": block.agents,
+        }
+        try:
+            async with self._pool.started(place) as box:
+                answer = await box.request(
+                    "run", wall_seconds=seconds, asked=asking, argv=(python, "-B", "-c", COMMAND), env=box.variables(), block=told
+                )
+        except (WorkspaceFailed, SandboxUnavailable) as error:
+            if asking.failed is not None:
+                raise asking.failed from error
+            return CodeRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
+        return full_run(answer, runner.output_bytes)
+
     def _about(self) -> dict[str, Any]:
         limits, kernel = self._settings.sandbox, os.uname()
         return {
@@ -272,7 +322,9 @@ class LocalWorkspaces:
         clone = self._clones(prepared.base.repository)
         changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
         async with self.pool.box(prepared) as box:
-            workspace = LocalWorkspace(name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf)
+            workspace = LocalWorkspace(
+                name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf, pool=self.pool
+            )
             await workspace.write(changes)
             yield workspace
 

@@ -91,13 +91,23 @@ class Pool:
     @asynccontextmanager
     async def started(self, place: Place, *, keep: bool = False) -> AsyncIterator[Box]:
         """A box on `place`; `keep` leaves its folder to the caller."""
-        box = self._spare(place) or await self._coming(place) or await self._fresh(place)
-        self._open.add(box)
+        box = await self.take(place)
         try:
             yield box
         finally:
             await box.close(keep=keep)
             self._open.discard(box)
+
+    async def take(self, place: Place) -> Box:
+        """Return a box on `place` for the caller to `drop`. Raises `SandboxUnavailable`, `WorkspaceFailed`."""
+        box = self._spare(place) or await self._coming(place) or await self._fresh(place)
+        self._open.add(box)
+        return box
+
+    def drop(self, box: Box) -> None:
+        """End a box that was taken; it is cleared away meanwhile."""
+        self._open.discard(box)
+        self._discard(box)
 
     def _spare(self, place: Place) -> Box | None:
         boxes = self._spares.get(place.key, [])

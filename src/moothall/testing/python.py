@@ -1,0 +1,26 @@
+"""Councils whose blocks of Python really run: Monty in a sandbox, beside real workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Runner
+from moothall.testing.council import CouncilHouse, open_council
+from moothall.testing.local import local
+from moothall.testing.model import Answer
+from moothall.workspace.runner import LocalRunner
+
+
+@asynccontextmanager
+async def open_coding_council(
+    folder: Path, answer: Answer, python: Runner | None = None, **settings: Any
+) -> AsyncIterator[CouncilHouse]:
+    """Build a council in `folder` as `open_council` does, with a runner by the settings `python`."""
+    limits = python or Runner()
+    async with local(folder / "hands") as house:
+        runner = LocalRunner(house.settings.model_copy(update={"runner": limits}), house.workspaces.pool)
+        async with open_council(folder, answer, runner=runner, python=limits, **settings) as council:
+            yield council
