@@ -6,8 +6,10 @@ import errno
 import functools
 import os
 import tempfile
+from typing import Any
 
 from moothall.errors import SandboxUnavailable
+from moothall.sandbox.inside import EXECUTOR_PID
 
 MEND = "install libseccomp, e.g. apt-get install libseccomp2"
 
@@ -50,6 +52,7 @@ DENIED = (
     "open_tree",
     "perf_event_open",
     "pidfd_getfd",
+    "pidfd_send_signal",  # whom it means stands behind a descriptor, where a filter can't look; kill(2) does all that is needed
     "pivot_root",
     "process_madvise",
     "process_vm_readv",
@@ -76,6 +79,8 @@ DENIED = (
 _NAMESPACE_FLAGS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _TIOCSTI = 0x5412  # types into the terminal that started us
 _TIOCLINUX = 0x541C
+_FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 
 
 @functools.cache
@@ -97,12 +102,32 @@ def program() -> bytes:
         rules.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, bit, bit))
     # Its flags lie in memory, where a filter can't look; libc falls back to clone.
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
-    for request in (_TIOCSTI, _TIOCLINUX):
+    for request in (_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP):
         rules.add_rule(refuse, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
+    _spare_the_executor(rules, refuse)
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)
         return file.read()
+
+
+def _spare_the_executor(rules: Any, refuse: int) -> None:
+    """What it runs has its uid and could end, stop or starve it: by a signal, by one that the kernel sends for a file, by limits.
+
+    The last way, `kill(-1)`, it needs itself: see `moothall.sandbox.inside.spare_the_others`.
+    """
+    import pyseccomp
+
+    def low(argument: int, value: int) -> Any:
+        return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, 0xFFFFFFFF, value & 0xFFFFFFFF)
+
+    for pid in (EXECUTOR_PID, -EXECUTOR_PID):
+        rules.add_rule(refuse, "kill", low(0, pid))
+    for name in ("tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
+        rules.add_rule(refuse, name, low(0, EXECUTOR_PID))
+    for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX):
+        rules.add_rule(refuse, "fcntl", low(1, command))
+    rules.add_rule(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
 
 
 def program_fd() -> int:

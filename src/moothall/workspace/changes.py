@@ -20,6 +20,7 @@ from moothall.workspace.clone import Change
 _LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules", ".venv"})
 _OPAQUE = "user.overlay.opaque"
 _MAX_DEPTH = 100
+_DEEPEST = 2 * _MAX_DEPTH  # what a build may need meanwhile
 _BLOCK = 512
 
 
@@ -43,35 +44,45 @@ class _Found:
 def _walk(root: int, base_folders: frozenset[str], caps: Caps) -> Iterator[_Found]:
     """Yield everything beneath `root`, a folder before what is in it; leftovers that the base has not are left out.
 
-    Closes `root`.
+    Closes `root`. One descriptor a level is open, however many folders lie side by side.
     """
-    stack: list[tuple[str, int]] = [("", root)]
+    open_levels = [_Level("", root)]
     seen = 0
     try:
-        while stack:
-            path, folder = stack.pop()
-            try:
-                for name in sorted(os.listdir(folder), reverse=True):  # noqa: PTH208 - of a descriptor
-                    below = f"{path}/{name}" if path else name
-                    seen += 1
-                    if seen > caps.entries:
-                        raise PatchRefused(f"more than {caps.entries} files were written; delete what is not part of the change")
-                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if not stat.S_ISDIR(status.st_mode):
-                        yield _Found(below, status, folder)
-                        continue
-                    if below.count("/") >= _MAX_DEPTH:
-                        raise PatchRefused(f"folders deeper than {_MAX_DEPTH} below {below[:200]!r}")
-                    if name in _LEFT_OUT and below not in base_folders:
-                        continue
-                    inner = _open_folder(name, folder)
-                    stack.append((below, inner))
-                    yield _Found(below, status, folder, opaque=_is_opaque(inner))
-            finally:
-                os.close(folder)
+        while open_levels:
+            level = open_levels[-1]
+            if not level.names:
+                os.close(open_levels.pop().folder)
+                continue
+            name = level.names.pop()
+            below = f"{level.path}/{name}" if level.path else name
+            seen += 1
+            if seen > caps.entries:
+                raise PatchRefused(f"more than {caps.entries} files were written; delete what is not part of the change")
+            status = os.stat(name, dir_fd=level.folder, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                yield _Found(below, status, level.folder)
+                continue
+            if below.count("/") >= _MAX_DEPTH:
+                raise PatchRefused(f"folders deeper than {_MAX_DEPTH} below {below[:200]!r}")
+            if name in _LEFT_OUT and below not in base_folders:
+                continue
+            inner = _open_folder(name, level.folder)
+            yield _Found(below, status, level.folder, opaque=_is_opaque(inner))
+            open_levels.append(_Level(below, inner))
     finally:
-        for _, folder in stack:
-            os.close(folder)
+        for level in open_levels:
+            os.close(level.folder)
+
+
+class _Level:
+    """A folder that is being walked, by descriptor, and its names that are still to come, the last one first."""
+
+    __slots__ = ("folder", "names", "path")
+
+    def __init__(self, path: str, folder: int) -> None:
+        self.path, self.folder = path, folder
+        self.names = sorted(os.listdir(folder), reverse=True)
 
 
 def _open_folder(name: str, folder: int) -> int:
@@ -91,24 +102,37 @@ def _is_opaque(folder: int) -> bool:
 
 
 def measure(upper: Path, bytes_limit: int, entries_limit: int) -> tuple[int, int]:
-    """Return (bytes on disk, entries) beneath `upper`; stops counting behind a limit."""
+    """Return (bytes on disk, entries) beneath `upper`; stops counting behind a limit, and where folders lie too deep to count.
+
+    By descriptors: a path may be longer than any that can be named, and what can't be looked at must not count as nothing.
+    """
     size = entries = 0
-    stack = [str(upper)]
-    while stack:
-        try:
-            with os.scandir(stack.pop()) as found:
-                for entry in found:
-                    entries += 1
-                    try:
-                        size += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
-                        if entry.is_dir(follow_symlinks=False):
-                            stack.append(entry.path)
-                    except OSError:
-                        continue
-                    if size > bytes_limit or entries > entries_limit:
-                        return size, entries
-        except OSError:
-            continue  # gone or closed meanwhile
+    try:
+        open_levels = [_Level("", os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))]
+    except OSError:
+        return 0, 0  # just being removed
+    try:
+        while open_levels:
+            level = open_levels[-1]
+            if not level.names:
+                os.close(open_levels.pop().folder)
+                continue
+            name = level.names.pop()
+            entries += 1
+            try:
+                status = os.stat(name, dir_fd=level.folder, follow_symlinks=False)
+                size += status.st_blocks * _BLOCK
+                if stat.S_ISDIR(status.st_mode):
+                    open_levels.append(_Level("", _open_folder(name, level.folder)))
+            except OSError:
+                continue  # gone meanwhile
+            if len(open_levels) > _DEEPEST:
+                return size, entries_limit + 1
+            if size > bytes_limit or entries > entries_limit:
+                break
+    finally:
+        for level in open_levels:
+            os.close(level.folder)
     return size, entries
 
 

@@ -1,0 +1,289 @@
+"""Open workspaces behind a real gate that grants everything, and all that must not be touched from inside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
+from hostile_site import site
+from moothall.config import Guard, Http, Sandbox
+from moothall.domain.identity import LOCAL
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
+from moothall.errors import PatchRefused, WorkspaceFailed
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.rules import Rules
+from moothall.guard.seat import Meter, SeatContext
+from moothall.guard.standing import StandingWorkspace
+from moothall.sandbox.spawn import drop_uid
+from moothall.testing.gate import Facts, in_seconds
+from moothall.testing.local import PYTEST, Local, local
+from moothall.toolkits.web import WebTools
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.spec import Rate
+from moothall.workspace.gittools import GitState
+
+SECRET = "canary-of-the-operator-5c1e9a77"
+FILES = {
+    "README.md": "# Sample\n",
+    "src/app.py": "def two() -> int:\n    return 2\n",
+    "tests/test_app.py": "from app import two\n\n\ndef test_two():\n    assert two() == 2\n",
+    "pyproject.toml": '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = ["src"]\n',
+    "Makefile": "test:\n\ttrue\n",
+    "package.json": '{"name": "sample", "version": "0.1.0", "scripts": {"test": "true"}}\n',
+}
+LIMITS = {
+    "memory_bytes": 400_000_000,
+    "processes": 64,
+    "cpu_seconds": 2,
+    "wall_seconds": 5,
+    "disk_bytes": 40_000_000,
+    "output_bytes": 50_000,
+}
+_ALL = Grant(("*",))
+_HOST_PLACES = (
+    "/",
+    "/tmp",
+    "/var/tmp",
+    "/dev/shm",
+    "/etc",
+    "/usr",
+    "/usr/local",
+    "/opt",
+    "/root",
+    "/run",
+    "/home",
+    "/proc/1",
+    "/sys",
+)
+
+
+@dataclass
+class Canaries:
+    """What lies, listens and lives outside."""
+
+    folder: Path
+    file: Path
+    listener: socket.socket
+    neighbour: subprocess.Popen[bytes]
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def port(self) -> int:
+        """Where somebody on this machine listens."""
+        port: int = self.listener.getsockname()[1]
+        return port
+
+    def reached(self) -> bool:
+        """Whether anybody connected."""
+        try:
+            self.listener.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+
+def picture(*folders: Path) -> dict[str, str]:
+    """Return what lies beneath the folders: path → kind, owner, mode and content."""
+    seen = {}
+    for folder in folders:
+        for path in (folder, *sorted(folder.rglob("*"))):
+            status = path.lstat()
+            content = path.read_bytes().hex() if path.is_file() and not path.is_symlink() else ""
+            seen[str(path)] = f"{status.st_mode:o} {status.st_uid} {content}"
+    return seen
+
+
+@contextmanager
+def canaries(folder: Path) -> Iterator[Canaries]:
+    """Put them out."""
+    folder.mkdir()
+    file = folder / "canary.txt"
+    file.write_text(f"{SECRET}\n", encoding="utf-8")
+    os.environ["CANARY_OF_THE_OPERATOR"] = SECRET
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        # Of the very user that a sandbox runs as: no difference of users protects it.
+        uid = drop_uid(Sandbox())
+        environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
+        neighbour = subprocess.Popen(["sleep", "3600"], env=environment, user=uid, group=uid, extra_groups=[] if uid else None)
+        try:
+            yield Canaries(folder, file, listener, neighbour)
+        finally:
+            neighbour.kill()
+            neighbour.wait()
+            os.environ.pop("CANARY_OF_THE_OPERATOR", None)
+
+
+@dataclass
+class Castle:
+    """One workspace, and the gate before it."""
+
+    house: Local
+    gate: Gate
+    prepared: Prepared
+    canaries: Canaries
+    facts: Facts
+    site: str
+    standing: StandingWorkspace
+    _numbers: Any = field(default_factory=count)
+
+    def seat(self) -> SeatContext:
+        """A seat that may do everything, with nothing used up."""
+        deadline = in_seconds(600)
+        name = self.standing.id
+        seat = SeatContext(
+            LOCAL, LOCAL.tenant, "task-1", "agent-dev-001", "dev", _ALL, self.standing, name, deadline, meter=Meter()
+        )
+        return self.gate.seated(seat)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool through the gate."""
+        return await self.gate.call(self.seat(), ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(30)))
+
+    async def inside(self) -> Any:
+        """The workspace that is open now."""
+        await self.standing.ready()
+        return self.standing._opened.result()
+
+    async def face(self, attempt: Attempt) -> ToolResult:
+        """Make an attempt, and assert that nothing came of it."""
+        try:
+            result = await self._face(attempt)
+        except AssertionError:
+            self.standing._reopen(await self.inside())
+            raise
+        await self.clean()
+        return result
+
+    async def _face(self, attempt: Attempt) -> ToolResult:
+        mark = f"escaped-{attempt.name}"
+        words = {OUTSIDE: str(self.canaries.file), PORT: str(self.canaries.port), PID: str(self.canaries.neighbour.pid)}
+        words |= {MARK: mark, SITE: self.site}
+        for path, content in attempt.plants.items():
+            planted = await self.call("files.write", {"path": path, "content": filled(content, words)})
+            assert planted.status is ToolStatus.SUCCESS, planted.error
+        if attempt.first:
+            done = await self.call("code.shell", {"command": filled(attempt.first, words)})
+            assert (done.status, done.output["exit_code"]) == (ToolStatus.SUCCESS, 0), done
+        before, published = await self.inside(), len(self.facts.events)
+        result = await self.call(attempt.tool, filled(attempt.arguments, words))
+        said = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
+        assert result.status in attempt.statuses, f"{result.status}: {said[:3000]}"
+        assert re.search(attempt.shows, said, re.DOTALL), said[:3000]
+        assert SECRET not in said
+        assert SECRET not in json.dumps([event.data for event in self.facts.events[published:]], default=str)
+        self.unharmed(mark)
+        follow = await self.call("files.read", {"path": "README.md"})
+        assert (follow.status, follow.output.get("content")) == (ToolStatus.SUCCESS, "# Sample\n"), follow
+        assert await self.inside() is before, "the executor was lost"
+        return result
+
+    def unharmed(self, mark: str) -> None:
+        """Assert that everything outside is as it was."""
+        assert not self.canaries.reached(), "somebody inside reached a port of this machine"
+        assert self.canaries.neighbour.poll() is None, "a process outside was ended"
+        assert picture(*self._kept) == self.canaries.kept
+        found = [place for place in (*_HOST_PLACES, str(Path.home())) if os.path.lexists(f"{place}/{mark}")]
+        assert found == []
+
+    @property
+    def _kept(self) -> tuple[Path, ...]:
+        clone = self.house.clone.path
+        return (
+            self.canaries.folder,
+            self.house.settings.data_dir.parent / "repo",
+            *self.prepared_tree,
+            clone / "hooks",
+            clone / "info",
+        )
+
+    @property
+    def prepared_tree(self) -> tuple[Path, ...]:
+        """The shared checkout below the workspace."""
+        return tuple(self.house.workspaces.pool.layout.place(self.prepared.base, self.prepared.key).tree)
+
+    def remember(self) -> None:
+        """Take the picture that everything is compared with."""
+        for folder in ("hooks", "info"):
+            (self.house.clone.path / folder).mkdir(exist_ok=True)
+        self.canaries.kept = picture(*self._kept)
+
+    async def clean(self) -> None:
+        """Make the workspace as it was: by its own means, else by a new one."""
+        everything = "chmod -R u+rwX . ; rm -rf /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* /dev/shm/*; ls -A /workspace"
+        swept = await self.call("code.shell", {"command": everything})
+        inside = await self.inside()
+        inside._git = GitState(inside.base.sha)
+        try:
+            assert swept.output["output"] == "", swept
+            await inside.restore([])
+        except (PatchRefused, WorkspaceFailed, AssertionError):
+            self.standing._reopen(inside)
+
+
+@asynccontextmanager
+async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
+    """Build one. `limits` are the sandbox's."""
+    rules_catalogue = {name: replace(spec, own_rate=Rate(0, 0)) for name, spec in CATALOGUE.items()}
+    folder.mkdir(exist_ok=True)
+    async with (
+        local(folder, FILES, **{**LIMITS, **limits}) as house,
+        AuditLog(folder / "data", "host-1") as audit,
+        site() as name,
+    ):
+        with canaries(folder / "outside") as out:
+            web = WebTools(Http(allow=(name,), seconds=8))
+            rules = Rules(catalogue=rules_catalogue, toolkits={"http": web, "web": web})
+            facts = Facts()
+            gate = Gate(Guard(breaker_failures=1000), audit, facts, rules)
+            prepared = await house.prepared({"tests": PYTEST})
+            standing = StandingWorkspace("ws-1", house.workspaces, prepared, rules_catalogue)
+            closing = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(standing.keep(closing))
+                try:
+                    built = Castle(house, gate, prepared, out, facts, name, standing)
+                    await standing.ready()
+                    built.remember()
+                    yield built
+                finally:
+                    closing.set()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def walled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Castle]:
+    """An open castle. It is entered and left by one task, which task groups ask for."""
+    opened: asyncio.Future[Castle] = asyncio.get_running_loop().create_future()
+    done = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with castle(tmp_path_factory.mktemp("castle")) as built:
+                opened.set_result(built)
+                await done.wait()
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(error)
+                return
+            raise
+
+    holder = asyncio.ensure_future(hold())
+    yield await opened
+    done.set()
+    await holder

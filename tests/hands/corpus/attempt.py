@@ -1,0 +1,48 @@
+"""One attempt to get out, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OUTSIDE, PORT, PID, MARK, SITE = "@OUTSIDE@", "@PORT@", "@PID@", "@MARK@", "@SITE@"
+"""Stand in arguments for what a test run knows: a file beside the workspace, a port where someone listens on this
+machine, a process of the same user outside, a file name that must appear nowhere outside, a site that tools may call.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`statuses`: those that it may end with. `shows`: a pattern in the result that tells that it was really tried.
+    `plants`: files of the workspace made before; `first`: a shell command run before.
+    """
+
+    name: str
+    tool: str
+    arguments: Mapping[str, Any]
+    statuses: tuple[str, ...] = ("success",)
+    shows: str = ""
+    plants: Mapping[str, str] = field(default_factory=dict)
+    first: str = ""
+
+
+def python(name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)) -> Attempt:
+    """An attempt in Python, by `code.python`."""
+    return Attempt(name, "code.python", {"code": code}, statuses, shows)
+
+
+def shell(name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)) -> Attempt:
+    """An attempt in bash, by `code.shell`."""
+    return Attempt(name, "code.shell", {"command": command}, statuses, shows)
+
+
+def filled(value: Any, words: Mapping[str, str]) -> Any:
+    """Return arguments with what stands for something put in."""
+    if isinstance(value, str):
+        for word, meant in words.items():
+            value = value.replace(word, meant)
+        return value
+    if isinstance(value, Mapping):
+        return {key: filled(item, words) for key, item in value.items()}
+    return [filled(item, words) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,81 @@
+"""Paths, links, and links that change while a tool looks at them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
+from corpus.attempt import Attempt
+from corpus.paths import ATTEMPTS
+from moothall.tools import files
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.paths import ToolFailure
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
+async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
+    await walled.face(attempt)
+
+
+async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: Castle) -> None:
+    left = "import os, subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\nprint(len(os.listdir('/proc')))"
+    assert (await walled.call("code.python", {"code": left})).status == "success"
+    running = await walled.call("system.processes", {})
+    assert [process["pid"] for process in running.output["processes"]] == [2]
+
+
+@pytest.mark.parametrize("tool", ["files.write", "files.append", "files.mkdir", "files.read", "files.delete", "files.edit"])
+async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool: str) -> None:
+    """Even so: the kernel resolves what is opened, so that what was looked at is what is used."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (outside / "f").write_text(SECRET, encoding="utf-8")
+    stop = threading.Event()
+    door = inside / "door"
+
+    def flip() -> None:
+        steps: tuple[Callable[[], object], ...] = (
+            door.mkdir,
+            lambda: (door / "f").write_text("mine", encoding="utf-8"),
+            lambda: door.rename(inside / "old"),
+            lambda: door.symlink_to(outside),
+            lambda: shutil.rmtree(inside / "old"),
+            door.unlink,  # the tool may have made a folder of this name meanwhile
+            lambda: shutil.rmtree(door),
+        )
+        while not stop.is_set():
+            for step in steps:
+                with suppress(OSError):
+                    step()
+
+    flipping = threading.Thread(target=flip)
+    flipping.start()
+    arguments = {"path": "door/n" if tool == "files.mkdir" else "door/f", "content": "escaped", "old": "canary", "new": "x"}
+    checked = CATALOGUE[tool].arguments
+    arguments = checked(**{k: v for k, v in arguments.items() if k in checked.model_fields}).model_dump()
+    root, ended = os.open(inside, os.O_PATH | os.O_DIRECTORY), Counter[str]()
+    try:
+        for _ in range(400):
+            try:
+                answer = files.TOOLS[tool](root, arguments, files.Limits(1_000_000, 100_000))
+                assert SECRET not in str(answer)
+                ended["done"] += 1
+            except (ToolFailure, OSError) as error:
+                ended[type(error).__name__] += 1
+    finally:
+        stop.set()
+        flipping.join()
+        os.close(root)
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in outside.iterdir()] == [("f", SECRET)]
+    assert ended.total() == 400
