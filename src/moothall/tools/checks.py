@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
-    from xml.etree.ElementTree import Element
 
 REPORT = "/tmp/moothall-report.xml"  # noqa: S108 - inside the sandbox, one command at a time
 MAX_REPORT = 30_000_000
@@ -21,7 +21,10 @@ MAX_CASES = 20_000
 MAX_CASE_ID = 500
 
 PASSED, FAILED, ERRORED, SKIPPED, MISSING = "passed", "failed", "errored", "skipped", "missing"
-_WORST = (SKIPPED, PASSED, FAILED, ERRORED)
+_WORST = (SKIPPED, PASSED, FAILED, ERRORED)  # of a test that was reported twice
+_GRAVEST = (PASSED, SKIPPED, FAILED, ERRORED)  # of what one report of a test says
+_RESULTS = {"skipped": SKIPPED, "failure": FAILED, "error": ERRORED}
+_PIECE, _DEEPEST, _SECONDS = 1 << 16, 20, 5.0
 _PYTEST_NO_TESTS = 5
 _PYTEST_FAILED = 1
 
@@ -77,7 +80,7 @@ def narrowed(argv: Sequence[str], paths: Sequence[str], keyword: str = "") -> tu
     return argv
 
 
-def _case_id(case: Element) -> str:
+def _case_id(case: Mapping[str, str]) -> str:
     name, dotted, file = case.get("name") or "", case.get("classname") or "", case.get("file") or ""
     if not file:
         file = (dotted or name).replace(".", "/") + ".py"
@@ -89,13 +92,35 @@ def _case_id(case: Element) -> str:
     return "::".join((file, *(part for part in classes.split(".") if part), name))[:MAX_CASE_ID]
 
 
-def _case_result(case: Element) -> str:
-    kinds = {child.tag for child in case}
-    if "error" in kinds:
-        return ERRORED
-    if "failure" in kinds:
-        return FAILED
-    return SKIPPED if "skipped" in kinds else PASSED
+class _Cases:
+    """What a parser tells of a report. Builds no tree: a report that a test wrote may hold millions of elements."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self._case: Mapping[str, str] | None = None
+        self._result = PASSED
+        self._depth = 0
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Begin an element. Raises `ValueError` where they lie deeper than in any report: a parser keeps them all."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError("no report is so deep")
+        if tag == "testcase":
+            self._case, self._result = dict(attributes), PASSED
+        elif tag in _RESULTS:
+            self._result = max(self._result, _RESULTS[tag], key=_GRAVEST.index)
+
+    def end(self, tag: str) -> None:
+        """End one."""
+        self._depth -= 1
+        if tag == "testcase" and self._case is not None:
+            test = _case_id(self._case)
+            self.found[test] = max(self._result, self.found.get(test, SKIPPED), key=_WORST.index)
+            self._case = None
+
+    def close(self) -> None:
+        """End the report."""
 
 
 def read_report(path: str = REPORT) -> dict[str, str]:
@@ -103,26 +128,30 @@ def read_report(path: str = REPORT) -> dict[str, str]:
 
     A test reported twice (it failed, then its teardown too) counts as the worse of both.
     """
-    from xml.etree.ElementTree import ParseError, iterparse  # costs start time, and most commands write no report
+    from xml.etree.ElementTree import ParseError, XMLParser  # costs start time, and most commands write no report
 
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return {}
-    cases: dict[str, str] = {}
-    with os.fdopen(descriptor, "rb") as file:
+    cases = _Cases()
+    parser = XMLParser(target=cases)  # noqa: S314 - expat refuses entity bombs, and the size is bounded
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT:
             return {}
-        try:
-            for _, element in iterparse(file, ("end",)):  # noqa: S314 - expat refuses entity bombs, and the size is bounded
-                if element.tag == "testcase" and len(cases) < MAX_CASES:
-                    test, result = _case_id(element), _case_result(element)
-                    cases[test] = max(result, cases.get(test, SKIPPED), key=_WORST.index)
-                    element.clear()
-        except ParseError:
-            return {}
-    return cases
+        until = time.monotonic() + _SECONDS
+        while (data := os.read(descriptor, _PIECE)) and len(cases.found) < MAX_CASES:
+            parser.feed(data)
+            if time.monotonic() > until:
+                return {}
+        if not data:
+            parser.close()
+    except (ParseError, ValueError):
+        return {}
+    finally:
+        os.close(descriptor)
+    return cases.found
 
 
 def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, Any]) -> str:
