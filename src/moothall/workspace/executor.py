@@ -144,8 +144,7 @@ class Executor:
 
     def _run(self, request: Message) -> Message:
         argv = tuple(str(part) for part in request["argv"])
-        if os.path.lexists(checks.REPORT):  # put aside whatever it is: a tree may be too deep to be removed in one go
-            os.rename(checks.REPORT, f"{checks.REPORT}.{os.urandom(8).hex()}")  # noqa: PTH104 - pathlib costs start time
+        _put_aside(checks.REPORT)
         if request.get("block"):
             return self._run_block(argv, request)
         ended = run(argv, cwd=ROOT, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._stopped)
@@ -160,7 +159,8 @@ class Executor:
         """Run a command that asks something meanwhile, over a socket whose number is its last argument."""
         number = self._current
         talk = self._talk = Talk(lambda message: _send(self._link, {**message, "id": number}))
-        with open(BLOCK, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        _put_aside(BLOCK)  # a pipe in its place would never be read
+        with open(BLOCK, "x", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
             json.dump(request["block"], file)
         try:
             ended = run(
@@ -236,6 +236,12 @@ def _send(link: int, message: Message) -> None:
     data = memoryview(pack(message))
     while data:
         data = data[os.write(link, data) :]
+
+
+def _put_aside(path: str) -> None:
+    """Make place for a file of ours, whatever code put there: a tree may be too deep to be removed in one go."""
+    if os.path.lexists(path):
+        os.rename(path, f"{path}.{os.urandom(8).hex()}")  # noqa: PTH104 - pathlib costs start time
 
 
 def _is_folder(name: str, holder: int) -> bool:
