@@ -5,29 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from moothall.cli.finding import Finding
 from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.errors import MoothallError
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from moothall.model.client import OpenAIModel
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One part: whether it works, what was seen, and what would mend it."""
-
-    part: str
-    ok: bool
-    detail: str
-    mend: str = ""
 
 
 @click.command()
@@ -62,6 +53,10 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         yield finding
     yield await _bus(settings)
     yield await _model(settings)
+    from moothall.cli.outside import outside
+
+    async for finding in outside(settings):
+        yield finding
 
 
 def _data_dir(path: Path) -> Finding:

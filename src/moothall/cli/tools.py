@@ -64,18 +64,23 @@ async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, 
     from moothall.tools.discovery import discover, entry
     from moothall.wiring.rules import catalogue_of, read_table
     from moothall.wiring.switching import switches
+    from moothall.wiring.unset import unset_tools
 
     async with switches(settings) as known:
         off = known.off(tenant)
     known_tools = catalogue_of(settings)
-    specs = offered(read_table(settings).of(role), without=off, catalogue=known_tools) if role else tuple(known_tools.values())
+    unset = unset_tools(settings, tenant)
+    without = {*off, *unset}
+    specs = (
+        offered(read_table(settings).of(role), without=without, catalogue=known_tools) if role else tuple(known_tools.values())
+    )
     found = discover(specs, wanted)
     if as_json:
         click.echo(json.dumps([entry(spec, enabled=spec.name not in off) for spec in found], indent=2))
         return 0
     for spec in found:
-        mark = "off" if spec.name in off else ""
-        click.echo(f"{spec.name:<16} {spec.danger.value:<8} {mark:<4} {spec.summary}")
+        mark = "off" if spec.name in off else "unset" if spec.name in unset else ""
+        click.echo(f"{spec.name:<16} {spec.danger.value:<8} {mark:<5} {spec.summary}")
     if not found:
         click.echo("no tool fits", err=True)
     return 0

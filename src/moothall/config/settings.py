@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import platformdirs
 from pydantic import BaseModel, Field, SecretStr, ValidationError
@@ -18,6 +20,7 @@ from pydantic_settings import (
 )
 
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
+from moothall.config.outside import Browser, Db
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
 from moothall.errors import ConfigurationError
 from moothall.misspelt import wrong_variables
@@ -43,6 +46,8 @@ class Settings(BaseSettings):
     guard: Guard = Guard()
     http: Http = Http()
     wasm: Wasm = Wasm()
+    db: Db = Db()
+    browser: Browser = Browser()
     grpc: Grpc = Grpc()
     graph: Graph = Graph()
     log: Log = Log()
@@ -51,15 +56,25 @@ class Settings(BaseSettings):
 
 
 def secret_values(settings: BaseModel) -> tuple[str, ...]:
-    """Return the operator's own secrets: nothing that leaves may carry them."""
+    """Return the operator's own secrets: nothing that leaves may carry them. Of a URL its password is one, too."""
     found: list[str] = []
     for name in type(settings).model_fields:
         value = getattr(settings, name)
-        if isinstance(value, BaseModel):
-            found += secret_values(value)
-        elif isinstance(value, SecretStr):
-            found.append(value.get_secret_value())
+        for one in value.values() if isinstance(value, Mapping) else (value,):
+            if isinstance(one, BaseModel):
+                found += secret_values(one)
+            elif isinstance(one, SecretStr):
+                found += _forms(one.get_secret_value())
     return tuple(found)
+
+
+def _forms(secret: str) -> Iterator[str]:
+    yield secret
+    _, mark, rest = secret.partition("://")
+    place, at, _ = rest.rpartition("@")
+    if mark and at:
+        password = place.partition(":")[2]
+        yield from dict.fromkeys(form for form in (password, unquote(password)) if form)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Briefings:
 
     def _offered(self, role: str, tenant: str) -> list[str]:
         grant = self._rules.grants.of(role)
-        return [spec.name for spec in offered(grant, without=self._rules.off(tenant), catalogue=self._rules.catalogue)]
+        return [spec.name for spec in offered(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
 
     async def _story(self, story_id: str, who: Principal, room: int) -> str:
         if not story_id:

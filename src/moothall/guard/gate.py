@@ -32,7 +32,7 @@ from moothall.guard.parking import check_approval
 from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext, Stopped
-from moothall.guard.steps import Checked, check_grants, check_identity, check_schema, note_of
+from moothall.guard.steps import Checked, check_grants, check_identity, check_schema, check_set, note_of
 from moothall.guard.watching import tool_call
 from moothall.ports import Publisher
 from moothall.tools.arguments import arguments_digest
@@ -65,7 +65,7 @@ class Gate:
 
     def offered(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
         """Return the tools that a grant covers and the tenant has, in catalogue order; with `core` only the few."""
-        return offered(grant, core=core, without=self._rules.off(tenant), catalogue=self._rules.catalogue)
+        return offered(grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue)
 
     @property
     def catalogue(self) -> Mapping[str, ToolSpec]:
@@ -145,6 +145,7 @@ class Gate:
         checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off)
         check_identity(seat, call)
         check_grants(seat.grant, checked, catalogue=rules.catalogue, off=off)
+        check_set(checked, rules.unset(seat.tenant))
         check_capability(rules.tokens, seat, call, checked)
         try:
             await rules.policy.check(seat, checked)

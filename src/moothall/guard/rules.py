@@ -21,16 +21,28 @@ def _nothing(tenant: str) -> Collection[str]:
     return ()
 
 
+def _all_set(tenant: str) -> Mapping[str, str]:
+    """Every tool has what it needs."""
+    del tenant
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the tools that a workspace
-    does not run itself; `parking` keeps what an operator may allow. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
+    does not run itself; `unset` says of the tools that lack a setting which it is: a tenant's agents are not offered them;
+    `parking` keeps what an operator may allow. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
     """
 
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
     off: Callable[[str], Collection[str]] = _nothing
+    unset: Callable[[str], Mapping[str, str]] = _all_set
     grants: Grants = field(default_factory=shipped)
     tokens: Tokens = field(default_factory=lambda: Tokens(secrets.token_bytes(32), 3600.0))
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
     parking: Parking | None = None
+
+    def without(self, tenant: str) -> Collection[str]:
+        """Return the names of the tools that a tenant's agents are not offered."""
+        return {*self.off(tenant), *self.unset(tenant)}

@@ -102,6 +102,12 @@ def check_grants(
                 raise Stopped(ToolStatus.BLOCKED, f"{path[:80]!r} may not be changed by this role (protected: {pattern})")
 
 
+def check_set(checked: Checked, unset: Mapping[str, str]) -> None:
+    """What the tool needs is configured; `unset` says of those that lack a setting which it is."""
+    if reason := unset.get(checked.spec.name):
+        raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not set up here: {reason}")
+
+
 def note_of(grant: Grant, checked: Checked) -> str:
     """Return what a seat should know about a write that gains it nothing, or nothing."""
     for path in checked.values(checked.spec.writes):

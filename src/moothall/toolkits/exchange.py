@@ -14,6 +14,7 @@ from yarl import URL
 
 from moothall.config import Http
 from moothall.errors import InvalidRequest, Permanent, Refused
+from moothall.toolkits.answering import CallFailed
 from moothall.toolkits.destinations import Destinations, Unreachable
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -31,12 +32,6 @@ class TooLarge(Permanent):
     """An answer went on past the limit."""
 
     code = "TOO_LARGE"
-
-
-class CallFailed(Permanent):
-    """The server could not be called, or what it said is no HTTP."""
-
-    code = "CALL_FAILED"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any, Final
 
 from yarl import URL
 
 from moothall.config import Http
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.errors import InvalidRequest, MoothallError, Refused
+from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
-from moothall.toolkits.exchange import Answer, CallFailed, Exchange
+from moothall.toolkits.answering import CallFailed, Output, answered, in_workspace
+from moothall.toolkits.exchange import Answer, Exchange
 from moothall.toolkits.page import read_page
 
 _METHODS = {f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")}
 _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/javascript", "application/yaml")
-_STATUSES: Final[tuple[tuple[type[MoothallError], ToolStatus], ...]] = (
-    (Refused, ToolStatus.BLOCKED),
-    (InvalidRequest, ToolStatus.INVALID),
-    (MoothallError, ToolStatus.ERROR),
-)
 _FOUND, _FOUND_CHARS = 20, 500
-
-Output = dict[str, Any]
-
-
-class _NotStored(Exception):
-    """The workspace did not take or give the file; the result says why."""
-
-    def __init__(self, result: ToolResult) -> None:
-        super().__init__(result.error)
-        self.result = result
 
 
 class WebTools:
@@ -50,20 +32,7 @@ class WebTools:
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Run a tool until its deadline or `http.seconds`. What fails is a status, not an error."""
         del tenant  # nothing is kept between calls
-        left = (call.deadline - datetime.now(UTC)).total_seconds()
-        seconds = min(left, self._settings.seconds)
-        try:
-            async with asyncio.timeout(max(seconds, 0)):
-                output = await self._output(call, workspace)
-        except TimeoutError:
-            said = f"no whole answer within {max(seconds, 0):.0f} seconds; the call was ended"
-            return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error=said)
-        except _NotStored as failed:
-            return failed.result
-        except MoothallError as error:
-            status = next(status for kind, status in _STATUSES if isinstance(error, kind))
-            return ToolResult(call.request_id, call.tool, status, error=error.message)
-        return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
+        return await answered(call, self._settings.seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments
@@ -95,12 +64,12 @@ class WebTools:
         if not 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP's successes
             raise CallFailed(f"{answer.url} answered with status {answer.status}; nothing was stored")
         content = base64.b64encode(answer.body).decode()
-        await _in_workspace(workspace, call, "files.store", {"path": args["path"], "content": content})
+        await in_workspace(workspace, call, "files.store", {"path": args["path"], "content": content})
         return {"status": answer.status, "url": answer.url, "path": args["path"], "bytes": len(answer.body)}
 
     async def _upload(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments
-        loaded = await _in_workspace(workspace, call, "files.load", {"path": args["path"]})
+        loaded = await in_workspace(workspace, call, "files.load", {"path": args["path"]})
         try:
             body = base64.b64decode(str(loaded["content"]), validate=True)
         except ValueError as error:
@@ -134,13 +103,6 @@ def _host(root: str | None) -> str:
 
 def _text(one: Mapping[str, object], name: str) -> str:
     return str(one.get(name) or "")[:_FOUND_CHARS]
-
-
-async def _in_workspace(workspace: Workspace, call: ToolCall, tool: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    result = await workspace.call(ToolCall(call.request_id, tool, args, call.deadline))
-    if result.status is not ToolStatus.SUCCESS:
-        raise _NotStored(ToolResult(call.request_id, call.tool, result.status, error=result.error, usage=result.usage))
-    return result.output
 
 
 def _decoded(answer: Answer) -> str:

@@ -163,19 +163,29 @@ class ToolSpec:
 @cache
 def _schema(model: type[Arguments]) -> str:
     shape = model.model_json_schema()
-    fields = {name: _plain(field) for name, field in shape["properties"].items()} if "properties" in shape else {}
+    shared = shape.get("$defs", {})
+    fields = {name: _plain(field, shared) for name, field in shape.get("properties", {}).items()}
     return json.dumps(
         {"type": "object", "properties": fields, "required": shape.get("required", []), "additionalProperties": False}
     )
 
 
-def _plain(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what decoders don't use: titles and defaults."""
-    return {key: _plain(value) if key == "items" else value for key, value in shape.items() if key not in {"title", "default"}}
+def _plain(shape: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what decoders don't use (titles, defaults, what a class says of itself), and put what is shared in its place."""
+    if "$ref" in shape:
+        return _plain(shared[shape["$ref"].rpartition("/")[2]], shared)
+    plain: dict[str, Any] = {}
+    for key, value in shape.items():
+        if key == "properties":
+            plain[key] = {name: _plain(field, shared) for name, field in value.items()}
+        elif key not in {"title", "default", "description"}:
+            plain[key] = _plain(value, shared) if key == "items" else value
+    return plain
 
 
 def _lower(shape: dict[str, Any], most: int) -> None:
     if "maxLength" in shape:
         shape["maxLength"] = min(shape["maxLength"], most)
-    for inner in (*shape.get("properties", {}).values(), *([shape["items"]] if "items" in shape else [])):
+    within = [shape[name] for name in ("items", "additionalProperties") if isinstance(shape.get(name), dict)]
+    for inner in (*shape.get("properties", {}).values(), *within):
         _lower(inner, most)

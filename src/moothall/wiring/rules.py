@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,11 +19,13 @@ from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
 from moothall.guard.policy import Policy
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
-from moothall.ports import Bucket
+from moothall.ports import Bucket, Toolkit
 from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.db_tools import writing
 from moothall.tools.spec import ToolSpec
 from moothall.tools.wasm_tools import read_tools
 from moothall.wiring.keys import guard_key
+from moothall.wiring.unset import unset_tools
 
 _GRACE_SECONDS = 60.0
 
@@ -38,6 +41,7 @@ class Buckets(Protocol):
 @asynccontextmanager
 async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
+    from moothall.toolkits.databases import DatabaseTools
     from moothall.toolkits.web import WebTools
 
     catalogue = await asyncio.to_thread(catalogue_of, settings)
@@ -48,11 +52,12 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
     web = WebTools(settings.http)
-    toolkits = {"http": web, "web": web}
+    toolkits: dict[str, Toolkit] = {"http": web, "web": web, "db": DatabaseTools(settings.db)}
     policy = _policy(settings)  # here and not beside the loop: an engine belongs to the thread that makes it
     async with beside(off.run(), "tools"), beside(revoked.run(), "revocations"), beside(waiting.run(), "parked"):
         yield Rules(
             off=off.off,
+            unset=functools.partial(unset_tools, settings),
             grants=await asyncio.to_thread(read_table, settings),
             tokens=tokens,
             policy=policy,
@@ -64,7 +69,8 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
 
 def catalogue_of(settings: Settings) -> Mapping[str, ToolSpec]:
     """Return all tools: those of Moothall, and an operator's own. Raises `ConfigurationError`."""
-    return {**CATALOGUE, **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)}}
+    ours = writing(CATALOGUE) if settings.db.write else CATALOGUE
+    return {**ours, **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)}}
 
 
 def parking_of(settings: Settings, bus: Buckets, key: bytes) -> Parking:

@@ -17,7 +17,7 @@ from moothall.tools.catalogue import CATALOGUE, ToolSpec, describe, offered
 ALL = Grant(tools=("*",))
 SPECS = tuple(CATALOGUE.values())
 # What only the model checks, and why no schema does: these end up as words of a command line.
-BEYOND_THE_SCHEMA = {"git.diff", "git.checkout", "git.branch", "git.clone", "git.push", "tests.make"}
+BEYOND_THE_SCHEMA = {"git.diff", "git.checkout", "git.branch", "git.clone", "git.push", "tests.make", "db.redis"}
 
 
 def fits(shape: dict[str, Any], arguments: dict[str, Any]) -> bool:
@@ -53,7 +53,7 @@ def test_schemas_are_flat_closed_and_bounded(spec: ToolSpec) -> None:
 def test_path_arguments_exist(spec: ToolSpec) -> None:
     assert set(spec.writes) <= set(spec.paths) <= set(spec.arguments.model_fields)
     assert {"path", "paths", "other", "glob"} & set(spec.arguments.model_fields) <= set(spec.paths)
-    assert spec.outside is (spec.name in {"git.clone", "git.pull", "git.push"} or spec.category in {"http", "web"})
+    assert spec.outside is (spec.name in {"git.clone", "git.pull", "git.push"} or spec.category in {"http", "web", "db"})
     assert spec.name.startswith(f"{spec.category}.")
 
 
@@ -107,7 +107,8 @@ def test_the_wires_tools_are_all_there_in_order() -> None:
         "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone git.pull git.push "
         "tests.pytest tests.npm tests.go tests.cargo tests.make "
         "code.python code.node code.shell system.info system.processes "
-        "http.get http.head http.post http.put http.patch http.delete http.download http.upload web.fetch web.search"
+        "http.get http.head http.post http.put http.patch http.delete http.download http.upload web.fetch web.search "
+        "db.postgres db.redis db.neo4j"
     )
     assert list(CATALOGUE) == names.split()
 

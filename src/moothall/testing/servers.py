@@ -1,0 +1,124 @@
+"""A real PostgreSQL and a real Redis for tests: on loopback, empty at first, gone with all their files at the end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_START_SECONDS, _STOP_SECONDS = 60.0, 20.0
+_AS = "postgres"  # PostgreSQL does not run as root
+
+
+class Missing(Exception):
+    """A server cannot be had here; the message says what is missing and what brings it."""
+
+
+def free_port() -> int:
+    """Return a port of loopback that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, *, user: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the context ends; its process group ends with it."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(  # noqa: S603 - our own words
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, user=user
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait()
+
+
+def wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = _START_SECONDS) -> None:
+    """Return once `ready` says so. Raises `RuntimeError` with the end of the log where the server ended, or never was."""
+    until = time.monotonic() + seconds
+    while not ready():
+        if process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"{process.args!r} did not start: {log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.05)
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _postgres_binaries() -> Path:
+    found = shutil.which("postgres")
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name), reverse=True)
+    if found or folders:
+        return Path(found).resolve().parent if found else folders[0]
+    raise Missing("no PostgreSQL: `apt-get install postgresql` brings it")
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """Yield the URL of the superuser of a PostgreSQL of our own. Raises `Missing`."""
+    binaries = _postgres_binaries()
+    user = None
+    if os.getuid() == 0:
+        try:
+            user = pwd.getpwnam(_AS).pw_name
+        except KeyError as error:
+            raise Missing(f"no PostgreSQL: it does not run as root, and there is no user {_AS}") from error
+    port, password = free_port(), secrets.token_urlsafe(12)
+    with tempfile.TemporaryDirectory(prefix="moothall-postgres-") as name:
+        home = Path(name)
+        (home / "password").write_text(password, encoding="ascii")
+        if user:
+            for path in (home, home / "password"):
+                shutil.chown(path, user)
+        made = subprocess.run(  # noqa: S603 - our own words
+            [
+                *(binaries / "initdb", "-D", home / "data", "-U", "boss", "--pwfile", home / "password"),
+                *("-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            user=user,
+            cwd="/",
+        )
+        if made.returncode:
+            raise RuntimeError(f"initdb: {made.stderr[-2000:]}")
+        command = [str(binaries / "postgres"), "-D", f"{home}/data", "-p", str(port), "-k", name, "-h", "127.0.0.1", "-F"]
+        with running(command, home / "out.log", user=user) as process:
+            probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+            wait_for(lambda: subprocess.run(probe, check=False).returncode == 0, process, home / "out.log")  # noqa: S603 - as above
+            yield f"postgresql://boss:{password}@127.0.0.1:{port}/postgres"
+
+
+@contextmanager
+def redis() -> Iterator[str]:
+    """Yield the URL of a Redis of our own. Raises `Missing`."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise Missing("no Redis: `apt-get install redis-server` brings it")
+    port, password = free_port(), secrets.token_urlsafe(12)
+    with tempfile.TemporaryDirectory(prefix="moothall-redis-") as name:
+        home = Path(name)
+        settings = {"port": port, "bind": "127.0.0.1", "dir": name, "requirepass": password, "save": '""', "appendonly": "no"}
+        lines = "\n".join(f"{key} {value}" for key, value in settings.items())
+        (home / "redis.conf").write_text(lines, encoding="ascii")
+        with running([binary, str(home / "redis.conf")], home / "out.log") as process:
+            wait_for(lambda: _accepts(port), process, home / "out.log")
+            yield f"redis://:{password}@127.0.0.1:{port}/0"

@@ -1,0 +1,164 @@
+"""`db.neo4j`: one query in a transaction of its own, in read mode unless the operator says otherwise.
+
+The server's read mode holds no reading of files and URLs (LOAD CSV), nor procedures that only say that they read. So a query is
+planned first, which runs nothing, and what is in its plan decides: what the text looks like does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from neo4j import READ_ACCESS, WRITE_ACCESS, AsyncDriver, AsyncGraphDatabase, AsyncTransaction
+from neo4j.exceptions import AuthError, ClientError, DriverError, Forbidden, Neo4jError
+from neo4j.graph import Node, Path, Relationship
+from neo4j.spatial import Point
+from neo4j.time import Duration
+
+from moothall.config import Db
+from moothall.errors import InvalidRequest, Refused
+from moothall.toolkits.answering import CallFailed, Output
+from moothall.toolkits.rows import Table
+
+_PROCEDURES = frozenset(
+    [
+        "db.labels",
+        "db.propertykeys",
+        "db.relationshiptypes",
+        "db.schema.visualization",
+        "db.schema.nodetypeproperties",
+        "db.schema.reltypeproperties",
+        "db.index.fulltext.querynodes",
+        "db.index.fulltext.queryrelationships",
+        "db.index.vector.querynodes",
+        "db.index.vector.queryrelationships",
+    ]
+)
+_BATCH = 20
+_FILES = re.compile(r"loadcsv", re.IGNORECASE)
+_ADMINISTERS = re.compile(
+    r"^(terminate|kill|alter|create(user|role|database|alias|composite)|drop(user|role|database|alias)|grant|deny|revoke|rename(user|role)"
+    r"|start|stop|enable|deallocate|reallocate|set(owncredentials|password)|dump|system|administration|assert|ensure|donothing)",
+    re.IGNORECASE,
+)
+_ESCAPED = re.compile(r"\\u+([0-9A-Fa-f]{4})")
+_OWN_FUNCTIONS = "SHOW FUNCTIONS YIELD name, isBuiltIn WHERE NOT isBuiltIn RETURN name"
+
+
+async def query(url: str, text: str, params: Mapping[str, str], limits: Db) -> Output:
+    """Return the rows of one query. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
+    where = urlsplit(url)
+    server = where._replace(netloc=where.netloc.rpartition("@")[2], path="").geturl()
+    auth = (unquote(where.username), unquote(where.password or "")) if where.username else None
+    try:
+        async with AsyncGraphDatabase.driver(
+            server,
+            auth=auth,
+            connection_timeout=limits.seconds,
+            max_transaction_retry_time=0,
+            max_connection_pool_size=1,
+            notifications_min_severity="OFF",
+            user_agent="moothall",
+        ) as driver:
+            return await _asked(driver, where.path.strip("/") or None, text, params, limits)
+    except (AuthError, DriverError, OSError, ValueError) as error:
+        inside = isinstance(error, AuthError)
+        reason = "it lets nobody in with this user and password" if inside else f"it does not answer ({type(error).__name__})"
+        raise CallFailed(f"Neo4j cannot be asked: {reason} (db.neo4j_url); `moothall doctor` says more") from error
+    except Neo4jError as error:
+        raise _said(error) from error
+
+
+async def _asked(driver: AsyncDriver, database: str | None, text: str, params: Mapping[str, str], limits: Db) -> Output:
+    access = WRITE_ACCESS if limits.write else READ_ACCESS
+    async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
+        async with await session.begin_transaction(timeout=limits.seconds) as planning:
+            await _judge_functions(planning, text)
+        async with await session.begin_transaction(timeout=limits.seconds) as planning:
+            explained = await planning.run(f"EXPLAIN {text}", dict(params))
+            summary = await explained.consume()
+            if summary.plan is None:
+                raise Refused("queries that cannot be planned before they run are not taken")
+            _judge(summary.plan, summary.query_type or "", limits)
+    async with (
+        driver.session(database=database, default_access_mode=access, fetch_size=_BATCH) as session,
+        await session.begin_transaction(timeout=limits.seconds) as transaction,
+    ):
+        result = await transaction.run(text, dict(params))
+        table = Table(result.keys(), limits)
+        async for record in result:
+            if not table.take(_plain(value) for value in record.values()):
+                break
+        done = await result.consume()
+        if limits.write:
+            await transaction.commit()
+            return table.output() | {"changed": dict(done.counters.__dict__)}
+        await transaction.rollback()
+        return table.output()
+
+
+async def _judge_functions(transaction: AsyncTransaction, text: str) -> None:
+    """Functions that were added to the server may do anything, and stand in no plan: a query that may name one is not taken."""
+    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
+    words = set(re.findall(r"\w+", plain))
+    added = await transaction.run(_OWN_FUNCTIONS)
+    async for record in added:
+        name = str(record["name"])
+        if set(re.findall(r"\w+", name.lower())) <= words:
+            raise Refused(f"{name} is no function of Neo4j's own; queries that name one are not taken")
+
+
+def _judge(plan: Mapping[str, Any], kind: str, limits: Db) -> None:
+    if kind not in ({"r", "w", "rw"} if limits.write else {"r"}):
+        raise Refused(
+            "it administers the server" if limits.write else "it changes data, and queries are read-only here (db.write)"
+        )
+    for step in _steps(plan):
+        name = str(step.get("operatorType", "")).partition("@")[0]
+        if _FILES.search(name):
+            raise Refused("LOAD CSV reads the server's files and network; it is not taken")
+        if _ADMINISTERS.match(name):
+            raise Refused("commands that administer the server are not taken")
+        if "procedure" in name.lower():
+            called = str(step.get("args", {}).get("Details", "")).partition("(")[0].replace("`", "").strip()
+            if called.lower() not in _PROCEDURES:
+                raise Refused(f"the procedure {called[:80]} is not taken; taken are {', '.join(sorted(_PROCEDURES))}")
+
+
+def _steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    waiting = [plan]
+    while waiting:
+        step = waiting.pop()
+        yield step
+        waiting += step.get("children") or ()
+
+
+def _plain(value: Any) -> Any:  # noqa: PLR0911 - one case a kind of value
+    """What a graph is made of, as JSON has it."""
+    match value:
+        case Node():
+            return {"labels": sorted(value.labels), "properties": _plain(dict(value))}
+        case Relationship():
+            return {"type": value.type, "properties": _plain(dict(value))}
+        case Path():
+            steps = zip(value.nodes, (*value.relationships, None), strict=True)
+            return [_plain(part) for step in steps for part in step if part is not None]
+        case Duration():
+            return value.iso_format()
+        case Point():
+            return {"srid": value.srid, "coordinates": list(value)}
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+    return value
+
+
+def _said(error: Neo4jError) -> Exception:
+    said = f"Neo4j: {error.message} ({error.code})"
+    code = error.code or ""
+    if isinstance(error, Forbidden) or "AccessMode" in code or "Security" in code:
+        return Refused(f"{said}. Queries are read-only here (db.write)")
+    return InvalidRequest(said) if isinstance(error, ClientError) else CallFailed(said)

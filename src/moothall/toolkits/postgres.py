@@ -1,0 +1,185 @@
+"""`db.postgres`: one statement on a connection of its own, read-only unless the operator says otherwise.
+
+A read-only query is held by four things: it is declared as a cursor, which takes nothing but a SELECT, VALUES or WITH without
+changes; by the extended protocol, which takes one statement; in a READ ONLY transaction that is rolled back. What a
+transaction does not hold (files, programs and connections of the server) is held by the role: one that may use them
+is refused, with what to do about it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+import termios
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import PQGen
+from psycopg.types import TypeInfo
+from psycopg.types.string import TextLoader
+from psycopg.waiting import Ready
+
+from moothall.config import Db
+from moothall.errors import InvalidRequest, Refused
+from moothall.toolkits.answering import CallFailed, Output
+from moothall.toolkits.rows import Table
+
+_RV = TypeVar("_RV")
+_BATCH = 50
+_PLAIN = frozenset(
+    {"bool", "int2", "int4", "int8", "float4", "float8", "json", "jsonb", "oid", "text", "varchar", "name", "bpchar"}
+)
+_SYNTAX = "42601"
+
+# What a rolled back transaction does not undo, and who may do it. A query may take on any role that its own is a member of.
+_POWERS = """
+select 'it is or may become the superuser ' || rolname from pg_catalog.pg_roles
+ where rolsuper and pg_catalog.pg_has_role(session_user, oid, 'member')
+union all
+select 'it is a member of ' || rolname from pg_catalog.pg_roles
+ where rolname in ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_signal_backend')
+   and pg_catalog.pg_has_role(session_user, oid, 'member')
+union all
+select 'it may call ' || p.oid::pg_catalog.regprocedure
+  from pg_catalog.pg_proc p join pg_catalog.pg_language l on l.oid = p.prolang
+ where ((not l.lanpltrusted and l.lanname not in ('internal', 'c'))
+     or p.proname ~ '^(dblink.*|lo_(ex|im)port|pg_read_(binary_)?file|pg_file_.*|pg_ls_dir|pg_reload_conf|pg_rotate_logfile|http_.*|http)$')
+   and pg_catalog.has_function_privilege(session_user, p.oid, 'execute')
+limit 3
+"""
+_MEND = (
+    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE … FROM PUBLIC where it is named"
+)
+
+
+class _Flooded(Exception):
+    """The server sent more than it may."""
+
+
+class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """One that ends a call for which too much is sent: a single value may be a gigabyte."""
+
+    most = 0
+
+    async def wait(self, gen: PQGen[_RV], *args: Any, **named: Any) -> _RV:
+        return await super().wait(_counted(gen, self.pgconn.socket, self.most), *args, **named)
+
+
+def _counted(gen: PQGen[_RV], descriptor: int, most: int) -> Generator[Any, Any, _RV]:
+    """Pass everything on, adding up what lies ready each time something does. Too high where the client leaves some of it."""
+    seen = 0
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if most and ready and ready & Ready.R:  # nothing is ready where a wait begins again, to cancel
+                seen += struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))[0]
+                if seen > most:
+                    raise _Flooded
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return cast("_RV", end.value)
+
+
+async def query(url: str, text: str, params: list[str], limits: Db) -> Output:
+    """Return the rows of one statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
+    try:
+        async with _connected(url, limits) as connection:
+            powers = await (await connection.execute(_POWERS)).fetchall()
+            if powers:
+                raise Refused(
+                    f"the role of db.postgres_url may do too much: {'; '.join(str(row[0]) for row in powers)}. Mend: {_MEND}"
+                )
+            run = _changed if limits.write else _read
+            return await run(connection, sql.SQL(text), params, limits)
+    except _Flooded as error:
+        raise CallFailed(f"the server sent more than {limits.receive_bytes} bytes (db.receive_bytes); ask for less") from error
+    except UnicodeError as error:
+        raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
+    except psycopg.Error as error:
+        raise _said(error, reading=not limits.write) from error
+
+
+@asynccontextmanager
+async def _connected(url: str, limits: Db) -> AsyncIterator[_Connection]:
+    try:
+        connection = await _Connection.connect(
+            url,
+            connect_timeout=max(2, round(limits.seconds)),
+            client_encoding="utf8",
+            application_name="moothall",
+            prepare_threshold=0 if limits.write else None,
+        )
+    except (psycopg.Error, OSError, ValueError) as error:
+        inside = "FATAL" in str(error)  # the server's own word; that a port is closed is libpq's
+        reason = "it lets nobody in with this user and password" if inside else "it does not answer"
+        raise CallFailed(f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more") from error
+    try:
+        connection.most = limits.receive_bytes
+        await _bound(connection, limits)
+        yield connection
+    finally:
+        # What was not committed is gone with the connection. A query that still runs is told to end.
+        if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+            with suppress(psycopg.Error, TimeoutError):
+                await connection.cancel_safe(timeout=2)
+        await connection.close()
+
+
+async def _bound(connection: _Connection, limits: Db) -> None:
+    for info in psycopg.adapters.types:
+        if info.name not in _PLAIN and type(info) is TypeInfo:
+            connection.adapters.register_loader(info.oid, TextLoader)
+    await connection.set_read_only(not limits.write)
+    milliseconds = str(round(limits.seconds * 1000))
+    settings = {
+        "default_transaction_read_only": "off" if limits.write else "on",
+        "statement_timeout": milliseconds,
+        "lock_timeout": milliseconds,
+        "idle_in_transaction_session_timeout": milliseconds,
+    }
+    for name, value in settings.items():
+        await connection.execute("select pg_catalog.set_config(%s, %s, false)", (name, value))
+
+
+async def _read(connection: _Connection, text: sql.SQL, params: list[str], limits: Db) -> Output:
+    async with psycopg.AsyncRawServerCursor(connection, "moothall") as cursor:
+        await cursor.execute(text, params)
+        table = Table([column.name for column in cursor.description or ()], limits)
+        while rows := await cursor.fetchmany(_BATCH):
+            if not all(table.take(row) for row in rows):
+                break
+        return table.output()
+
+
+async def _changed(connection: _Connection, text: sql.SQL, params: list[str], limits: Db) -> Output:
+    """Run a statement that may change data, and keep what it did."""
+    async with psycopg.AsyncRawCursor(connection) as cursor:
+        await cursor.execute(text, params, prepare=True)  # prepared: one statement, never several
+        table = Table([column.name for column in cursor.description or ()], limits)
+        while cursor.description and (rows := await cursor.fetchmany(_BATCH)):
+            if not all(table.take(row) for row in rows):
+                break
+        changed = max(cursor.rowcount, 0)
+    await connection.commit()
+    return table.output() | {"changed": changed}
+
+
+def _said(error: psycopg.Error, *, reading: bool) -> Exception:
+    """The server's own words, which name neither its address nor a password."""
+    told = error.diag
+    words = told.message_primary
+    if words is None:
+        return CallFailed(f"the connection to PostgreSQL broke ({type(error).__name__})")
+    more = "".join(f" {part}" for part in (told.message_detail, told.message_hint) if part)
+    said = f"PostgreSQL: {words} ({error.sqlstate}){more}"
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return Refused(f"{said}. Queries are read-only here (db.write)")
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return Refused(said)
+    if reading and error.sqlstate == _SYNTAX:
+        said += ". Taken is one SELECT, VALUES or WITH: queries are read-only here (db.write)"
+    return InvalidRequest(said) if isinstance(error, psycopg.ProgrammingError | psycopg.DataError) else CallFailed(said)

@@ -1,0 +1,22 @@
+"""Which tools lack a setting, so that nobody is offered them, and what would give it to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moothall.config import Settings
+
+_DATABASES = ("postgres", "redis", "neo4j")
+
+
+def unset_tools(settings: Settings, tenant: str) -> Mapping[str, str]:
+    """Return, by the name of each tool that a tenant cannot use yet, the setting that is missing."""
+    missing = {}
+    if not settings.http.search_url:
+        missing["web.search"] = "MOOTHALL_HTTP__SEARCH_URL, the root of a SearXNG server, is not set"
+    databases = settings.db.of(tenant)
+    whose = f" in [db.tenants.{tenant}]" if tenant in settings.db.tenants else ""
+    for server in _DATABASES:
+        if getattr(databases, f"{server}_url") is None:
+            missing[f"db.{server}"] = f"MOOTHALL_DB__{server.upper()}_URL is not set{whose}"
+    return missing

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from moothall.config import Databases, Db, load_settings, secret_values
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.errors import ConfigurationError
+from moothall.testing.gate import Room, in_seconds
+from moothall.toolkits.databases import DatabaseTools, url_of
+from moothall.toolkits.rows import Table, jsonable, size
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.db_tools import writing
+
+ANYTHING: Any = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.binary()
+    | st.dates(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(ANYTHING)
+def test_whatever_a_server_has_becomes_json(value: Any) -> None:
+    json.dumps(jsonable(value), allow_nan=False)
+
+
+def test_what_is_nested_too_deep_ends() -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    assert "deeper than is shown" in json.dumps(jsonable(deep))
+
+
+@given(st.lists(st.lists(st.text(max_size=300), max_size=3), max_size=30))
+def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
+    table = Table(["a"], Db(rows=10, result_bytes=1000))
+    taken = [row for row in rows if not table.cut and table.take(row)]
+    assert table.output()["rows"] == taken == rows[: len(taken)]
+    assert len(taken) <= 10
+    assert size(taken) <= 1000
+    assert table.cut is (len(taken) < len(rows))
+
+
+async def test_what_is_not_set_says_which_setting_is_missing() -> None:
+    call = ToolCall("request-1", "db.redis", {"command": "GET", "args": ["a"]}, in_seconds(20))
+    result = await DatabaseTools(Db()).call(call, Room(), "local")
+    assert (result.status, "MOOTHALL_DB__REDIS_URL is not set" in result.error) == (ToolStatus.ERROR, True)
+
+
+def test_a_url_of_another_kind_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"db\.redis_url is no URL that begins with redis://") as caught:
+        DatabaseTools(Db(tenants={"acme": Databases(redis_url=SecretStr("http://ann:hush-hush@host"))}))
+    assert "hush" not in caught.value.message
+    with pytest.raises(ConfigurationError):
+        url_of(Db(neo4j_url=SecretStr("bolt://[")), "neo4j")
+
+
+def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
+    db = load_settings(db={"postgres_url": "postgresql://one", "tenants": {"acme": {"redis_url": "redis://:pass%20word@two"}}}).db
+    assert [url_of(db.of("acme"), server) for server in ("postgres", "redis")] == ["", "redis://:pass%20word@two"]
+    assert url_of(db.of("other"), "postgres") == "postgresql://one"
+    assert {"pass%20word", "pass word", "redis://:pass%20word@two"} <= set(secret_values(db))
+    assert "pass" not in db.model_dump_json().replace("password", "")
+
+
+def test_where_databases_may_be_changed_policies_can_tell() -> None:
+    changed = writing(CATALOGUE)
+    assert ("look" in CATALOGUE["db.redis"].tags, "change" in changed["db.redis"].tags) == (True, True)
+    assert changed["http.get"] is CATALOGUE["http.get"]
