@@ -18,6 +18,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.overview import Health, TaskView
 from moothall.domain.plan import Derivation, PlanningEvent, Processed, Strategy
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tally import Metrics, Totals
@@ -259,7 +260,7 @@ class Deliberations(Protocol):
         """Return the end, however long it takes (the deliberation's own deadline bounds it)."""
         ...
 
-    def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
+    def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
         """Yield the deliberation's events in the order of the log, and end after its decision."""
         ...
 
@@ -364,4 +365,24 @@ class Briefings(Protocol):
 
     async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
         """Return what is known of a story or task, within the budget. Raises `InvalidRequest`, `GraphUnavailable`."""
+        ...
+
+
+class Tasks(Protocol):
+    """Deliberations at a glance."""
+
+    async def latest(self, who: Principal, state: str = "", limit: int = 50) -> Sequence[TaskView]:
+        """Return the tenant's: those under way, then those that ended, the latest first. `state` narrows: live, ended, failed."""
+        ...
+
+    async def get(self, task_id: str, who: Principal) -> TaskView:
+        """Return one. Raises `NotFound`, also for another tenant's."""
+        ...
+
+
+class Checkups(Protocol):
+    """How the house's parts stand."""
+
+    async def look(self) -> Health:
+        """Return how all of them stand now."""
         ...

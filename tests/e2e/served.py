@@ -47,6 +47,8 @@ class Served:
     command: Command
     pid: int
     channel: grpc.aio.Channel
+    web: str = ""
+    """Where HTTP is served; empty where it is not."""
 
     def stub(self, token: str = ALICE) -> Any:
         """Return a stub whose calls carry a token and end after two minutes."""
@@ -80,7 +82,8 @@ async def served(command: Command) -> AsyncIterator[Served]:
     command.served_at = line.split()[3].rstrip(";")
     try:
         async with grpc.aio.insecure_channel(command.served_at) as channel:
-            yield Served(command, server.pid, channel)
+            web = next((line.split()[3].rstrip(":") for line in said if line.startswith("serving HTTP on")), "")
+            yield Served(command, server.pid, channel, web)
     finally:
         ended = server.returncode
         if ended is None:

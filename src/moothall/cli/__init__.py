@@ -11,6 +11,7 @@ from moothall import __version__
 
 # Where each is, and what `moothall --help` says of it: that must not import them all.
 _COMMANDS = {
+    "ask": ("moothall.cli.ask:ask", "Let one agent answer PROMPT: a question with words, a task with a diff..."),
     "audit": ("moothall.cli.audit:audit", "The audit of tool calls."),
     "config": ("moothall.cli.config:config", "Print the effective settings; secrets are redacted."),
     "deliberate": ("moothall.cli.deliberate:deliberate", "Let a council work on TASK and leave the winner as branch..."),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from moothall.cli.plain import plain
 from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG
-from moothall.cli.show import as_json, line_of, show_outcome
+from moothall.cli.show import as_json, line_of, show_outcome, thought_of
 from moothall.collector.progress import Progress, describe
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
@@ -28,9 +28,12 @@ _CANCEL_SECONDS = 5.0
 
 
 class Narrator:
-    """Speaks on stderr: lines always, and a spinner with the percentage where a person watches."""
+    """Speaks on stderr: lines always, and a spinner with the percentage where a person watches. `thoughts`: also what a seat says
+    that it is about.
+    """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, thoughts: bool = False) -> None:
+        self._thoughts = thoughts
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self._status = self.console.status("starting") if self.console.is_terminal and not quiet else nullcontext(None)
 
@@ -43,6 +46,8 @@ class Narrator:
         progress = Progress()
         with self._status as spinner:
             async for recorded in desk.watch(task_id, 0, LOCAL):
+                if self._thoughts and (thought := thought_of(recorded)) is not None:
+                    self.console.print(thought)
                 line = line_of(recorded)
                 if line is not None:
                     self.console.print(line)

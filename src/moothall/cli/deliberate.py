@@ -20,7 +20,11 @@ from moothall.domain.task import Constraints, DeliberationRequest
 @click.option("--role", default="DEV", show_default=True, help="Which council: dev, qa, architect, devops, data, po.")
 @click.option("--agents", type=int, default=0, help="Seats; 3 by default.")
 @click.option("--rounds", type=int, default=None, help="Rounds of review and revision; the protocol's by default.")
-@click.option("--protocol", default="", help="single, vote, debate or tests_then_verify (the default).")
+@click.option(
+    "--protocol",
+    default="",
+    help="single, vote, debate, tests_then_verify (the default) or ask: one seat, whose answer may be no change.",
+)
 @click.option("--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees.")
 @click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, in any protocol.")
 @click.option("--rubric", default="", help="What reviewers judge by.")

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -76,10 +77,15 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | 
 
 
 def run(main: Coroutine[Any, Any, int]) -> None:
-    """Run to the end and exit with its code. SIGINT and SIGTERM cancel it once, so that everything is closed."""
+    """Run to the end and exit with its code."""
+    sys.exit(result_of(main))
+
+
+def result_of(main: Coroutine[Any, Any, T]) -> T:
+    """Run to the end and return its result. SIGINT and SIGTERM cancel it once, so that everything is closed; then this exits."""
     interrupted = False
 
-    async def watched() -> int:
+    async def watched() -> T:
         nonlocal interrupted
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for mypy: we are inside a coroutine
@@ -99,13 +105,12 @@ def run(main: Coroutine[Any, Any, int]) -> None:
 
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            code = runner.run(watched())
+            return runner.run(watched())
     except (asyncio.CancelledError, KeyboardInterrupt):
         if not interrupted:
             raise
         click.echo("moothall: interrupted; everything was stopped and nothing is left behind", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    sys.exit(code)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

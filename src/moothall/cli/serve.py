@@ -28,6 +28,8 @@ async def _serve(settings: Settings) -> int:
     async with open_house(settings, lambda line: click.echo(line, err=True), serving=True) as house:
         if house.metrics_port:
             click.echo(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics", err=True)
+        if house.http_port:
+            click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: /health, /tasks, /v1/tools", err=True)
         click.echo(
             f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; the token is in {settings.data_dir / 'token'}", err=True
         )

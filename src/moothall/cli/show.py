@@ -39,6 +39,16 @@ def line_of(recorded: Recorded) -> Text | None:
     return Text.assemble((f"{who:<16}", "bold cyan" if who != "council" else "bold"), (" ".join(plain(words).split()), style))
 
 
+def thought_of(recorded: Recorded) -> Text | None:
+    """Return what a seat said with its turn, or None where it said nothing."""
+    thought = recorded.event.data.get("thought") if recorded.event.type is EventType.SEAT_TURN else None
+    if not isinstance(thought, str) or not thought.strip():
+        return None
+    return Text.assemble(
+        (f"{recorded.event.data.get('seat', ''):<16}", "bold cyan"), (" ".join(plain(thought).split()), "italic")
+    )
+
+
 def _requested(data: Mapping[str, Any]) -> tuple[str, str]:
     base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
     return f"{len(data['seats'])} seats ({data['role']}), protocol {data['protocol']}{base}", ""

@@ -83,7 +83,7 @@ def decide(state: State, *, quorum: float = QUORUM, grace: timedelta = GRACE) ->
         outcome,
         winner_id=places[0].seat,
         proven=places[0].proven,
-        final_state="committed" if deliberation.base_sha else "answered",
+        final_state="answered" if deliberation.is_answer(outcome.results[0].diff) else "committed",
     )
 
 
@@ -91,7 +91,8 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
     """Return every proposal of a seat that was asked, with all that is known of it."""
     if state.requested is None:
         return ()
-    seats, about_text = set(state.requested.value.seats), state.requested.value.base_sha is None
+    asked = state.requested.value
+    seats = set(asked.seats)
     proposals = [proposal for proposal in _standing(state) if proposal.seat in seats]
     tests = _latest_tests(proposals)
     found = []
@@ -106,7 +107,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
             evidence=tuple(fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of),
             cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
             reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
-            about_text=about_text,
+            about_text=asked.is_answer(proposal.diff),
         )
         if facts is not None:
             candidate = replace(

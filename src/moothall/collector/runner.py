@@ -97,6 +97,10 @@ class Collector:
         """Return those in memory: asked for and not decided."""
         return tuple(case.state.requested.value for case in self._cases.values() if case.state.requested is not None)
 
+    def states(self) -> tuple[State, ...]:
+        """Return what is known of those in memory."""
+        return tuple(case.state for case in self._cases.values())
+
     async def run(self) -> None:
         """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -245,7 +249,7 @@ class Collector:
             return
         deliberation = state.requested.value
         outcome = decide(state, quorum=self._quorum, grace=self._grace)
-        if outcome.winner_id and deliberation.base_sha:
+        if outcome.winner_id and outcome.final_state == "committed":
             outcome = await self._delivered(deliberation, outcome)
         await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
         log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from moothall.config.environment import environment, package_environment, package_files
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.outside import Browser, Databases, Db
-from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
+from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.settings import Settings, load_settings, secret_values
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Settings",
     "Trace",
     "Wasm",
+    "Web",
     "Workspace",
     "environment",
     "load_settings",

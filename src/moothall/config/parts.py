@@ -88,6 +88,25 @@ class Grpc(Section):
     calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
     keepalive_seconds: float = Field(30.0, ge=1, description="a silent connection is asked after this long whether it lives")
     grace_seconds: float = Field(5.0, ge=0, description="what calls in flight get to end when the server stops")
+    more_ports: tuple[int, ...] = Field(
+        (), description="listen there too, such as 50057 for the kernel, 50058 for the runner and 50059 for tools alone"
+    )
+
+
+class Web(Section):
+    """The HTTP door of `moothall serve`. Who may call is said by the tokens of `grpc`."""
+
+    enabled: bool = True
+    host: str = Field("127.0.0.1", description="anything but loopback needs TLS, and grpc.token or grpc.tokens_file")
+    port: int | None = Field(
+        None, ge=0, le=65535, description="empty: 8080, and none where that is taken; a port named here must be free; 0: any"
+    )
+    hosts: tuple[str, ...] = Field((), description="further names that a request may call this server by (its Host header)")
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    body_bytes: int = Field(4_000_000, ge=1000, description="one request's body; more is refused")
+    calls: int = Field(256, ge=1, description="requests in flight; more are refused")
+    grace_seconds: float = Field(5.0, ge=0, description="what requests in flight get to end when the server stops")
 
 
 class Graph(Section):

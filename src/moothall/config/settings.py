@@ -21,7 +21,7 @@ from pydantic_settings import (
 
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.outside import Browser, Db
-from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace
+from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.errors import ConfigurationError
 from moothall.misspelt import wrong_variables
 
@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     db: Db = Db()
     browser: Browser = Browser()
     grpc: Grpc = Grpc()
+    web: Web = Web()
     graph: Graph = Graph()
     log: Log = Log()
     trace: Trace = Trace()

@@ -54,7 +54,7 @@ class OutOfTurns(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a seat's work came to. `patch` is None about text. `green` as the seat's own workspace saw it."""
+    """What a seat's work came to. `patch` is None about text and for an answer. `green` as the seat's own workspace saw it."""
 
     content: str
     patch: Patch | None = None
@@ -96,7 +96,9 @@ class _Did:
 
 
 class Agent:
-    """One seat's loop. Its conversation and operations go on from the proposal into the revisions."""
+    """One seat's loop. Its conversation and operations go on from the proposal into the revisions. `asked`: it may end with an
+    answer and no change.
+    """
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class Agent:
         specs: Sequence[ToolSpec] = (),
         coding: Coding | None = None,
         python: bool = False,
+        asked: bool = False,
     ) -> None:
         self.seat = seat
         self.role = role
@@ -125,6 +128,7 @@ class Agent:
         self._specs = tuple(specs)
         self._coding = coding
         self._python = python
+        self._asked = asked
         self._exchanges: list[Exchange] = []
 
     def place(self) -> tuple[int, int]:
@@ -179,7 +183,7 @@ class Agent:
         summary = ""
         for turn in range(1, max_turns + 1):
             with self._turn(phase, round_, turn):
-                may_finish = state.changed or turn > _LOOKING
+                may_finish = self._asked or state.changed or turn > _LOOKING
                 try:
                     said, text = await self._ask(phase, round_, turn, context.deadline, may_finish=may_finish, without=stale)
                 except (DeadlineExceeded, BudgetExceeded):
@@ -196,7 +200,7 @@ class Agent:
                 if said.finish is not None:
                     summary = said.finish.strip()
                     await self._tell_turn(phase, round_, turn, said.thought)
-                    objection = _objection(state, prepared)
+                    objection = _objection(state, prepared, answered=self._asked and bool(summary))
                     if not objection or (state.changed and refusals >= self._limits.malformed_replies):
                         self._exchanges.append(Exchange(text, "", "finished"))
                         break
@@ -219,7 +223,7 @@ class Agent:
                 if ran and state.green and state.proven:
                     summary = said.thought
                     break
-        return _draft(state, summary or "(no summary)", max_turns)
+        return _draft(state, summary, max_turns, asked=self._asked)
 
     def _turn(self, phase: str, round_: int, turn: int) -> telemetry.Span:
         about: dict[str, str | int] = {
@@ -358,24 +362,26 @@ def _may_change(result: ToolResult) -> bool:
     return spec is not None and spec.danger is not Danger.READ and result.status not in never_ran
 
 
-def _objection(state: _Checked, prepared: Prepared) -> str:
+def _objection(state: _Checked, prepared: Prepared, *, answered: bool) -> str:
     """Why a seat may not finish yet, or nothing."""
     if state.refused is not None:
         return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
     if not state.changed:
-        return "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
+        return "" if answered else "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
     if not state.green:
         red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
         return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
     return ""
 
 
-def _draft(state: _Checked, summary: str, max_turns: int) -> Draft:
+def _draft(state: _Checked, summary: str, max_turns: int, *, asked: bool) -> Draft:
     if state.refused is not None:
         raise state.refused
     if not state.changed or state.patch is None:
+        if asked and summary:
+            return Draft(summary)
         raise OutOfTurns(f"nothing was changed within {max_turns} turns")
-    return Draft(summary, state.patch, state.green)
+    return Draft(summary or "(no summary)", state.patch, state.green)
 
 
 def _brief(did: _Did, state: _Checked) -> str:

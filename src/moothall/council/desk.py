@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +28,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import (
     DEFAULT_ROUNDS,
     DEFAULT_SEATS,
+    ONE_SEAT,
     Deliberation,
     DeliberationRequest,
     RepositoryRef,
@@ -187,16 +188,17 @@ class Desk:
                     return load(Outcome, recorded.event.data)
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
-    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
+    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
         """Yield the deliberation's events in order; end after its decision."""
         await self._visible(task_id, who)
         ended = await self._decided(task_id)
         if ended is not None and ended.seq <= after_seq:
             return
-        async for recorded in self._bus.follow(subjects_of(task_id), after_seq):
-            yield recorded
-            if recorded.event.type == EventType.DELIBERATION_DECIDED:
-                return
+        async with aclosing(self._bus.follow(subjects_of(task_id), after_seq)) as events:
+            async for recorded in events:
+                yield recorded
+                if recorded.event.type == EventType.DELIBERATION_DECIDED:
+                    return
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""
@@ -267,7 +269,7 @@ def plan(
     protocol = params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
     seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents)
-    if protocol == "single":
+    if protocol in ONE_SEAT:
         seats = 1
     if members and seats > len(members):
         raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")

@@ -139,10 +139,19 @@ def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ..
     )
 
 
-def seat_prompt(system: str, shared: str, role: str, approach: str, *, about_text: bool) -> tuple[Message, ...]:
-    """The first messages of a seat's conversation: the seat's own part comes last."""
+def seat_prompt(
+    system: str, shared: str, role: str, approach: str, *, about_text: bool, asked: bool = False
+) -> tuple[Message, ...]:
+    """The first messages of a seat's conversation: the seat's own part comes last. `asked`: an answer will do."""
     way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
-    ask = "Write the whole answer now." if about_text else "Do the task now: reply with the actions that make the change."
+    ask = "Do the task now: reply with the actions that make the change."
+    if about_text:
+        ask = "Write the whole answer now."
+    elif asked:
+        ask = (
+            "If the task is a question, look at what you need with actions, change nothing, and finish with the whole answer. "
+            "If it asks for a change, make it."
+        )
     return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
 
 

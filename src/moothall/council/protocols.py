@@ -1,6 +1,7 @@
 """The protocols: the same steps in different orders.
 
 single             propose
+ask                propose; where nothing is changed, what is said at the end is the answer, and is judged as text
 vote               propose · cross-tests
 debate             propose · (every seat reviews another's, authors revise), in rounds · cross-tests
 tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
@@ -172,6 +173,7 @@ _PROTOCOLS: Mapping[str, Callable[[Council], Awaitable[None]]] = {
     "vote": _vote,
     "debate": _debate,
     "tests_then_verify": _tests_then_verify,
+    "ask": _single,
 }
 
 

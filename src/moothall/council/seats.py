@@ -80,7 +80,9 @@ async def propose(council: Council, sitting: Sitting) -> None:
     sitting.agent = Agent(
         seat=sitting.seat,
         role=d.role,
-        head=prompts.seat_prompt(council.system, council.shared, d.role, approach, about_text=council.about_text),
+        head=prompts.seat_prompt(
+            council.system, council.shared, d.role, approach, about_text=council.about_text, asked=d.is_answer("")
+        ),
         voice=Voice(council.mode, warmth, d.seed),
         model=council.model,
         facts=council.facts,
@@ -89,6 +91,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         specs=council.specs,
         coding=_coding(council, warmth),
         python=council.python,
+        asked=d.is_answer(""),
     )
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
@@ -227,7 +230,7 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
     kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
     ordinal = f"{proposal.candidate}/{proposal.fingerprint}"
     await council.facts.say(kind, ordinal, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal))
-    if council.bench is None:
+    if council.bench is None or council.d.is_answer(proposal.diff):
         sitting.judged.append(Judged(proposal, Assessment(applies=True)))
     else:
         sitting.judged.append(await council.bench.judge(proposal))

@@ -52,7 +52,7 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout, cancelled,
-    answered (about text), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
+    answered (about text, or a question), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
     the deliberation's.
     """
 

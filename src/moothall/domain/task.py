@@ -13,11 +13,12 @@ from moothall.domain.budget import Budget
 from moothall.domain.ids import ROLES, check_id
 from moothall.errors import InvalidRequest
 
-Protocol = Literal["single", "vote", "debate", "tests_then_verify"]
-PROTOCOLS: tuple[Protocol, ...] = ("single", "vote", "debate", "tests_then_verify")
+Protocol = Literal["single", "vote", "debate", "tests_then_verify", "ask"]
+PROTOCOLS: tuple[Protocol, ...] = ("single", "vote", "debate", "tests_then_verify", "ask")
+ONE_SEAT = frozenset({"single", "ask"})
 DEFAULT_PROTOCOL: Protocol = "tests_then_verify"
 DEFAULT_SEATS = 3
-DEFAULT_ROUNDS: Mapping[str, int] = {"single": 0, "vote": 0, "debate": 1, "tests_then_verify": 1}
+DEFAULT_ROUNDS: Mapping[str, int] = {"single": 0, "vote": 0, "debate": 1, "tests_then_verify": 1, "ask": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,12 @@ class Deliberation:
     origin: str = ""
     context: str = ""
     reviewer: str = ""
+
+    def is_answer(self, diff: str) -> bool:
+        """Whether a proposal with this diff is text to be judged as text: of a question, or where there is no repository.
+        Everywhere else an empty diff is no success.
+        """
+        return self.base_sha is None or (self.protocol == "ask" and not diff.strip())
 
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

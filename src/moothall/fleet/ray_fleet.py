@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,9 +57,25 @@ class HostActor:
         self._stop.set()
 
 
+class Hosts:
+    """The hosts of a fleet. `pids` as they were at the start: a host that died is started again with another."""
+
+    def __init__(self, actors: Sequence[Any], pids: tuple[int, ...]) -> None:
+        self._actors = actors
+        self.pids = pids
+
+    async def alive(self) -> tuple[int, int]:
+        """Return how many hosts answer that they are pulling work, and how many there should be. A host that is being started
+        again does not answer for a while: bound the time.
+        """
+        asked = [actor.ready.options(max_task_retries=0).remote() for actor in self._actors]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return sum(isinstance(answer, int) for answer in answers), len(self._actors)
+
+
 @asynccontextmanager
-async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[tuple[int, ...]]:
-    """Yield the hosts' process ids once all are pulling work; they are gone at the end. Needs `cluster`."""
+async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Hosts]:
+    """Yield the hosts once all are pulling work; they are gone at the end. Needs `cluster`."""
     nodes = await asyncio.to_thread(_nodes)
     hosts = [_make_host(f"host-{number}", main, nodes[number % len(nodes)]) for number in range(1, settings.hosts + 1)]
     runs = [host.run.remote() for host in hosts]
@@ -67,7 +83,7 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
         # A host that ends by itself has a bug: its error is heard here and ends the whole process.
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_until_stopped(run)) for run in runs]
-            yield await _all_ready(hosts, ready_seconds)
+            yield Hosts(hosts, await _all_ready(hosts, ready_seconds))
             for task in watching:
                 task.cancel()
     finally:

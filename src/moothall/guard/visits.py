@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from moothall.config import Guard
 from moothall.domain.identity import Principal
 from moothall.domain.ids import read_role
 from moothall.domain.task import RepositoryRef
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
 from moothall.guard.gate import Gate
 from moothall.guard.lending import Kept, Loan, Returning
@@ -26,7 +26,7 @@ from moothall.guard.standing import StandingWorkspace
 from moothall.guard.tokens import Capability, Tokens, request_digest
 from moothall.ports import Workspaces
 from moothall.telemetry import get_logger
-from moothall.tools.spec import Danger
+from moothall.tools.spec import Danger, ToolSpec
 
 log = get_logger(__name__)
 
@@ -42,6 +42,19 @@ class Opened:
     workspace: str
     token: str
     expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a workspace is to be, such as one that is opened when it is first called."""
+
+    repository: RepositoryRef
+    role: str
+    persona: str = ""
+
+
+Find = Callable[[str, Principal], Awaitable[Awaited | None]]
+"""Says what a workspace that is not open would be, for whom its token names; None where there is none."""
 
 
 @dataclass(slots=True)
@@ -82,6 +95,8 @@ class Visits:
         self._new_id = new_id
         self._visits: dict[str, _Visit] = {}
         self._opening = 0
+        self._find: Find | None = None
+        self._awaited: dict[str, asyncio.Future[None]] = {}
         self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -103,16 +118,19 @@ class Visits:
         seconds = float(ttl_seconds or self._settings.visit_seconds)
         if not 0 < seconds <= self._settings.token_seconds:
             raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}")
+        return await self._prepared(self._new_id(), who, Awaited(repository, role, persona), seconds)
+
+    async def _prepared(self, name: str, who: Principal, asked: Awaited, seconds: float) -> Opened:
         if len(self._visits) + self._opening >= self._settings.visits:
             raise RateLimited(f"{self._settings.visits} workspaces are open for callers; close one, or try later")
-        role = read_role(role)
-        self._gate.grant_for(role, persona=persona)  # refused before anything is prepared
+        asked = replace(asked, role=read_role(asked.role))
+        self._gate.grant_for(asked.role, persona=asked.persona)  # refused before anything is prepared
         self._opening += 1
         try:
-            base = await self._repositories.resolve(repository, tenant=who.tenant)
+            base = await self._repositories.resolve(asked.repository, tenant=who.tenant)
             prepared = await self._repositories.prepare(base)
-            workspace = StandingWorkspace(self._new_id(), self._workspaces, prepared, self._gate.catalogue)
-            return await self._open(workspace, who, role, persona, seconds)
+            workspace = StandingWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
+            return await self._open(workspace, who, asked.role, asked.persona, seconds)
         finally:
             self._opening -= 1
 
@@ -176,6 +194,50 @@ class Visits:
         visit.close.set()
         await asyncio.wait({visit.keeper})
 
+    def await_calls(self, find: Find) -> None:
+        """From now on a call with a good token for a workspace that is not open opens what `find` says of it, for as long as
+        the token lives.
+        """
+        self._find = find
+
+    def token(self, who: Principal, workspace: str, role: str, seconds: float) -> str:
+        """Return a capability token for a workspace that is not open yet."""
+        return self._tokens.mint(
+            principal=who.name,
+            tenant=who.tenant,
+            workspace=workspace,
+            role=role,
+            grant=self._gate.grant_for(role),
+            seconds=min(max(seconds, 1.0), self._settings.token_seconds),
+        )
+
+    async def _called(self, workspace: str, capability: Capability, find: Find) -> None:
+        """Open what is called for the first time; whoever calls it meanwhile waits for the same."""
+        opening = self._awaited.get(workspace)
+        if opening is None:
+            opening = self._awaited[workspace] = asyncio.get_running_loop().create_future()
+            self._group.create_task(self._begin(workspace, capability, find, opening), name=f"open {workspace}")
+        await asyncio.shield(opening)
+
+    async def _begin(self, workspace: str, capability: Capability, find: Find, opening: asyncio.Future[None]) -> None:
+        who = Principal(capability.principal, capability.tenant)
+        try:
+            if (found := await find(workspace, who)) is not None:
+                seconds = capability.expires - datetime.now(UTC).timestamp()
+                await self._prepared(workspace, who, found, seconds)
+            opening.set_result(None)
+        except MoothallError as error:
+            opening.set_exception(error)
+            opening.exception()  # nobody may be waiting any more
+        finally:
+            opening.cancel()  # where it is not done
+            del self._awaited[workspace]
+
+    def offered(self, who: Principal, role: str = "", persona: str = "") -> tuple[ToolSpec, ...]:
+        """Return the tools that the caller's tenant has; with a role, those that it is granted. Raises `InvalidRequest`."""
+        grant = self._gate.grant_for(read_role(role), persona=persona) if role else Grant(("*",))
+        return self._gate.offered(who.tenant, grant)
+
     def is_open(self, workspace: str) -> bool:
         """Whether this process has it open."""
         return workspace in self._visits
@@ -196,6 +258,13 @@ class Visits:
         self._visit(workspace, capability.tenant, capability.principal)
         return capability
 
+    async def ready(self, who: Principal | None, workspace: str, token: str) -> Capability:
+        """As `capability`, once the workspace is open: one that is awaited is opened."""
+        named = self._tokens.check(token, workspace)
+        if self._find is not None and workspace not in self._visits and (who is None or who.name == named.principal):
+            await self._called(workspace, named, self._find)
+        return self.capability(who, workspace, token)
+
     async def call(
         self, who: Principal | None, workspace: str, token: str, call: ToolCall, *, bound: bool = False, flow: str = ""
     ) -> ToolResult:
@@ -205,7 +274,7 @@ class Visits:
         Raises what `capability` raises, `Refused` where a workflow has the workspace and the tool would change it,
         `AlreadyExists` where the request id was used for something else.
         """
-        capability = self.capability(who, workspace, token)
+        capability = await self.ready(who, workspace, token)
         digest = request_digest(call)
         if bound and capability.request != digest:
             raise Refused("on the bus a capability token is bound to its request: make one with moothall.guard.tokens.narrow")

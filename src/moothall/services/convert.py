@@ -16,6 +16,7 @@ from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import Operation, Proposal, Review, SeatOutcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
@@ -39,14 +40,31 @@ def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
         num_agents=message.num_agents,
         repository=repository_of(message.repository),
         protocol=message.protocol,
-        budget=Budget(
-            tokens=message.budget.tokens,
-            seconds=message.budget.seconds,
-            calls=message.budget.calls,
-            cost_usd=message.budget.cost_usd,
-        ),
+        budget=budget_of(message.budget),
         adaptive=message.adaptive,
     )
+
+
+def budget_of(message: common_pb2.Budget) -> Budget:
+    """Return what may be spent; zeros are the default."""
+    return Budget(tokens=message.tokens, seconds=message.seconds, calls=message.calls, cost_usd=message.cost_usd)
+
+
+def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
+    """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again. Raises `InvalidRequest`."""
+    try:
+        told: dict[str, Any] = json_format.MessageToDict(given)
+    except (json_format.Error, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{what}: no JSON object: {error}") from error
+    return {name: _whole(value) for name, value in told.items()}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def constraints_of(message: pb.TaskConstraints) -> Constraints:

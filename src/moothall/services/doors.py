@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moothall.guard.parking import Parking
 from moothall.guard.visits import Visits
-from moothall.ports import Briefings, Councils, Deliberations, Plans, Tallies
+from moothall.ports import Briefings, Checkups, Councils, Deliberations, Plans, Tallies, Tasks
 from moothall.workflows.running import Workflows
 
 
@@ -25,3 +25,5 @@ class Doors:
     visits: Visits | None = None
     parking: Parking | None = None
     workflows: Workflows | None = None
+    tasks: Tasks | None = None
+    checkup: Checkups | None = None

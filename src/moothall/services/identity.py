@@ -8,7 +8,7 @@ import os
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -134,11 +134,31 @@ def _principals(path: Path) -> dict[str, Principal]:
     return named
 
 
+class Bearers:
+    """The accepted tokens, and whom each stands for: the one look-up of every door."""
+
+    def __init__(self, tokens: Mapping[str, Principal]) -> None:
+        self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
+
+    def find(self, authorizations: Sequence[str]) -> Principal | None:
+        """Return whose the one `Bearer TOKEN` is; None for no header, several, or a token that nobody has."""
+        if len(authorizations) != 1:
+            return None
+        scheme, _, token = authorizations[0].partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        found = None
+        for known, principal in self._tokens:  # all of them, so that time says nothing
+            if hmac.compare_digest(known, token.strip().encode("utf-8", "surrogateescape")):
+                found = principal
+        return found
+
+
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
     """Lets calls with a known token through, as their principal. Health and reflection are open to all."""
 
     def __init__(self, tokens: Mapping[str, Principal]) -> None:
-        self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
+        self._bearers = Bearers(tokens)
 
     async def intercept_service(
         self,
@@ -148,7 +168,8 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         """Return the call's handler, or one that refuses it."""
         if handler_call_details.method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
-        principal = self._principal(handler_call_details.invocation_metadata or ())
+        metadata: Any = handler_call_details.invocation_metadata or ()
+        principal = self._bearers.find([str(value) for key, value in metadata if key == "authorization"])
         if principal is None:
             # A stream on both sides: it is refused before any of the request is read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
@@ -156,18 +177,10 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         _caller.set(principal)
         return await continuation(handler_call_details)
 
-    def _principal(self, metadata: Any) -> Principal | None:
-        given = [str(value) for key, value in metadata if key == "authorization"]
-        if len(given) != 1:
-            return None
-        scheme, _, token = given[0].partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        found = None
-        for known, principal in self._tokens:  # all of them, so that time says nothing
-            if hmac.compare_digest(known, token.strip().encode()):
-                found = principal
-        return found
+
+WHO_ASKS = (
+    "a valid token is needed: 'authorization: Bearer TOKEN'; on this machine the token is in the data directory's file 'token'"
+)
 
 
 async def _refuse(_request: Any, context: Any) -> None:
@@ -176,5 +189,5 @@ async def _refuse(_request: Any, context: Any) -> None:
         context,
         grpc.StatusCode.UNAUTHENTICATED,
         "UNAUTHENTICATED",
-        "a valid token is needed: metadata 'authorization: Bearer TOKEN'; on this machine the token is in the data directory's file 'token'",
+        WHO_ASKS,
     )

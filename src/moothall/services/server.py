@@ -15,10 +15,12 @@ from grpc_reflection.v1alpha import reflection
 from moothall import config
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
+from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
 from moothall.services.doors import Doors
 from moothall.services.identity import IdentityInterceptor, is_loopback
+from moothall.services.kernel import AgentKernel
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.status import ErrorInterceptor
 from moothall.services.tools import ToolService
@@ -26,6 +28,7 @@ from moothall.services.watching import WatchInterceptor
 
 _ORCHESTRATOR = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
 _TOOLS = tool_pb2.DESCRIPTOR.services_by_name["ToolService"].full_name
+_KERNEL = kernel_pb2.DESCRIPTOR.services_by_name["AgentKernel"].full_name
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
 
@@ -67,11 +70,14 @@ async def grpc_server(
     names = [_ORCHESTRATOR]
     if doors.visits is not None:
         tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(doors.visits, doors.parking, doors.workflows), server)
-        names.append(_TOOLS)
+        kernel_pb2_grpc.add_AgentKernelServicer_to_server(AgentKernel(doors.desk, doors.visits), server)
+        names += [_TOOLS, _KERNEL]
     checkup = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = _bind(server, settings, credentials)
+    port = _bind(server, settings, settings.port, credentials)
+    for more in settings.more_ports:
+        _bind(server, settings, more, credentials)
     await server.start()
     try:
         for name in names:
@@ -123,8 +129,8 @@ def _credentials(settings: config.Grpc) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
-def _bind(server: grpc.aio.Server, settings: config.Grpc, credentials: grpc.ServerCredentials | None) -> int:
-    address = _address(settings.host, settings.port)
+def _bind(server: grpc.aio.Server, settings: config.Grpc, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    address = _address(settings.host, port)
     try:
         if credentials is None:
             return server.add_insecure_port(address)

@@ -45,6 +45,25 @@ _CODES: Mapping[type[errors.MoothallError], grpc.StatusCode] = {
 }
 
 
+_HTTP: Mapping[grpc.StatusCode, int] = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+"""As `google.rpc.Code` pairs them; anything else is a 500."""
+
+
+def http_status_of(error: errors.MoothallError) -> int:
+    """Return the HTTP status of an error."""
+    return _HTTP.get(code_of(error), 500)
+
+
 def code_of(error: errors.MoothallError) -> grpc.StatusCode:
     """Return the status of an error; a new kind of error has that of the nearest kind above it."""
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)

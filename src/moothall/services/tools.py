@@ -7,7 +7,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from google.protobuf import json_format, struct_pb2, timestamp_pb2
+from google.protobuf import timestamp_pb2
 
 from moothall.domain.codec import load
 from moothall.domain.event import Recorded
@@ -54,7 +54,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:  # noqa: N802 - the RPC's name
         """Run one tool; it stops when the call does."""
         del context
-        call = ToolCall(request.request_id, request.tool, struct_data(request.arguments, "arguments"), _deadline(request))
+        call = ToolCall(request.request_id, request.tool, convert.struct_data(request.arguments, "arguments"), _deadline(request))
         result = await self._visits.call(caller(), request.workspace_id, request.capability_token, call)
         return _answer(result)
 
@@ -63,7 +63,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
         del context
         if self._workflows is None:
             raise NotFound("this server runs no workflows")
-        document = struct_data(request.workflow, "workflow")
+        document = convert.struct_data(request.workflow, "workflow")
         facts = self._workflows.run(caller(), request.workspace_id, request.capability_token, document, request.after_seq)
         async with aclosing(facts):
             async for recorded in facts:
@@ -144,20 +144,3 @@ def _deadline(request: pb.CallToolRequest) -> datetime:
         return request.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"deadline is no time: {error}") from error
-
-
-def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
-    """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again."""
-    try:
-        told: dict[str, Any] = json_format.MessageToDict(given)
-    except (json_format.Error, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what}: no JSON object: {error}") from error
-    return {name: _whole(value) for name, value in told.items()}
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _whole(item) for name, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value

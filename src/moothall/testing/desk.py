@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -70,6 +70,8 @@ class MemoryDesk:
             max_turns=3,
             tenant=who.tenant,
             principal=who.name,
+            repository=request.repository,
+            base_sha="a" * 40 if request.repository else None,
         )
         pending = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant, role=role, agent_count=len(deliberation.seats))
         self._kept[task_id] = _Kept(request, deliberation, pending)
@@ -88,7 +90,7 @@ class MemoryDesk:
             await self._changed.wait_for(lambda: kept.outcome.status.ended)
         return kept.outcome
 
-    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[Recorded]:
+    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
         """Yield events and end after the decision."""
         kept = self._visible(task_id, who)
         self.watchers += 1

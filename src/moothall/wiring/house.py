@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from moothall.bus.beside import beside
 from moothall.bus.jetstream import open_bus
 from moothall.collector import Collector
+from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.config import Settings, secret_values
 from moothall.council.briefing import Briefings
@@ -40,6 +41,7 @@ class House:
     grpc_port: int
     attached: bool
     metrics_port: int = 0
+    http_port: int = 0
 
 
 def check_early(settings: Settings, request: DeliberationRequest) -> None:
@@ -104,12 +106,15 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
 
 async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool) -> tuple[House, Collector]:
     from moothall.fleet.ray_fleet import cluster, hosting
+    from moothall.guard.awaiting import of_tasks
     from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
     from moothall.services.server import grpc_server
+    from moothall.wiring.checkup import checkup
     from moothall.wiring.graph import remembering
     from moothall.wiring.host import host_main
     from moothall.wiring.rules import open_rules
+    from moothall.wiring.serving import serving_http
     from moothall.wiring.sources import bus_url, model_url
     from moothall.wiring.visiting import tool_service, workflow_service
     from moothall.wiring.walls import check_walls
@@ -118,7 +123,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         raise ConfigurationError(
             "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
         )
-    await check_walls(settings, tell)
+    walls = await check_walls(settings, tell)
     tell("starting the bus, Ray and the model")
     ray = await stack.enter_async_context(started(cluster(settings.ray)))
     model = await stack.enter_async_context(started(model_url(settings, tell)))
@@ -136,9 +141,9 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
     graph = await remembered
     await ray
-    await (await stack.enter_async_context(started(hosting(settings.ray, main))))
+    hosts = await (await stack.enter_async_context(started(hosting(settings.ray, main))))
     desk = Desk(bus, repositories, _defaults(settings), councils=roster)
-    port = figures_port = 0
+    port = figures_port = http_port = 0
     if serving:
         figures_port = await (await stack.enter_async_context(started(figures(settings, bus, collector))))
         planner = Planner(bus, desk, settings.limits)
@@ -146,6 +151,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         rules = await (await stack.enter_async_context(started(open_rules(settings, bus))))
         visits = await (await stack.enter_async_context(started(tool_service(settings, bus, rules))))
         workflows = await (await stack.enter_async_context(started(workflow_service(settings, bus, visits))))
+        visits.await_calls(of_tasks(desk))
         doors = Doors(
             desk=desk,
             councils=roster,
@@ -156,13 +162,16 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
             visits=visits,
             parking=rules.parking,
             workflows=workflows,
+            tasks=Overview(bus, collector.states),
+            checkup=checkup(settings, bus=bus, model_url=await model, graph=graph, fleet=hosts, walls=walls),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
+        http_port = await stack.enter_async_context(serving_http(settings, doors, tokens))
         port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port
     memory.settle()
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
-    return House(desk, port, attached=False, metrics_port=figures_port), collector
+    return House(desk, port, attached=False, metrics_port=figures_port, http_port=http_port), collector
 
 
 async def _drain(collector: Collector, tell: Tell) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moothall.config import Settings
-from moothall.sandbox.probe import probe, require
+from moothall.sandbox.probe import Layer, probe, require
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
 
 
-async def check_walls(settings: Settings, tell: Callable[[str], None] | None = None) -> None:
-    """Probe every layer of the sandbox by a forbidden act; raise `SandboxUnavailable` for one that is missing.
+async def check_walls(settings: Settings, tell: Callable[[str], None] | None = None) -> tuple[Layer, ...]:
+    """Probe every layer of the sandbox by a forbidden act and return them; raise `SandboxUnavailable` for one that is missing.
 
     Layers that the operator accepts as missing are named in the log at every start.
     """
@@ -28,3 +28,4 @@ async def check_walls(settings: Settings, tell: Callable[[str], None] | None = N
             f"sandbox: {len(layers) - len(missing)} of {len(layers)} layers hold"
             + (f"; missing: {', '.join(missing)}" if missing else "")
         )
+    return layers

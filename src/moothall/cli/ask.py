@@ -1,0 +1,160 @@
+"""`moothall ask`: one agent, for a question or a change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+import click
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.text import Text
+
+from moothall.cli.council import Narrator, hold_council
+from moothall.cli.plain import plain
+from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG, errors_spoken, result_of, settings_of
+from moothall.config import Settings
+from moothall.domain.codec import dump
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import Constraints, DeliberationRequest
+
+_LONG = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What came of it; `files` is where its diff can be applied."""
+
+    outcome: Outcome
+    files: Path | None
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--repo", default="", help="A path, a URL or the id of a registered repository; by default the one you are in.")
+@click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
+@click.option("--role", default="DEV", show_default=True, help="Whose eyes: dev, qa, architect, devops, data, po.")
+@click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
+@click.option("--timeout", type=int, default=0, help="Seconds for all of it.")
+@click.option("--turns", type=int, default=0, help="Turns that the agent may take; limits.turns by default.")
+@click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
+@click.option("--task-id", default="", help="An id of your own; the same id and prompt are the same task.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.pass_context
+@errors_spoken
+def ask(
+    context: click.Context,
+    *,
+    prompt: str,
+    repo: str,
+    ref: str,
+    role: str,
+    yes: bool,
+    timeout: int,
+    turns: int,
+    seed: int | None,
+    task_id: str,
+    as_json: bool,
+) -> None:
+    """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply.
+
+    Exit codes: 0 an answer or a proven change, 3 an unproven change, 1 nothing, 2 wrong use, a broken part or a diff that
+    --yes could not apply. A change is left as branch moothall/<task_id>, too.
+    """
+    request = DeliberationRequest(
+        description=prompt,
+        role=role,
+        task_id=task_id,
+        constraints=Constraints(max_iterations=turns, timeout_seconds=timeout),
+        num_agents=1,
+        protocol="ask",
+        seed=seed,
+    )
+    settings, out = settings_of(context, narrated=True), sys.stdout
+    asked = result_of(_ask(settings, request, repo, ref, quiet=as_json))
+    outcome, diff = asked.outcome, _diff(asked.outcome)
+    if not as_json:
+        show_answer(Console(file=out, highlight=False), outcome)
+    applied: tuple[str, ...] = ()
+    try:
+        if diff and asked.files is not None and _wanted(yes=yes, quiet=as_json):
+            applied = _apply(settings, asked.files, diff)
+    finally:
+        if as_json:
+            _document(out, outcome, applied)
+    sys.exit(_code(outcome))
+
+
+async def _ask(settings: Settings, request: DeliberationRequest, repo: str, ref: str, *, quiet: bool) -> _Asked:
+    from moothall.wiring.asking import asked_about, files_of
+    from moothall.wiring.house import check_early, open_house
+
+    narrator = Narrator(quiet=quiet, thoughts=True)
+    check_early(settings, request)
+    repository = await asked_about(settings, repo, ref)
+    if repository is None:
+        narrator.say("you are in no repository: this is about text alone")
+    # Not on the configured default repository either: what is asked about is where one is.
+    request = replace(request, repository=repository, about_text=repository is None)
+    async with open_house(settings, narrator.say) as house:
+        outcome = await hold_council(house.desk, request, narrator)
+    return _Asked(outcome, files_of(settings, repository) if repository else None)
+
+
+def _wanted(*, yes: bool, quiet: bool) -> bool:
+    """Whether the diff is to be applied; without a terminal nobody can be asked."""
+    if yes or quiet:
+        return yes
+    if not sys.stdin.isatty():
+        click.echo("not applied: there is no terminal to ask on; --yes applies without asking", err=True)
+        return False
+    return click.confirm("Apply this to your files?", default=False, err=True)
+
+
+def _apply(settings: Settings, files: Path, diff: str) -> tuple[str, ...]:
+    from moothall.wiring.asking import take_over
+
+    paths = result_of(take_over(settings, files, diff))
+    click.echo(f"applied to {', '.join(plain(path, 80) for path in paths)}", err=True)
+    return paths
+
+
+def _diff(outcome: Outcome) -> str:
+    return outcome.results[0].diff if outcome.winner_id and outcome.results else ""
+
+
+def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:
+    click.echo(json.dumps({**dump(outcome), "applied": list(applied)}, indent=2), file=out)
+
+
+def _code(outcome: Outcome) -> int:
+    if not outcome.winner_id:
+        return EXIT_NONE
+    if outcome.final_state == "failed":
+        return EXIT_WRONG
+    return 0 if outcome.proven or outcome.final_state == "answered" else EXIT_UNPROVEN
+
+
+def show_answer(console: Console, outcome: Outcome) -> None:
+    """Print the answer and the diff, without their control characters; or why there is none."""
+    if not outcome.winner_id or not outcome.results:
+        console.print(Text(f"No answer. {plain(outcome.error_message)}", style="bold red"))
+        for seat in outcome.seats:
+            if seat.error_code:
+                console.print(Text(plain(f"{seat.error_message} [{seat.error_code}]"), style="yellow"))
+        return
+    winner = outcome.results[0]
+    console.print(Text(plain(winner.content, _LONG)))
+    if winner.diff:
+        readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
+        console.print(Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True))
+        proven = "a test that failed before passes" if outcome.proven else "no test proves it"
+        checks = ", ".join(f"{plain(name, 40)} {verdict}" for name, verdict in winner.checks.items() if name != "applies")
+        console.print(Text(f"{proven}; {checks}" if checks else proven, style="green" if outcome.proven else "yellow"))
+    if outcome.branch:
+        console.print(Text(f"Branch {outcome.branch} at {outcome.commit_sha[:12]}", style="bold"))
+    if outcome.error_message:
+        console.print(Text(plain(outcome.error_message), style="yellow"))

@@ -1,0 +1,186 @@
+"""Tasks at a glance: what is under way from memory, what ended from the log, read when somebody asks.
+
+Nothing is counted on the way of a deliberation. What ended before the log was pruned is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
+
+from moothall.collector.fold import UNDATED, State
+from moothall.domain.codec import load
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.overview import TaskSeat, TaskView
+from moothall.domain.task import Deliberation
+from moothall.errors import InvalidRequest, NotFound
+from moothall.ports import Log
+
+_SUBJECTS = ("agent.responses.*",)
+_KEPT = 1000  # of a tenant
+_TENANTS = 1000
+_TEXT = 500
+_FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
+_WORK = 0.6  # of a seat's way, its turns; then come its proposal, the re-check and its end
+_PROPOSED, _CHECKED = 0.7, 0.85
+
+
+class OverviewLog(Log, Protocol):
+    """What is asked of the bus here."""
+
+    async def first(self, subject: str) -> Recorded | None:
+        """Return the first event recorded under a literal subject, or None."""
+        ...
+
+
+class Overview:
+    """Implements `ports.Tasks`. `under_way` gives what is known of the deliberations that are not decided yet.
+
+    Memory: a few lines of each tenant's last thousand tasks.
+    """
+
+    def __init__(self, log: OverviewLog, under_way: Callable[[], Iterable[State]]) -> None:
+        self._log = log
+        self._under_way = under_way
+        self._ended: OrderedDict[str, OrderedDict[str, TaskView]] = OrderedDict()
+        self._seq = 0
+        self._reading = asyncio.Lock()
+
+    async def latest(self, who: Principal, state: str = "", limit: int = 50) -> Sequence[TaskView]:
+        """Return the tenant's tasks: those under way, then those that ended, the latest first. `state` narrows: live, ended, failed."""
+        ended = await self._read(who.tenant)
+        live = [] if state in {"ended", "failed"} else self._live(who.tenant, ended)
+        over = [] if state == "live" else [*reversed(ended.values())]
+        if state == "failed":
+            over = [view for view in over if view.status in _FAILED]
+        shown = [*sorted(live, key=lambda view: view.requested, reverse=True), *over][:limit]
+        return [await self._described(view) for view in shown]
+
+    async def get(self, task_id: str, who: Principal) -> TaskView:
+        """Return one. Raises `NotFound`, also for another tenant's."""
+        ended = await self._read(who.tenant)
+        found = ended.get(task_id) or next((view for view in self._live(who.tenant, ended) if view.task_id == task_id), None)
+        if found is None:
+            raise NotFound(f"no task {task_id!r}")
+        return await self._described(found)
+
+    def _live(self, tenant: str, ended: OrderedDict[str, TaskView]) -> Sequence[TaskView]:
+        found = (live_view(state) for state in self._under_way() if state.requested and state.requested.value.tenant == tenant)
+        return [view for view in found if view.task_id not in ended]
+
+    async def _read(self, tenant: str) -> OrderedDict[str, TaskView]:
+        """Read the decisions that came since the last question."""
+        async with self._reading:
+            async for recorded in self._log.replay(_SUBJECTS, self._seq):
+                self._take(recorded)
+                self._seq = recorded.seq
+        return self._ended.get(tenant, OrderedDict())
+
+    def _take(self, recorded: Recorded) -> None:
+        event = recorded.event
+        if event.type is not EventType.DELIBERATION_DECIDED:
+            return
+        try:
+            outcome = load(Outcome, event.data)
+        except InvalidRequest:
+            return  # the collector's own; of a version that this one cannot read
+        of = self._ended.setdefault(event.tenant, OrderedDict())
+        self._ended.move_to_end(event.tenant)
+        of.setdefault(outcome.task_id, ended_view(outcome, event.time or recorded.extra.get("time", "")))
+        while len(of) > _KEPT:
+            of.popitem(last=False)
+        while len(self._ended) > _TENANTS:
+            self._ended.popitem(last=False)
+
+    async def _described(self, view: TaskView) -> TaskView:
+        """Add what only the request says."""
+        if view.description:
+            return view
+        recorded = await self._log.first(f"agent.results.{view.task_id}")
+        if recorded is None or recorded.event.type is not EventType.DELIBERATION_REQUESTED:
+            return view
+        full = _asked(view, load(Deliberation, recorded.event.data), recorded.event.time)
+        for of in self._ended.values():
+            if of.get(view.task_id) is view:
+                of[view.task_id] = full
+        return full
+
+
+def live_view(state: State) -> TaskView:
+    """Return how a deliberation that is under way stands; only of one that was requested."""
+    if state.requested is None:
+        raise ValueError(f"deliberation {state.task_id!r} was never requested")
+    asked = state.requested
+    shares = [_share(state, seat, asked.value.max_turns) for seat in asked.value.seats]
+    started = state.started is not None
+    view = TaskView(
+        state.task_id,
+        DeliberationStatus.IN_PROGRESS if started else DeliberationStatus.PENDING,
+        seats=tuple(_seat(state, seat) for seat in asked.value.seats),
+        progress=min(95, 5 + int(90 * sum(shares) / max(1, len(shares)))) if started else 0,
+    )
+    return _asked(view, asked.value, _stamp(asked.time))
+
+
+def ended_view(outcome: Outcome, time: str) -> TaskView:
+    """Return how a deliberation ended."""
+    return TaskView(
+        outcome.task_id,
+        outcome.status,
+        role=outcome.role,
+        seats=tuple(
+            TaskSeat(seat.seat, seat.status.value, seat.error_code, seat.error_message[:_TEXT]) for seat in outcome.seats
+        ),
+        progress=100,
+        error=outcome.error_message[:_TEXT],
+        final_state=outcome.final_state,
+        winner_id=outcome.winner_id,
+        proven=outcome.proven,
+        branch=outcome.branch,
+        ended=time,
+        duration_ms=outcome.duration_ms,
+    )
+
+
+def _asked(view: TaskView, d: Deliberation, time: str) -> TaskView:
+    return replace(
+        view,
+        role=d.role,
+        description=d.description[:_TEXT],
+        protocol=d.protocol,
+        repository=d.repository.id if d.repository else "",
+        base_sha=d.base_sha or "",
+        principal=d.principal,
+        requested=time,
+    )
+
+
+def _stamp(time: datetime) -> str:
+    return "" if time == UNDATED else time.isoformat(timespec="milliseconds")
+
+
+def _seat(state: State, seat: str) -> TaskSeat:
+    ended = state.finished.get(seat) or state.failures.get(seat)
+    if ended is not None:
+        value = ended.value
+        return TaskSeat(seat, value.status.value, value.error_code, value.error_message[:_TEXT])
+    if any(fact.value.seat == seat for fact in state.proposals.values()):
+        return TaskSeat(seat, "proposed")
+    return TaskSeat(seat, "working" if state.started is not None else "waiting")
+
+
+def _share(state: State, seat: str, max_turns: int) -> float:
+    """How far a seat is, 0..1."""
+    if seat in state.finished or seat in state.failures:
+        return 1.0
+    names = {key for key, fact in state.proposals.items() if fact.value.seat == seat}
+    if names:
+        return _CHECKED if names & state.assessments.keys() else _PROPOSED
+    calls = sum(caller == seat for caller, _ in (fact.value for fact in state.calls.values()))
+    return min(1.0, calls / max(1, max_turns)) * _WORK

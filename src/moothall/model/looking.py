@@ -1,0 +1,47 @@
+"""Whether a model server answers, for whoever watches the house: one short question, no retries."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from moothall.config import Llm
+from moothall.errors import ModelUnavailable
+from moothall.model.said import plain, read_models
+
+_SECONDS = 2.5
+_BYTES = 1_000_000
+_NO_LIST = frozenset({404, 405, 501})
+
+
+async def look(settings: Llm, base_url: str) -> tuple[int, int, str]:
+    """Return how many of the servers answer, how many there are, and what is wrong with the first that does not.
+
+    Raises `ModelUnavailable` where none answers.
+    """
+    urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
+    headers = {"Authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
+        wrong = [said for said in await asyncio.gather(*(_wrong(session, url) for url in urls)) if said]
+    if len(wrong) == len(urls):
+        raise ModelUnavailable(wrong[0])
+    return len(urls) - len(wrong), len(urls), wrong[0] if wrong else ""
+
+
+async def _wrong(session: aiohttp.ClientSession, url: str) -> str:
+    """Return what is wrong with a server, nothing where it answers."""
+    try:
+        async with session.get(f"{url.rstrip('/')}/models", allow_redirects=False) as response:
+            if response.status in _NO_LIST:
+                return ""  # a server that keeps no list
+            if response.status != 200:  # noqa: PLR2004 - HTTP's word for good
+                return f"the model server answers with status {response.status}"
+            read_models(await response.content.read(_BYTES))
+    except (aiohttp.ClientError, OSError) as error:
+        return f"the model server does not answer: {plain(str(error)) or type(error).__name__}"
+    except TimeoutError:
+        return f"the model server does not answer within {_SECONDS:g} seconds"
+    except ValueError as error:
+        return f"the model server answers, but {error}"
+    return ""

@@ -1,0 +1,107 @@
+"""AgentKernel: one agent on a task from a prompt. A task is a deliberation of one seat, as durable as any other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2, timestamp_pb2
+
+from moothall.domain.event import Recorded
+from moothall.domain.ids import ID_PATTERN, check_id
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.tool import ToolCall
+from moothall.errors import InvalidRequest, NotFound
+from moothall.guard.visits import Visits
+from moothall.pb.kernel.v1 import kernel_pb2 as pb
+from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
+from moothall.ports import Deliberations
+from moothall.services import convert
+from moothall.services.identity import caller
+
+ROLE, PROTOCOL = "dev", "ask"
+_LONGEST = timedelta(hours=1)
+_EXECUTION_ID = 200
+
+
+class AgentKernel(pb_grpc.AgentKernelServicer):
+    """The gRPC door of the kernel."""
+
+    def __init__(self, desk: Deliberations, visits: Visits) -> None:
+        self._desk = desk
+        self._visits = visits
+
+    async def CreateTask(self, request: pb.CreateTaskRequest, context: Any) -> pb.CreateTaskResponse:  # noqa: N802 - the RPC's name
+        """Submit it, and hand out the token of its workspace."""
+        del context
+        who = caller()
+        asked = DeliberationRequest(
+            description=request.prompt,
+            role=request.agent or ROLE,
+            task_id=request.task_id,
+            num_agents=1,
+            repository=_repository(request.workspace, request.ref),
+            protocol=PROTOCOL,
+            budget=convert.budget_of(request.budget),
+        )
+        d = await self._desk.submit(asked, who)
+        token = ""
+        if d.base_sha is not None:
+            token = self._visits.token(who, d.task_id, d.role, (d.deadline - datetime.now(UTC)).total_seconds())
+        return pb.CreateTaskResponse(task_id=d.task_id, capability_token=token)
+
+    async def StreamTaskEvents(  # noqa: N802 - the RPC's name
+        self, request: pb.StreamTaskEventsRequest, context: Any
+    ) -> AsyncIterator[pb.TaskEvent]:
+        """Follow the log from after a seq; a caller that goes away only detaches."""
+        del context
+        if request.after_seq < 0:
+            raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
+        async for recorded in self._desk.watch(check_id(request.task_id, "task_id"), request.after_seq, caller()):
+            yield _event(recorded)
+
+    async def ExecuteTool(self, request: pb.ExecuteToolRequest, context: Any) -> pb.ExecuteToolResponse:  # noqa: N802 - the RPC's name
+        """Run one tool in the task's workspace; it stops when the call does."""
+        del context
+        if not 0 < len(request.execution_id) <= _EXECUTION_ID:
+            raise InvalidRequest(f"execution_id has {len(request.execution_id)} characters; allowed are 1 to {_EXECUTION_ID}")
+        task_id = check_id(request.task_id, "task_id")
+        arguments = convert.struct_data(request.arguments, "arguments")
+        call = ToolCall(request.execution_id, request.tool, arguments, datetime.now(UTC) + _LONGEST)
+        result = await self._visits.call(caller(), task_id, request.capability_token, call)
+        output = struct_pb2.Value(struct_value=convert.struct(result.output))
+        return pb.ExecuteToolResponse(status=result.status.value, output=output, error=result.error)
+
+    async def CancelTask(self, request: pb.CancelTaskRequest, context: Any) -> pb.CancelTaskResponse:  # noqa: N802 - the RPC's name
+        """Stop it, and close its workspace."""
+        del context
+        who = caller()
+        task_id = check_id(request.task_id, "task_id")
+        status = await self._desk.cancel(task_id, request.reason or "cancelled by its caller", who)
+        with suppress(NotFound):  # it was never called
+            await self._visits.close(who, task_id)
+        return pb.CancelTaskResponse(status=status.value)
+
+
+def _repository(workspace: str, ref: str) -> RepositoryRef | None:
+    """Return which repository: what could be an id is one."""
+    if not workspace:
+        if ref:
+            raise InvalidRequest("ref names a commit of a workspace, and none is given")
+        return None
+    if re.fullmatch(ID_PATTERN, workspace):
+        return RepositoryRef(id=workspace, ref=ref)
+    return RepositoryRef(url=workspace, ref=ref)
+
+
+def _event(recorded: Recorded) -> pb.TaskEvent:
+    event = recorded.event
+    told = pb.TaskEvent(seq=recorded.seq, type=event.type.value, payload=convert.struct(event.data))
+    when = timestamp_pb2.Timestamp()
+    with suppress(ValueError, json_format.Error):  # an event without a time
+        when.FromJsonString(event.time or recorded.extra.get("time", ""))
+        told.time.CopyFrom(when)
+    return told

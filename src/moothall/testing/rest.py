@@ -1,0 +1,52 @@
+"""The HTTP door on a free port, and a client that carries a token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from moothall import config
+from moothall.services.doors import Doors
+from moothall.services.rest.server import http_server
+from moothall.testing.callers import TOKEN, TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back; `json` None where there was no body."""
+
+    status: int
+    headers: Any
+    json: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """A client of a served door."""
+
+    session: aiohttp.ClientSession
+    port: int
+
+    async def __call__(
+        self, method: str, path: str, body: Any = None, *, token: str | None = TOKEN, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """Ask, with this document as its body."""
+        carried = {} if token is None else {"Authorization": f"Bearer {token}"}
+        sent = {} if body is None else {"json": body}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        async with self.session.request(method, url, headers={**carried, **(headers or {})}, **sent) as response:
+            return Answer(
+                response.status, response.headers, await response.json(content_type=None) if response.content_length else None
+            )
+
+
+@asynccontextmanager
+async def serving_http(doors: Doors, **settings: Any) -> AsyncIterator[Web]:
+    """Serve until the context ends."""
+    asked = config.Web(**({"port": 0, "grace_seconds": 0.2} | settings))
+    async with http_server(asked, doors, TOKENS, configured=True) as port, aiohttp.ClientSession() as session:
+        yield Web(session, port)

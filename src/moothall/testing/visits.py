@@ -1,0 +1,110 @@
+"""Callers' workspaces round a real gate: what they do is answered from a function, and no repository is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Guard
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.task import RepositoryRef
+from moothall.errors import NotFound
+from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
+from moothall.guard.rules import Rules
+from moothall.guard.visits import Visits
+from moothall.ports import Workspace
+from moothall.testing.bus import MemoryBus
+from moothall.testing.gate import House, Room, open_house
+
+SHA = "a" * 40
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Implements `ports.Workspaces`: a `Room` under each name; `closed` are those that are gone."""
+
+    rooms: dict[str, Room] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(
+        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+    ) -> AsyncIterator[Workspace]:
+        """Make a room."""
+        del prepared, patch, extra, judged
+        self.rooms[name] = Room()
+        try:
+            yield self.rooms[name]
+        finally:
+            self.closed.append(name)
+
+
+@dataclass(slots=True)
+class OneRepository:
+    """The part of `ports.Repositories` that visits ask: there is the repository `sample`. `asked` is what was looked for."""
+
+    asked: list[RepositoryRef] = field(default_factory=list)
+
+    async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
+        """Return the one commit."""
+        del tenant
+        self.asked.append(ref)
+        if ref.id != "sample":
+            raise NotFound(f"no repository {ref.id or ref.url!r}")
+        return Base("sample", SHA, Profile())
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """There is nothing to prepare."""
+        del on_progress
+        return Prepared(base, base.sha, ())
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """There are no files."""
+        del base, limit
+        raise NotFound(f"no file {path!r}")
+
+    async def diff(self, base: Base, commit_sha: str) -> str:
+        """Nothing has changed."""
+        del base, commit_sha
+        return ""
+
+    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+        """Nothing is delivered."""
+        del base, diff, branch, message
+        raise NotFound("nothing can be delivered here")
+
+
+@dataclass(frozen=True, slots=True)
+class Visiting:
+    """Visits, and what is behind them."""
+
+    visits: Visits
+    rooms: Rooms
+    repository: OneRepository
+    house: House
+    parking: Parking | None
+
+
+@asynccontextmanager
+async def visiting(
+    data_dir: Path, bus: MemoryBus | None = None, *, limits: dict[str, Any] | None = None, **rules: Any
+) -> AsyncIterator[Visiting]:
+    """Let callers visit. With a bus, requests that the policy denies can be parked; `rules` are those of the gate."""
+    from moothall.guard.approvals import Approvals
+
+    guard = Guard(**(limits or {}))
+    if bus is not None:
+        rules["parking"] = Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, guard.approval_seconds))
+    made = Rules(**rules)
+    async with AsyncExitStack() as stack:
+        house = await stack.enter_async_context(
+            open_house(data_dir, **(limits or {}), **{name: getattr(made, name) for name in ("tokens", *rules)})
+        )
+        rooms, repository = Rooms(), OneRepository()
+        visits = await stack.enter_async_context(Visits(house.gate, made.tokens, rooms, repository, guard))
+        if made.parking is not None:
+            made.parking.on_resolved(visits.resolved)
+        yield Visiting(visits, rooms, repository, house, made.parking)

@@ -1,0 +1,166 @@
+"""The doors of one real `moothall serve`: HTTP, /health and /tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from served import ALICE, EVE, Served, make_command, served
+
+from house import by_task, git, scripted
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.model import ScriptedModel, scripted_model
+from moothall.workspace.sample import make_sample_repository
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+TASK = "Add hello_world() function to src/utils.py"
+PARKS_DELETES = """package moothall.tools
+import rego.v1
+default decision := {"allow": true}
+decision := {"allow": false, "reason": "ask first", "park": true} if input.tool == "files.delete"
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with scripted_model(scripted(by_task)) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("doors")
+    await make_sample_repository(folder / "repo")
+    (folder / "policies").mkdir()
+    (folder / "policies" / "tools.rego").write_text(PARKS_DELETES, encoding="utf-8")
+    command = make_command(folder, model.base_url)
+    tokens = folder / "tokens.toml"
+    tokens.write_text(
+        tokens.read_text(encoding="utf-8").replace('name = "alice"', 'name = "alice"\noperator = true'), encoding="utf-8"
+    )
+    command.extra |= {
+        "MOOTHALL_WEB__PORT": "0",
+        "MOOTHALL_GUARD__POLICIES": str(folder / "policies"),
+        "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
+        "MOOTHALL_LLM__RETRIES": "1",
+    }
+    async with served(command) as found:
+        yield found
+
+
+class Web:
+    """Asks as alice, or whoever's token is given."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def __call__(self, method: str, path: str, body: Any = None, token: str = ALICE) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with self._session.request(method, path, json=body, headers=headers) as response:
+            return response.status, await response.json(content_type=None) if response.content_length else None
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def web(house: Served) -> AsyncIterator[Web]:
+    async with aiohttp.ClientSession(f"http://{house.web}", timeout=aiohttp.ClientTimeout(total=120)) as session:
+        yield Web(session)
+
+
+def repo_of(house: Served) -> Path:
+    return house.command.data_dir.parent / "repo"
+
+
+async def test_open_call_close_and_a_parked_request_that_runs_once(house: Served, web: Web) -> None:
+    where = {"repository": {"url": str(repo_of(house))}, "role": "DEV"}
+    assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
+    assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
+    status, room = await web("POST", "/v1/workspaces", where)
+    assert status == 201, room
+
+    async def call(tool: str, request_id: str, token: str = ALICE, **arguments: Any) -> tuple[int, Mapping[str, Any]]:
+        named = {"workspace_id": room["workspace_id"], "capability_token": room["capability_token"]}
+        return await web("POST", f"/v1/tools/{tool}", {**named, "request_id": request_id, "arguments": arguments}, token)
+
+    status, read = await call("files.read", "r-1", path="src/utils.py")
+    assert (status, read["status"]) == (200, "success"), read
+    assert "def add" in read["output"]["content"]
+    assert (await call("files.read", "r-2", EVE, path="src/utils.py"))[0] == 403
+    status, parked = await call("files.delete", "r-3", path="README.md")
+    assert (status, parked["status"]) == (200, "parked"), parked
+    assert (await web("GET", "/v1/parked", token=EVE))[0] == 403
+    [waiting] = (await web("GET", "/v1/parked"))[1]["parked"]
+    assert (await web("POST", f"/v1/parked/{waiting['id']}", {"allow": True}))[1]["state"] == "allowed"
+    async with asyncio.timeout(60):
+        while (await call("files.delete", "r-3", path="README.md"))[1]["status"] != "success":
+            await asyncio.sleep(0.05)
+    assert (await call("files.delete", "r-4", path="README.md"))[1]["status"] in {"error", "parked"}  # spent
+    assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}"))[0] == 204
+    assert (await call("files.read", "r-5", path="src/utils.py"))[0] == 404
+    assert (repo_of(house) / "README.md").exists()
+
+
+async def test_tasks_show_a_live_and_a_failed_one(house: Served, web: Web) -> None:
+    stub = house.stub()
+    repository = common_pb2.Repository(url=str(repo_of(house)))
+    failed = await stub.Deliberate(
+        pb.DeliberateRequest(
+            task_description=f"WRONG {TASK}",
+            role="DEV",
+            num_agents=1,
+            repository=repository,
+            constraints=pb.TaskConstraints(max_iterations=1),
+        )
+    )
+    live = await stub.SubmitDeliberation(
+        pb.DeliberateRequest(task_description=f"HANG {TASK}", role="DEV", num_agents=2, repository=repository)
+    )
+    async with asyncio.timeout(60):
+        while (await web("GET", f"/tasks/{live.task_id}"))[1]["status"] != "IN_PROGRESS":
+            await asyncio.sleep(0.1)
+    tasks = {task["task_id"]: task for task in (await web("GET", "/tasks"))[1]["tasks"]}
+    running, over = tasks[live.task_id], tasks[failed.task_id]
+    assert (running["status"], running["progress"] < 100) == ("IN_PROGRESS", True)
+    assert [seat["status"] for seat in running["seats"]] == ["working", "working"]
+    assert over["final_state"] == "no_winner"
+    assert over["error"]
+    assert TASK in over["description"]
+    assert (await web("GET", "/tasks", token=EVE))[1]["tasks"] == []
+    assert (await web("GET", f"/tasks/{live.task_id}", token=EVE))[0] == 404
+    await stub.CancelDeliberation(pb.CancelDeliberationRequest(task_id=live.task_id))
+    async with asyncio.timeout(60):
+        while (await web("GET", f"/tasks/{live.task_id}"))[1]["status"] != "CANCELLED":
+            await asyncio.sleep(0.1)
+    assert git(repo_of(house), "branch", "--list", "moothall/*") == ""
+
+
+async def test_health_tells_a_stopped_model_server(tmp_path: Path) -> None:
+    async with scripted_model(scripted(by_task)) as model:
+        command = make_command(tmp_path, model.base_url)
+        port = model.base_url.rpartition(":")[2].partition("/")[0]
+    command.extra |= {"MOOTHALL_WEB__PORT": "0"}
+    async with served(command) as house, aiohttp.ClientSession(f"http://{house.web}") as session:
+        web = Web(session)
+
+        async def health(token: str = ALICE) -> tuple[int, str, dict[str, Any]]:
+            status, told = await web("GET", "/health", token=token)
+            return status, told["status"], {part["name"]: part for part in told["parts"]}
+
+        async with scripted_model(scripted(by_task), port=int(port)):
+            status, word, parts = await health()
+            assert (status, word) == (200, "healthy"), parts
+            assert set(parts) == {"bus", "model", "fleet", "sandbox", "graph"}
+            assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
+            assert not any(part["detail"] for part in (await health(token=""))[2].values())
+        async with asyncio.timeout(60):
+            while (found := await health())[0] != 503:
+                await asyncio.sleep(0.2)
+        assert found[1] == "down"
+        assert {name for name, part in found[2].items() if part["status"] == "down"} == {"model"}
+        assert "does not answer" in found[2]["model"]["detail"]

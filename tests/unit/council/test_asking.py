@@ -1,0 +1,101 @@
+"""Questions: one seat that may answer without a change. Everywhere else no change is no success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.collector import decide, fold
+from moothall.collector.fold import State
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import PROTOCOLS, Deliberation
+from moothall.testing.council import ONE, act, append, finish, of, outcomes
+from moothall.testing.model import step_of
+
+ANSWER = "It returns a greeting for a name."
+LOOK = act(("files.read", {"path": "src/utils.py"}))
+
+
+def script(*turns: str) -> Any:
+    def answer(_body: Any, headers: Any) -> str:
+        turn = int(step_of(headers).split(".")[1])
+        return turns[min(turn, len(turns)) - 1]
+
+    return answer
+
+
+def decided(d: Deliberation, events: list[Event]) -> Outcome:
+    state: State | None = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
+    for event in events:
+        if event.data.get("task_id") == d.task_id and event.type is not EventType.TOOL_FINISHED:
+            state = fold(state, event)
+    assert state is not None
+    return decide(state)
+
+
+async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> None:
+    async with council(script(LOOK, finish(ANSWER))) as house:
+        d = house.deliberation("ask", 1, description="What does greet do?")
+        events = await house.run(d)
+    assert outcomes(events) == {ONE: "proposed"}
+    assert of(events, EventType.CHECK_FINISHED) == []  # nothing to check
+    outcome = decided(d, events)
+    assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == ("COMPLETED", "answered", ONE, False)
+    (result,) = outcome.results
+    assert (result.content, result.diff, result.rank) == (ANSWER, "", 1)
+    assert [item.tool for item in result.operations] == ["files.read"]
+    assert "change nothing, and finish with the whole answer" in house.server.requests[0].prompt
+    assert house.workspaces.opened == ["base", f"task-1-{ONE}"]
+
+
+async def test_a_question_may_be_answered_at_once(council: Any) -> None:
+    async with council(script(finish(ANSWER))) as house:
+        d = house.deliberation("ask", 1)
+        assert decided(d, await house.run(d)).results[0].content == ANSWER
+
+
+async def test_a_change_is_judged_as_always(council: Any) -> None:
+    async with council(script(append())) as house:
+        d = house.deliberation("ask", 1)
+        outcome = decided(d, await house.run(d))
+    assert (outcome.final_state, outcome.proven) == ("committed", True)
+    assert "+def hello_world" in outcome.results[0].diff
+
+
+async def test_a_change_that_breaks_the_tests_is_no_answer(council: Any) -> None:
+    broken = act(("files.write", {"path": "src/utils.py", "content": "def greet(name):\n    return 'no'\n"}))
+    async with council(script(broken, finish("All is well."))) as house:
+        d = house.deliberation("ask", 1)
+        outcome = decided(d, await house.run(d))
+    assert (outcome.final_state, outcome.winner_id) == ("no_winner", "")
+
+
+async def test_looking_for_ever_is_no_answer(council: Any) -> None:
+    async with council(script(LOOK)) as house:
+        d = house.deliberation("ask", 1, max_turns=3)
+        events = await house.run(d)
+    assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
+    assert decided(d, events).winner_id == ""
+
+
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "ask"])
+async def test_no_empty_success_elsewhere(council: Any, protocol: str) -> None:
+    async with council(script(finish(ANSWER))) as house:
+        d = house.deliberation(protocol, 1, rounds=0)
+        events = await house.run(d)
+    assert set(outcomes(events).values()) == {"failed NO_CHANGES"}
+    assert decided(d, events).winner_id == ""
+
+
+@pytest.mark.parametrize(("protocol", "wins"), [("ask", True), ("single", False), ("tests_then_verify", False)])
+async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(council: Any, protocol: str, *, wins: bool) -> None:
+    """Whatever a host may say: the collector looks at the protocol itself."""
+    async with council(script(finish(ANSWER))) as house:
+        asking = house.deliberation("ask", 1)
+        events = await house.run(asking)
+        outcome = decided(house.deliberation(protocol, 1), events)
+    assert bool(outcome.winner_id) is wins
+    assert outcome.final_state == ("answered" if wins else "no_winner")
