@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from moothall.cli.flow import run_
 from moothall.cli.requeue import requeue
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
@@ -25,6 +26,7 @@ def tools() -> None:
 
 
 tools.add_command(requeue)
+tools.add_command(run_)
 
 
 @tools.command("list")

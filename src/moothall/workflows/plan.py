@@ -113,6 +113,10 @@ def read_yaml(text: str) -> Mapping[str, Any]:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the workflow is no YAML: {' '.join(str(error).split())[:300]}") from error
+    try:
+        document = json.loads(json.dumps(document))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the workflow is no plain document: {error}; quote dates and the like") from error
     if not isinstance(document, dict):
         raise InvalidRequest("the workflow is no object; it has name and steps, each step an id, a tool and its arguments")
     return document
@@ -139,8 +143,22 @@ def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Plan:
         name=told.name,
         steps=order,
         parallelism=min(told.parallelism or allowed.parallelism, allowed.parallelism),
-        digest=digest(json.dumps({**document, "id": ""}, sort_keys=True, default=str)),
+        digest=document_digest(document),
     )
+
+
+def document_digest(document: Mapping[str, Any]) -> str:
+    """Return what tells one workflow from another, whatever its id."""
+    return digest(json.dumps(_whole({**document, "id": ""}), sort_keys=True, default=str))
+
+
+def _whole(value: Any) -> Any:
+    """One kind of number, as on the wire: 1.0 is 1."""
+    if isinstance(value, Mapping):
+        return {str(key): _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) -> Step:

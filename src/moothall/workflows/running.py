@@ -41,6 +41,7 @@ class Begun:
     workflow_id: str
     visit: Returning
     token: str
+    running: bool = True
 
     @property
     def key(self) -> str:
@@ -51,7 +52,20 @@ class Begun:
         """Return it as the bucket holds it."""
         # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant to arrive.
         told = {"workflow_id": self.workflow_id, "visit": dump(self.visit), "token": self.token.split(".")}
-        return {**told, "state": "running"}
+        return {**told, "state": "running" if self.running else "ended"}
+
+
+async def entries(index: Bucket) -> Sequence[Begun]:
+    """Return what the bucket holds. Raises `BusUnavailable`."""
+    found = []
+    for key, document in (await index.entries()).items():
+        try:
+            token = ".".join(map(str, document["token"]))
+            visit = load(Returning, document["visit"])
+            found.append(Begun(str(document["workflow_id"]), visit, token, running=document["state"] == "running"))
+        except (InvalidRequest, KeyError, TypeError) as error:
+            log.warning("a workflow's entry cannot be read", key=key, reason=str(error)[:300])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +112,11 @@ class Workflows:
 
         Raises `BusUnavailable`.
         """
-        found = []
-        for key, document in (await self._index.entries()).items():
-            if document.get("state") != "running" or only not in {"", document.get("workflow_id")}:
-                continue
-            try:
-                visit = load(Returning, document["visit"])
-                begun = Begun(str(document["workflow_id"]), visit, ".".join(map(str, document["token"])))
-            except (InvalidRequest, KeyError, TypeError) as error:
-                log.warning("a workflow's entry cannot be read", key=key, reason=str(error)[:300])
-                continue
-            found.append(begun)
-            self._returning.setdefault(visit.workspace, asyncio.Event())
-            there = self._held[visit.workspace, begun.workflow_id] = asyncio.get_running_loop().create_future()
+        found = [begun for begun in await entries(self._index) if begun.running and only in {"", begun.workflow_id}]
+        for begun in found:
+            workspace = begun.visit.workspace
+            self._returning.setdefault(workspace, asyncio.Event())
+            there = self._held[workspace, begun.workflow_id] = asyncio.get_running_loop().create_future()
             there.set_result(None)
             self._spawn(self._return(begun), begun.workflow_id)
         return found
@@ -246,7 +252,7 @@ class Workflows:
         return running.result()
 
     async def _over(self, entry: Begun) -> None:
-        await self._index.put(entry.key, {**entry.document(), "token": [], "state": "ended"})
+        await self._index.put(entry.key, replace(entry, token="", running=False).document())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._group.create_task(work, name=f"workflow {name}")

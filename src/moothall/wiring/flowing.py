@@ -1,0 +1,111 @@
+"""A workflow for a command: in the process that serves this data directory, or in this one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.config import Settings, secret_values
+from moothall.domain.event import Recorded
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import RepositoryRef
+from moothall.wiring import lock
+from moothall.wiring.log import found
+from moothall.workflows.chronicle import Chronicle
+from moothall.workflows.plan import document_digest
+from moothall.workflows.running import BUCKET, Begun, entries
+
+if TYPE_CHECKING:  # in a process that serves, the command needs neither
+    from moothall.guard.visits import Visits
+    from moothall.workflows.running import Workflows
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A workflow's document with its id, and the workspace that it wants; `seconds` is how long that stays open at most."""
+
+    document: Mapping[str, Any]
+    repository: RepositoryRef
+    role: str
+    seconds: int
+
+
+async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGenerator[Recorded, None]:
+    """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it was, in its own workspace.
+
+    Raises what `Visits.open` and `Workflows.run` raise, or `Permanent` with the words of the process that serves.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(settings.data_dir))
+        except lock.Taken:
+            address = await found(settings, tell)
+            bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
+            if (known := await _known(bus, asked)) is not None:
+                facts = _follow(bus, known.visit.workspace, asked)
+            else:
+                facts = _follow(bus, await _begin_there(settings, address.grpc_port, asked), asked)
+        else:
+            facts = await _here(settings, asked, tell, stack)
+        await stack.enter_async_context(aclosing(facts))
+        async for recorded in facts:
+            yield recorded
+
+
+async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
+    """Begin it in this process, or go on with it."""
+    from moothall.wiring.rules import open_rules
+    from moothall.wiring.sources import bus_url
+    from moothall.wiring.visiting import tool_service, workflow_service
+
+    url = await stack.enter_async_context(bus_url(settings))
+    bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
+    rules = await stack.enter_async_context(open_rules(settings, bus))
+    visits: Visits = await stack.enter_async_context(tool_service(settings, bus, rules))
+    workflows: Workflows = await stack.enter_async_context(workflow_service(settings, bus, visits, resume=False))
+    if (known := await _known(bus, asked)) is not None:
+        if known.running:
+            tell(f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}")
+            await workflows.resume(known.workflow_id)
+        return _follow(bus, known.visit.workspace, asked)
+    opened = await visits.open(LOCAL, asked.repository, asked.role, asked.seconds)
+    return workflows.run(LOCAL, opened.workspace, opened.token, asked.document)
+
+
+async def _known(bus: JetStreamBus, asked: Asked) -> Begun | None:
+    """Return the workflow of this id, if it was ever begun."""
+    found = (entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant)
+    return next((entry for entry in found if entry.workflow_id == asked.document["id"]), None)
+
+
+async def _begin_there(settings: Settings, port: int, asked: Asked) -> str:
+    """Have the process that serves begin it; return the workspace. It goes on there whoever listens."""
+    from moothall.pb.moothall.v1 import common_pb2
+    from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
+    from moothall.services.calling import calling
+
+    async with calling(settings.grpc, settings.data_dir, port) as (channel, metadata):
+        stub: Any = tool_pb2_grpc.ToolServiceStub(channel)
+        named = asked.repository
+        wanted = tool_pb2.OpenWorkspaceRequest(
+            repository=common_pb2.Repository(id=named.id, url=named.url, ref=named.ref),
+            role=asked.role,
+            ttl_seconds=asked.seconds,
+        )
+        opened = await stub.OpenWorkspace(wanted, metadata=metadata)
+        request = tool_pb2.RunWorkflowRequest(workspace_id=opened.workspace_id, capability_token=opened.capability_token)
+        request.workflow.update(asked.document)
+        stream = stub.RunWorkflow(request, metadata=metadata)
+        await stream.read()  # it is on the log
+        stream.cancel()
+    return str(opened.workspace_id)
+
+
+def _follow(bus: JetStreamBus, workspace: str, asked: Asked) -> AsyncGenerator[Recorded, None]:
+    chronicle = Chronicle(bus, workspace, LOCAL.tenant, str(asked.document["id"]))
+    return chronicle.follow(document_digest(asked.document), 0)
