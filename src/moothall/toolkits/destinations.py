@@ -6,6 +6,7 @@ socket is opened, so that neither a second answer of the name server nor an addr
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -96,6 +97,21 @@ class Destinations:
         if any(plain in network for network in self.networks):
             return True
         return not self.only and is_public(address)
+
+    async def pin(self, text: str) -> str:
+        """Return `host:port:address` of a URL, with the address that may be connected to. Raises `InvalidRequest`, `Refused`."""
+        url = self.check(text)
+        host, port = url.host or "", url.port or 0
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise Refused(f"{host} is not known: {error.strerror}") from error
+        for *_, where in found:
+            address = ipaddress.ip_address(str(where[0]).partition("%")[0])
+            if self.named(url) or self.may_reach(address):
+                shown = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
+                return f"{host}:{port}:{shown}"
+        raise Refused(f"{host} has no public address, and the operator does not allow it (http.allow)")
 
     def open_socket(self, about: tuple[Any, ...]) -> socket.socket:
         """Make the socket for what a name was resolved to: (family, type, protocol, name, address). Raises `Unreachable`."""

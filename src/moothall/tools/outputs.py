@@ -126,6 +126,30 @@ class GitPlace(Output):
     commit: str
 
 
+class GitTaken(Output):
+    """Another repository's files: the folder that they are in, their commit, how many they are."""
+
+    path: str
+    commit: str
+    files: int
+
+
+class GitPulled(Output):
+    """The commit that has both sides, and the files that it changed here."""
+
+    branch: str
+    commit: str
+    files: list[str]
+
+
+class GitPushed(Output):
+    """A branch at the remote."""
+
+    branch: str
+    commit: str
+    to: str
+
+
 class TestsRun(Output):
     """A run of tests: its verdict, counts, the tests that are not green, the end of what it printed."""
 

@@ -13,7 +13,9 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
+from moothall.toolkits.destinations import Destinations
 from moothall.workspace.clone import TrustedClone
+from moothall.workspace.gitremote import Remote
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.repositories import TrustedRepositories
@@ -61,7 +63,11 @@ async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
     def clone_of(repository: str) -> TrustedClone:
         return repositories.clone(repository)
 
-    workspaces = LocalWorkspaces(settings, clone_of)
+    def remote_of(repository: str) -> Remote:
+        return repositories.remote(repository, destinations.pin)
+
+    destinations = Destinations.read(settings.http.allow, only=settings.http.only_allowed)
+    workspaces = LocalWorkspaces(settings, clone_of, remote_of)
     preparer = Preparer(settings, clone_of, workspaces)
     repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer, secrets=environment())
     async with workspaces:

@@ -19,11 +19,12 @@ from moothall.domain.repository import Patch
 from moothall.errors import NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.workspace import rules
 from moothall.workspace.gitcmd import TRIES, Caps, GitRunner
-from moothall.workspace.objects import Entry, read_blobs, read_tree, write_files
+from moothall.workspace.objects import Entry, content_of, raw_entry, read_blobs, read_tree, replaces_folder, write_files
 from moothall.workspace.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _MESSAGE_CHARS = 10_000
+_SHOWN = 10
 _APPLY_MEMORY = 4_000_000_000
 _NO_CAPS = Caps()
 _INFLATED = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
@@ -175,6 +176,25 @@ class TrustedClone:
         kept = [Change(entry.path, entry.mode, blob) for entry, blob in zip(there, blobs, strict=True)]
         return sorted([*gone, *kept], key=lambda change: change.path)
 
+    async def contents(self, sha: str) -> list[Change]:
+        """Return every file of a commit."""
+        entries = await self.entries(sha)
+        blobs = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in entries], 0)
+        return [Change(entry.path, entry.mode, blob) for entry, blob in zip(entries, blobs, strict=True)]
+
+    async def merge(self, base_sha: str, ours: str, theirs: str, message: str) -> Patch:
+        """Commit what both came to, on top of both. Raises `PatchRefused` that names the files where they disagree."""
+        answer = await self._git.call(
+            "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", _checked(ours), _checked(theirs), cwd=self.path
+        )
+        tree, *disputed = answer.out.decode(errors="replace").split("\0")
+        if answer.status == 1 and disputed:
+            names = ", ".join(sorted({name for name in disputed if name})[:_SHOWN])
+            raise PatchRefused(f"both sides changed the same lines, and nothing was merged: {names}")
+        if answer.status:
+            raise RepositoryError(f"the commits cannot be merged (git 2.38 or newer is needed): {answer.reason}")
+        return await self._record(base_sha, tree, (ours, theirs), message)
+
     async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).
 
@@ -223,7 +243,7 @@ class TrustedClone:
     async def diff(self, base_sha: str, commit_sha: str) -> str:
         """Return the git diff between two commits, which `apply` takes; files that aren't UTF-8 come as binary."""
         old, new = (await self.files(base_sha), await self.files(commit_sha))
-        if _replaces_folder(old, new):  # git applies that only if it hears of the removals first
+        if replaces_folder(old, new):  # git applies that only if it hears of the removals first
             return await self._diff(base_sha, commit_sha, "--diff-filter=D") + await self._diff(
                 base_sha, commit_sha, "--diff-filter=d"
             )
@@ -272,11 +292,15 @@ class TrustedClone:
         tree = (await self._run("write-tree", env=env)).strip().decode()
         if tree == (await self._run("rev-parse", f"{_checked(parent)}^{{tree}}")).strip().decode():
             return await self._keep(base_sha, parent) if parent != base_sha else Patch(base_sha, base_sha, "")
+        return await self._record(base_sha, tree, (parent,), message)
+
+    async def _record(self, base_sha: str, tree: str, parents: Sequence[str], message: str) -> Patch:
         date = (await self._run("log", "-1", "--format=%ct +0000", "--no-show-signature", _checked(base_sha))).strip().decode()
         text = message.replace("\0", "").strip()[:_MESSAGE_CHARS] or "Change made in a workspace"
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        above = [word for parent in parents for word in ("-p", parent)]
         out = await self._run(
-            "commit-tree", tree, "-p", parent, "-F", "-", stdin=f"{text}\n".encode(errors="replace"), env={**_WHO, **dates}
+            "commit-tree", tree, *above, "-F", "-", stdin=f"{text}\n".encode(errors="replace"), env={**_WHO, **dates}
         )
         return await self._keep(base_sha, out.strip().decode())
 
@@ -287,8 +311,8 @@ class TrustedClone:
         except RepositoryError as error:
             raise PatchRefused(f"the patch makes a tree that can't be used: {error.message}") from error
         old = {entry.path: entry for entry in await self.entries(base_sha)}
-        paths = [path for path in sorted({*old, *new}) if _content(old.get(path)) != _content(new.get(path))]
-        rules.check_changes([_raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
+        paths = [path for path in sorted({*old, *new}) if content_of(old.get(path)) != content_of(new.get(path))]
+        rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())
         if size > self._settings.max_patch_bytes:
@@ -353,28 +377,12 @@ def _over(stderr: str) -> bool:
     return any(word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died"))
 
 
-def _content(entry: Entry | None) -> tuple[str, str] | None:
-    return entry.content if entry else None
-
-
-def _replaces_folder(old: Sequence[str], new: Sequence[str]) -> bool:
-    folders = {path[:at] for path in old for at, char in enumerate(path) if char == "/"}
-    return not folders.isdisjoint(new)
-
-
 def _raw(change: Change, old: Mapping[str, Entry]) -> rules.RawChange:
     before = old[change.path].mode if change.path in old else rules.ABSENT
     if change.content is None:
         return rules.RawChange(change.path, before, rules.ABSENT)
     link = change.content.decode(errors="surrogateescape") if change.mode == rules.SYMLINK else None
     return rules.RawChange(change.path, before, change.mode, link, len(change.content))
-
-
-def _raw_entry(path: str, old: Entry | None, new: Entry | None) -> rules.RawChange:
-    before = old.mode if old else rules.ABSENT
-    if new is None:
-        return rules.RawChange(path, before, rules.ABSENT)
-    return rules.RawChange(path, before, new.mode, new.target, new.size)
 
 
 def _write_all(paths: Sequence[Path], contents: Sequence[bytes]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
 from moothall.workspace.clone import Change, TrustedClone
+from moothall.workspace.gitremote import Remote
 
 Changes = Callable[[], Awaitable[Sequence[Change]]]
 Restore = Callable[[Sequence[Change]], Awaitable[None]]
@@ -46,12 +47,13 @@ async def git_tool(
     changes: Changes,
     *,
     restore: Restore | None = None,
+    remote: Remote | None = None,
 ) -> dict[str, Any]:
     """Answer one `git.*` call. `changes` gives the workspace's files that differ from the base; `restore` makes
     the workspace differ from the base by just the changes given. Raises `InvalidRequest`, `AlreadyExists`,
     `Refused`, `PatchRefused`.
     """
-    repository = _Repository(clone, state, changes, restore)
+    repository = _Repository(clone, state, changes, restore, remote)
     match tool:
         case "git.status":
             answer = await repository.status()
@@ -68,7 +70,7 @@ async def git_tool(
         case "git.checkout":
             answer = await repository.checkout(_text(arguments, "ref"))
         case "git.clone" | "git.pull" | "git.push":
-            raise Refused(f"{tool} reaches outside and is not for seats; your commits are taken from the workspace by themselves")
+            answer = await repository.beyond(tool, arguments)
         case _:
             raise InvalidRequest(f"there is no tool {tool[:40]!r}")
     return answer
@@ -80,6 +82,7 @@ class _Repository:
     state: GitState
     changes: Changes
     restore: Restore | None
+    remote: Remote | None
 
     async def status(self) -> dict[str, Any]:
         pending = await self._pending(await self._snapshot(await self.changes()))
@@ -148,14 +151,68 @@ class _Repository:
         self.state.branches[self.state.branch] = sha
         return {"branch": self.state.branch, "commit": sha}
 
-    async def _go(self, sha: str) -> None:
+    async def beyond(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if tool == "git.push":
+            return await self.push(_text(arguments, "branch"))
+        if tool == "git.pull":
+            return await self.pull()
+        return await self.take_in(_text(arguments, "url"), _text(arguments, "ref"))
+
+    async def push(self, branch: str) -> dict[str, Any]:
+        sha = self.state.branches.get(branch)
+        if sha is None:
+            raise InvalidRequest(f"there is no branch {branch[:80]!r} here; there are {', '.join(self.state.branches)}")
+        if sha == self.state.base_sha:
+            raise InvalidRequest(f"the branch {branch!r} has no commit of its own; commit something first")
+        name, where = await self._beyond().push(self.state.base_sha, sha, branch)
+        return {"branch": name, "commit": sha, "to": where}
+
+    async def pull(self) -> dict[str, Any]:
+        beyond, restore = self._beyond(), self._restore()
+        await self._refuse_pending()
+        theirs = await beyond.fetch()
+        known = {commit.sha for commit in await self.clone.history(self.state.head, _SEARCHED)}
+        if theirs not in known:
+            before = await self.clone.entries(self.state.head)
+            merged = await self.clone.merge(self.state.base_sha, self.state.head, theirs, f"Merge {theirs[:12]}")
+            await restore(await self.clone.changes(self.state.base_sha, merged.commit_sha))
+            self.state.head = self.state.branches[self.state.branch] = merged.commit_sha
+            after = await self.clone.entries(merged.commit_sha)
+            changed = {entry.path for entry in set(before) ^ set(after)}
+        else:
+            changed = set()
+        return {"branch": self.state.branch, "commit": self.state.head, "files": sorted(changed)}
+
+    async def take_in(self, url: str, ref: str) -> dict[str, Any]:
+        beyond, restore = self._beyond(), self._restore()
+        found = await beyond.clone(url, ref)
+        now = list(await self.changes())
+        paths = {*(change.path for change in now), *await self.clone.files(self.state.base_sha)}
+        if any(path == found.name or path.startswith(f"{found.name}/") for path in paths):
+            raise AlreadyExists(f"there is a {found.name!r} here already; nothing was written")
+        await restore([*now, *found.changes])
+        return {"path": found.name, "commit": found.sha, "files": len(found.changes)}
+
+    def _beyond(self) -> Remote:
+        if self.remote is None:
+            raise Refused("this workspace reaches no other repository")
+        return self.remote
+
+    def _restore(self) -> Restore:
         if self.restore is None:
             raise InvalidRequest("this workspace cannot go to another commit; edit the files, or look at git.diff(ref)")
+        return self.restore
+
+    async def _refuse_pending(self) -> None:
         if await self._pending(await self._snapshot(await self.changes())):
-            raise InvalidRequest("files differ from the last commit; commit them before going elsewhere")
+            raise InvalidRequest("files differ from the last commit; commit them first")
+
+    async def _go(self, sha: str) -> None:
+        restore = self._restore()
+        await self._refuse_pending()
         if not any(commit.sha == self.state.base_sha for commit in await self.clone.history(sha, _SEARCHED)):
             raise InvalidRequest("only commits of this workspace, from its base on, can be checked out")
-        await self.restore(await self.clone.changes(self.state.base_sha, sha))
+        await restore(await self.clone.changes(self.state.base_sha, sha))
 
     async def _snapshot(self, changes: Sequence[Change]) -> Patch:
         """Commit the files as they are, on no branch."""

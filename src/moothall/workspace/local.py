@@ -25,6 +25,7 @@ from moothall.errors import (
     NotFound,
     PatchRefused,
     Refused,
+    RepositoryError,
     SandboxUnavailable,
     WorkspaceFailed,
 )
@@ -37,6 +38,7 @@ from moothall.workspace.changes import Caps, collect
 from moothall.workspace.clone import Change, TrustedClone
 from moothall.workspace.detect import CONFIGURATION
 from moothall.workspace.fullpython import COMMAND
+from moothall.workspace.gitremote import Remote
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
 from moothall.workspace.wasm import Shelf, answered
@@ -48,6 +50,7 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (AlreadyExists, ToolStatus.ERROR),
     (NotFound, ToolStatus.ERROR),
     (PatchRefused, ToolStatus.ERROR),
+    (RepositoryError, ToolStatus.ERROR),
 )
 
 
@@ -55,13 +58,23 @@ class LocalWorkspace:
     """One open workspace. `clone` and `base` are the trusted side's; git tools work on them."""
 
     def __init__(
-        self, name: str, box: Box, prepared: Prepared, *, clone: TrustedClone, settings: Settings, shelf: Shelf, pool: Pool
+        self,
+        name: str,
+        box: Box,
+        prepared: Prepared,
+        *,
+        clone: TrustedClone,
+        settings: Settings,
+        shelf: Shelf,
+        pool: Pool,
+        remote: Remote | None,
     ) -> None:
         self._pool = pool
         self._name = name
         self._box = box
         self._settings = settings
         self._shelf = shelf
+        self._remote = remote
         self._git = GitState(prepared.base.sha)
         self.prepared = prepared
         self.clone = clone
@@ -165,7 +178,9 @@ class LocalWorkspace:
         begun = time.monotonic()
         status, output, said = ToolStatus.SUCCESS, {}, ""
         try:
-            output = await git_tool(self.clone, self._git, call.tool, call.arguments, self.changes, restore=self.restore)
+            output = await git_tool(
+                self.clone, self._git, call.tool, call.arguments, self.changes, restore=self.restore, remote=self._remote
+            )
         except tuple(kind for kind, _ in _REFUSALS) as error:
             status, said = next(status for kind, status in _REFUSALS if isinstance(error, kind)), error.message
         duration = round((time.monotonic() - begun) * 1000)
@@ -297,12 +312,15 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
 class LocalWorkspaces:
     """Opens workspaces. An async context manager: everything it started is gone when it ends.
 
-    `clones` gives the trusted clone of a registered repository.
+    `clones` gives the trusted clone of a registered repository, `remotes` what its workspaces reach beyond themselves.
     """
 
-    def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone]) -> None:
+    def __init__(
+        self, settings: Settings, clones: Callable[[str], TrustedClone], remotes: Callable[[str], Remote] | None = None
+    ) -> None:
         self._settings = settings
         self._clones = clones
+        self._remotes = remotes
         self._shelf = Shelf(settings)
         self.pool = Pool(settings, self._shelf.binds)
 
@@ -321,9 +339,10 @@ class LocalWorkspaces:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
         changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
+        remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             workspace = LocalWorkspace(
-                name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf, pool=self.pool
+                name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf, pool=self.pool, remote=remote
             )
             await workspace.write(changes)
             yield workspace

@@ -162,3 +162,22 @@ def _check(entries: Sequence[Entry], max_bytes: int) -> None:
         if twice:
             raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r} is there twice")
         seen.add(entry.path)
+
+
+def content_of(entry: Entry | None) -> tuple[str, str] | None:
+    """Return what is equal for files that are the same, None where there is none."""
+    return entry.content if entry else None
+
+
+def replaces_folder(old: Sequence[str], new: Sequence[str]) -> bool:
+    """Whether a file came to where a folder was, or the other way round."""
+    folders = {path[:at] for path in old for at, char in enumerate(path) if char == "/"}
+    return not folders.isdisjoint(new)
+
+
+def raw_entry(path: str, old: Entry | None, new: Entry | None) -> rules.RawChange:
+    """Return a path's change from one tree to another."""
+    before = old.mode if old else rules.ABSENT
+    if new is None:
+        return rules.RawChange(path, before, rules.ABSENT)
+    return rules.RawChange(path, before, new.mode, new.target, new.size)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from moothall.config import Workspace as Settings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import InvalidRequest, PatchRefused
+from moothall.errors import InvalidRequest, PatchRefused, Refused
 from moothall.workspace import delivery, sources
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.gitcmd import GitRunner
+from moothall.workspace.gitremote import Cloned, Pin, Remote, clone_public
 from moothall.workspace.profile import Commands, read_profile
 from moothall.workspace.registry import PushPolicy, Registered, Registry, make_registered
 
@@ -132,13 +134,40 @@ class TrustedRepositories:
         patch = await clone.apply(base.sha, diff, message)
         if not patch.diff:
             raise PatchRefused("the patch is empty; there is nothing to deliver")
+        await self._hand_over(entry, base.sha, patch.commit_sha, branch)
+        return patch.commit_sha
+
+    async def _hand_over(self, entry: Registered, base_sha: str, sha: str, branch: str) -> None:
+        """Make the branch at the origin where the push policy is one that lets it."""
+        clone = self.clone(entry.id)
         if entry.local and entry.push != "none":
             local = await sources.find_local(self._git, Path(entry.origin))
-            await delivery.branch_locally(self._git, clone.path, local, base_sha=base.sha, sha=patch.commit_sha, branch=branch)
+            await delivery.branch_locally(self._git, clone.path, local, base_sha=base_sha, sha=sha, branch=branch)
         elif entry.push == "push":
             env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
-            await delivery.push(self._git, clone.path, entry.origin, sha=patch.commit_sha, branch=branch, env=env)
-        return patch.commit_sha
+            await delivery.push(self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env)
+
+    def remote(self, repository: str, pin: Pin) -> Remote:
+        """Return what a workspace on a repository reaches beyond itself."""
+        return _Origin(self, repository, pin)
+
+    async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
+        """Make a new branch of a commit at the origin. See `gitremote.Remote`."""
+        name = delivery.check_branch(f"moothall/{branch}")  # as all that is ours: no branch of anybody else's is touched
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        if entry.push == "none":
+            raise Refused(f"the push policy of {entry.id} is none; an operator changes it with `moothall repo add --push`")
+        await self._hand_over(entry, base_sha, sha, name)
+        return name, entry.origin
+
+    async def fetch(self, repository: str) -> str:
+        """Bring the newest commit of the origin's default branch here. Raises `RepositoryError`."""
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        return await self._fetch(self.clone(entry.id), entry, "")
+
+    async def clone_other(self, url: str, ref: str, pin: Pin) -> Cloned:
+        """Bring the files of another repository. See `gitremote.clone_public`."""
+        return await clone_public(self._git, self._settings, url, ref, pin)
 
     def delivers(self, base: Base) -> bool:
         """Whether the push policy lets `deliver` leave a branch (else only the patch is given)."""
@@ -183,3 +212,21 @@ class TrustedRepositories:
         if not entry.listed:
             await asyncio.to_thread(self.registry.add, entry)
         return sha
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Implements `gitremote.Remote`."""
+
+    repositories: TrustedRepositories
+    repository: str
+    pin: Pin
+
+    async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
+        return await self.repositories.push(self.repository, base_sha, sha, branch)
+
+    async def fetch(self) -> str:
+        return await self.repositories.fetch(self.repository)
+
+    async def clone(self, url: str, ref: str) -> Cloned:
+        return await self.repositories.clone_other(url, ref, self.pin)

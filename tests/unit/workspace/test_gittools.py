@@ -155,9 +155,11 @@ async def test_bad_arguments(files: Files, tool: str, arguments: dict[str, Any],
 
 
 @pytest.mark.parametrize("tool", ["git.clone", "git.pull", "git.push"])
-async def test_what_reaches_outside_is_refused(files: Files, tool: str) -> None:
-    with pytest.raises(Refused, match="not for seats"):
-        await files.call(tool)
+async def test_a_workspace_without_a_remote_reaches_nothing(files: Files, tool: str) -> None:
+    files.now = [NEW]
+    await files.call("git.commit", message="m")
+    with pytest.raises(Refused, match="reaches no other repository"):
+        await files.call(tool, branch="work", url="https://host.example/x.git")
 
 
 async def test_a_bad_change_is_said_at_the_commit(files: Files) -> None:
