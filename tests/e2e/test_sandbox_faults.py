@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from moothall.sandbox import cgroups
-from moothall.testing.local import PACKAGES, local
+from moothall.testing.local import local
+from moothall.testing.ordinary import interpreter_for_all, run_as_ordinary_user
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
-ORDINARY = 64_999
 
 HOLDER = """
 import asyncio, sys
@@ -60,51 +60,11 @@ async def test_kill_9_leaves_no_process_and_the_next_start_sweeps(tmp_path: Path
     assert folders == []
 
 
-def interpreter_for_all() -> Path | None:
-    """Return a Python of our version that an ordinary user may run."""
-    for candidate in (Path(sys.executable).resolve(), Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")):
-        if candidate.exists() and all(folder.stat().st_mode & 0o005 == 0o005 for folder in candidate.parents):
-            return candidate
-    return None
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become an ordinary user")
 @pytest.mark.skipif(interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run")
 @pytest.mark.parametrize(
     "suite", ["tests/unit/sandbox", "tests/unit/workspace/test_local.py", "tests/e2e/test_sandbox_limits.py"]
 )
 def test_the_same_as_an_ordinary_user(suite: str) -> None:
-    home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
-    home.mkdir(mode=0o700)
-    os.chown(home, ORDINARY, ORDINARY)
-    try:
-        done = subprocess.run(
-            [
-                *("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"),
-                *(
-                    str(interpreter_for_all()),
-                    "-m",
-                    "pytest",
-                    suite,
-                    "-q",
-                    "--noconftest",
-                    "-p",
-                    "no:cacheprovider",
-                    f"--basetemp={home}/tmp",
-                ),
-            ],
-            cwd=ROOT,
-            env={
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(home),
-                "PYTHONPATH": f"{ROOT / 'src'}:{PACKAGES}",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "HYPOTHESIS_STORAGE_DIRECTORY": str(home / "hypothesis"),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    code, said = run_as_ordinary_user(suite, ROOT)
+    assert code == 0, said

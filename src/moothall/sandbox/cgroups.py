@@ -107,6 +107,14 @@ def parents() -> tuple[Path, Path] | None:
     return (unified, unified) if unified else None
 
 
+def way() -> str:
+    """Return what holds memory and processes on this machine, in words for operators."""
+    where = parents()
+    if where is None:
+        return "rlimits, and a process tree that is looked at many times a second: no cgroup is writable"
+    return "cgroup v2" if where[0] == where[1] else "cgroup v1"
+
+
 def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
     """Make a cgroup with these walls, or return None where none can be made."""
     where = parents()

@@ -42,6 +42,7 @@ class Sandboxed:
     _log: IO[bytes]
     _handle: int
     _killed: bool = False
+    _noted: int = 0
 
     @property
     def pid(self) -> int:
@@ -56,9 +57,14 @@ class Sandboxed:
         return not select.select([self._handle], [], [], 0)[0]
 
     def log_tail(self) -> str:
-        """Return the end of what the process said on stderr."""
+        """Return the end of what the process said on stderr, since something was noted."""
         size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace").strip()
+        return os.pread(self._log.fileno(), _LOG_TAIL, max(self._noted, size - _LOG_TAIL)).decode(errors="replace").strip()
+
+    def note(self, text: str) -> None:
+        """Add to the log what its process did not say."""
+        os.write(self._log.fileno(), text.encode(errors="replace"))
+        self._noted = os.fstat(self._log.fileno()).st_size
 
     def kill(self) -> None:
         """End it and all its descendants; they share its pid namespace and die with it."""
@@ -143,7 +149,8 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
         }
         order_fd = _memory_fd("order", marshal.dumps(order))
         held.append(order_fd)
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - it belongs to the process that is started here
+        # It belongs to the process that is started here.
+        log = tempfile.TemporaryFile() if spec.log is None else spec.log.open("a+b")  # noqa: SIM115
         try:
             process = await asyncio.create_subprocess_exec(
                 *(str(interpreter()), "-I", "-S", _LAUNCHER, str(order_fd)),

@@ -55,7 +55,7 @@ class Overlay:
 class SandboxSpec:
     """One sandbox. `ro` and `rw` are (host path, inside path); `fds` are inherited by `argv`.
 
-    The environment inside is `env` and nothing else. `name` labels the cgroup.
+    The environment inside is `env` and nothing else. `name` labels the cgroup. `log` takes what the process says on stderr.
     """
 
     name: str
@@ -67,6 +67,7 @@ class SandboxSpec:
     network: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     fds: tuple[int, ...] = ()
+    log: Path | None = None
 
     def degraded(self, layer: str) -> bool:
         """Whether the operator accepted to go without `layer`."""

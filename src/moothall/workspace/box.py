@@ -14,10 +14,11 @@ from typing import Any
 
 from moothall.config import Sandbox, Settings
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.sandbox.cgroups import parents
+from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.inside import BOOT, HOME
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
+from moothall.workspace import boxlog
 from moothall.workspace.bundle import INSIDE
 from moothall.workspace.changes import measure
 from moothall.workspace.link import Link
@@ -87,6 +88,7 @@ class Box:
         self.upper = folder / "upper"
         self._settings = settings
         self._limits = place.limits or settings.sandbox
+        self.called = folder.name
         self._sandbox: Sandboxed | None = None
         self._link: Link | None = None
         self._lock = asyncio.Lock()
@@ -95,6 +97,10 @@ class Box:
     def name(self) -> str:
         """The folder's name, which is unique."""
         return self.folder.name
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "sandbox.log"
 
     @property
     def pid(self) -> int:
@@ -140,6 +146,7 @@ class Box:
             raise SandboxUnavailable(
                 f"the sandbox does not start: {reason}; `moothall doctor` says which wall is missing"
             ) from error
+        self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
 
     def _spec(self, descriptor: int) -> SandboxSpec:
         place, limits = self.place, self._limits
@@ -157,6 +164,7 @@ class Box:
             overlay=Overlay(place.tree, self.upper, self.folder / "work") if place.tree else None,
             network=place.network,
             fds=(descriptor,),
+            log=self._log,
         )
         binds = ((place.env, ENVIRONMENT),) if place.env else ()
         options = {
@@ -207,6 +215,8 @@ class Box:
             starved = killed is not None and self._killed_for_memory() > killed
         if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
+        if killed is not None:
+            self._sandbox.note(boxlog.line(op, fields, result))
         return result
 
     def _killed_for_memory(self) -> int:
@@ -296,5 +306,6 @@ class Box:
                 await self._sandbox.close()
         finally:
             if not keep:
+                boxlog.keep(self._log, self._settings.data_dir, self.called)
                 with contextlib.suppress(FileNotFoundError):
                     await remove_tree(self.folder)

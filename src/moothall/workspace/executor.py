@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import json
 import os
+import resource
 import signal
 import stat
 import sys
@@ -77,7 +78,7 @@ class Executor:
         return ""
 
     def _answer(self, request: Message) -> None:
-        begun = time.monotonic()
+        begun, used = time.monotonic(), _cpu_seconds()
         self._current = int(request["id"])
         try:
             answer = {"files": self._files, "run": self._run, "apply": self._apply, "processes": self._processes}[
@@ -88,6 +89,7 @@ class Executor:
         except OSError as error:
             answer = {"status": "error", "error": f"{error.filename or 'workspace'}: {error.strerror}"}
         answer.setdefault("duration_ms", round((time.monotonic() - begun) * 1000))
+        answer.setdefault("usage", _own_usage(used))
         answer["id"] = self._current
         self._current = -1
         _send(self._link, answer)
@@ -236,6 +238,17 @@ def _send(link: int, message: Message) -> None:
     data = memoryview(pack(message))
     while data:
         data = data[os.write(link, data) :]
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _own_usage(before: float) -> dict[str, int]:
+    """Return what the executor used itself; a part of a millisecond is one."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"cpu_ms": max(1, round((_cpu_seconds() - before) * 1000)), "max_rss_bytes": peak}
 
 
 def _put_aside(path: str) -> None:

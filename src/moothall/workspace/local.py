@@ -341,6 +341,7 @@ class LocalWorkspaces:
         changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
+            box.called = f"{name}.{box.name}"
             workspace = LocalWorkspace(
                 name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf, pool=self.pool, remote=remote
             )

@@ -17,7 +17,7 @@ from moothall.config import Settings
 from moothall.domain.repository import Prepared
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.sandbox import cgroups, orphans
-from moothall.workspace import scratch
+from moothall.workspace import boxlog, scratch
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.bundle import bundle
 from moothall.workspace.layout import Layout, try_lock
@@ -53,6 +53,7 @@ class Pool:
         try_lock(self._lock_fd)
         await sweep(self.layout)
         await asyncio.to_thread(scratch.sweep)
+        await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()

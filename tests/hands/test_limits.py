@@ -1,0 +1,120 @@
+"""Each limit, by a tool call: stopped with its own status, measured, told in the sandbox's log; the neighbour works on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.sandbox import cgroups
+from moothall.testing.local import Local, local
+from moothall.testing.ordinary import interpreter_for_all, run_as_ordinary_user
+from moothall.workspace.boxlog import folder_of
+from moothall.workspace.local import LocalWorkspace
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = {
+    "memory_bytes": 256_000_000,
+    "cpu_seconds": 2,
+    "wall_seconds": 10,
+    "processes": 64,
+    "open_files": 128,
+    "output_bytes": 10_000,
+    "disk_bytes": 20_000_000,
+}
+HOGS = {
+    "one-gigabyte": ("memory", "x = bytearray(1_000_000_000)\nprint(len(x))"),
+    "a-gigabyte-in-parts": ("memory", "x = [bytearray(b'x' * 1_000_000) for _ in range(1000)]"),
+    "spin": ("cpu", "while True: pass"),
+    "spin-in-children": (
+        "cpu",
+        "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(60)",
+    ),
+    "sleep": ("timeout", "import time\ntime.sleep(600)"),
+    "ten-thousand-processes": (
+        "processes",
+        "import os, time\nfor _ in range(10_000):\n    try:\n        if os.fork() == 0: time.sleep(60)\n    except OSError: pass",
+    ),
+    "threads": (
+        "processes",
+        "import threading, time\nthreading.stack_size(1 << 18)\nfor _ in range(1000): threading.Thread(target=time.sleep, args=(60,)).start()",
+    ),
+    "endless-output": ("output", "while True: print('x' * 1000)"),
+    "one-large-file": ("disk", "f = open('big', 'wb')\nwhile True: f.write(bytes(1_000_000))"),
+    "many-files": ("disk", "import time\nfor n in range(1000): open(f'f{n}', 'wb').write(bytes(900_000))\ntime.sleep(60)"),
+}
+
+
+async def neighbour_works(house: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]) -> int:
+    """Write and read, until the hog has ended."""
+    done = 0
+    while not until.done() or not done:
+        wrote = await house.call(workspace, "files.write", path="n.txt", content=str(done))
+        ran = await house.call(workspace, "code.python", code="print(open('n.txt').read())")
+        assert (wrote.status, ran.status, ran.output["output"]) == (ToolStatus.SUCCESS, ToolStatus.SUCCESS, f"{done}\n")
+        assert min(wrote.usage.cpu_ms, wrote.usage.max_rss_bytes, ran.usage.cpu_ms, ran.usage.max_rss_bytes) > 0
+        done += 1
+    return done
+
+
+@pytest.mark.parametrize("hog", HOGS)
+async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(tmp_path: Path, hog: str) -> None:
+    status, code = HOGS[hog]
+    limits = {**LIMITS, **({"cpu_seconds": 60} if status in {"processes", "disk"} else {})}
+    async with local(tmp_path, {"a.txt": "a\n"}, **limits) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "hog") as bad, house.workspaces.open(prepared, "fine") as good:
+            seconds = 2.0 if status == "timeout" else 30.0
+            running = asyncio.ensure_future(house.call(bad, "code.python", seconds, code=code))
+            done = await neighbour_works(house, good, running)
+            stopped = await running
+            after = await house.call(bad, "code.python", code="print('still here')")
+    assert (stopped.status, done > 0) == (status, True), stopped
+    assert min(stopped.usage.cpu_ms, stopped.usage.max_rss_bytes) > 0
+    assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
+    assert (after.status, after.output["output"]) == (ToolStatus.SUCCESS, "still here\n")
+    [log] = [path.read_text(encoding="utf-8") for path in folder_of(tmp_path / "data").glob("hog.*.log")]
+    first, told, last, *_ = log.splitlines()
+    assert first.endswith(f"memory and processes are held by {cgroups.way()}")
+    assert f" status={status} " in told
+    assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in told
+    assert " status=success exit_code=0 " in last
+
+
+async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:
+    async with local(tmp_path, {"a.txt": "a\n"}, **LIMITS) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "files") as workspace:
+            code = "held = []\nwhile True: held.append(open('/dev/null'))"
+            result = await house.call(workspace, "code.python", code=code)
+            after = await house.call(workspace, "files.read", path="a.txt")
+    assert (result.output["exit_code"], "Too many open files" in result.output["output"]) == (1, True)
+    assert after.status is ToolStatus.SUCCESS
+
+
+async def test_every_result_is_measured(tmp_path: Path) -> None:
+    async with local(tmp_path, {"a.txt": "a\n", "Makefile": "test:\n\ttrue\n"}, **LIMITS) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "measured") as workspace:
+            results = [
+                await house.call(workspace, "files.read", path="a.txt"),
+                await house.call(workspace, "files.search", pattern="a", path=".", glob="**"),
+                await house.call(workspace, "files.read", path="none"),
+                await house.call(workspace, "tests.make", target="test"),
+                await house.call(workspace, "system.processes"),
+            ]
+    assert [(result.tool, min(result.usage.cpu_ms, result.usage.max_rss_bytes) > 0) for result in results] == [
+        (result.tool, True) for result in results
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become an ordinary user")
+@pytest.mark.skipif(interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run")
+def test_without_cgroups_the_same_limits_hold() -> None:
+    """An ordinary user may write no cgroup here: rlimits, and a process tree that is looked at."""
+    code, said = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)
+    assert code == 0, said
