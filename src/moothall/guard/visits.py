@@ -24,7 +24,7 @@ from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.standing import StandingWorkspace
 from moothall.guard.tokens import Capability, Tokens, request_digest
-from moothall.ports import Workspaces
+from moothall.ports import CodeRunner, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.spec import Danger, ToolSpec
 
@@ -85,6 +85,7 @@ class Visits:
         repositories: Kept,
         settings: Guard,
         *,
+        runner: CodeRunner | None = None,
         new_id: Callable[[], str] = lambda: f"ws-{secrets.token_hex(8)}",
     ) -> None:
         self._gate = gate
@@ -92,6 +93,7 @@ class Visits:
         self._workspaces = workspaces
         self._repositories = repositories
         self._settings = settings
+        self.runner = runner
         self._new_id = new_id
         self._visits: dict[str, _Visit] = {}
         self._opening = 0
@@ -246,6 +248,10 @@ class Visits:
     def gate(self) -> Gate:
         """What every call goes through."""
         return self._gate
+
+    def workspace(self, workspace: str) -> Workspace:
+        """Return an open workspace. Raises `KeyError`."""
+        return self._visits[workspace].standing
 
     def capability(self, who: Principal | None, workspace: str, token: str) -> Capability:
         """Return what a token allows whom in an open workspace. `who` the door knows the caller as; None: the token alone says it.

@@ -236,6 +236,11 @@ def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
     return json_format.ParseDict(_bounded(data, _STRUCT_DEPTH), struct_pb2.Struct())
 
 
+def value(data: Any) -> struct_pb2.Value:
+    """Return JSON data as a Value; see `event_message`."""
+    return json_format.ParseDict(_bounded(data, _STRUCT_DEPTH), struct_pb2.Value())
+
+
 def _bounded(value: Any, depth: int) -> Any:
     """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left out."""
     match value:

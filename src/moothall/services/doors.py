@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moothall.guard.executions import Executions
 from moothall.guard.parking import Parking
 from moothall.guard.visits import Visits
 from moothall.ports import Briefings, Checkups, Councils, Deliberations, Plans, Tallies, Tasks
@@ -24,6 +25,7 @@ class Doors:
     model: str = ""
     visits: Visits | None = None
     parking: Parking | None = None
+    executions: Executions | None = None
     workflows: Workflows | None = None
     tasks: Tasks | None = None
     checkup: Checkups | None = None

@@ -18,6 +18,7 @@ from moothall.domain.tool import ToolCall
 from moothall.guard.tokens import narrow, request_digest
 from moothall.guard.visits import Visits
 from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.testing.callers import TOKEN, doors_of, serving
@@ -25,7 +26,7 @@ from moothall.testing.desk import MemoryDesk
 from moothall.testing.gate import in_seconds
 from moothall.testing.repos import make_repo
 from moothall.wiring.rules import open_rules
-from moothall.wiring.visiting import tool_service, workflow_service
+from moothall.wiring.visiting import execution_service, tool_service, workflow_service
 from moothall.workflows.running import Workflows
 
 
@@ -39,6 +40,24 @@ class ToolHouse:
     stub: Any
     repo: Path
     data_dir: Path
+    runner: Any = None
+
+    async def execute(
+        self, opened: pb.OpenWorkspaceResponse, execution_id: str, code: str, token: str = TOKEN, **more: Any
+    ) -> runner_pb2.ExecuteResponse:
+        """Run code in an open workspace; `more` are fields of the request, `inputs` as a mapping."""
+        request = runner_pb2.ExecuteRequest(
+            task_id=opened.workspace_id,
+            execution_id=execution_id,
+            code=code,
+            capability_token=opened.capability_token,
+            **{name: value for name, value in more.items() if name != "inputs"},
+        )
+        request.inputs.update(more.get("inputs", {}))
+        answered: runner_pb2.ExecuteResponse = await self.runner.Execute(
+            request, metadata=[("authorization", f"Bearer {token}")], timeout=120
+        )
+        return answered
 
     async def rpc(self, method: str, request: Any, token: str = TOKEN) -> Any:
         """Call a method."""
@@ -146,6 +165,8 @@ async def tool_house(
         workflows = await stack.enter_async_context(workflow_service(loaded, bus, visits))
         desk = MemoryDesk()
         doors = replace(doors_of(desk), visits=visits, parking=rules.parking, workflows=workflows)
+        doors = replace(doors, executions=execution_service(loaded, visits))
         served = await stack.enter_async_context(serving(desk, doors))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
-        yield ToolHouse(bus, visits, workflows, stub, folder / "repo", loaded.data_dir)
+        runner: Any = runner_pb2_grpc.SecureRunnerStub(served.channel)
+        yield ToolHouse(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)

@@ -116,7 +116,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     from moothall.wiring.rules import open_rules
     from moothall.wiring.serving import serving_http
     from moothall.wiring.sources import bus_url, model_url
-    from moothall.wiring.visiting import tool_service, workflow_service
+    from moothall.wiring.visiting import execution_service, tool_service, workflow_service
     from moothall.wiring.walls import check_walls
 
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
@@ -160,6 +160,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
             briefings=Briefings(graph, settings.limits, rules),
             model=settings.llm.model,
             visits=visits,
+            executions=execution_service(settings, visits),
             parking=rules.parking,
             workflows=workflows,
             tasks=Overview(bus, collector.states),

@@ -9,6 +9,7 @@ from typing import Protocol
 from moothall.bus.beside import beside
 from moothall.config import Settings
 from moothall.guard.audit import AuditLog
+from moothall.guard.executions import Executions
 from moothall.guard.gate import Gate
 from moothall.guard.requests import Requests, ToolBus
 from moothall.guard.rules import Rules
@@ -38,11 +39,18 @@ async def tool_service(settings: Settings, bus: ToolBus, rules: Rules) -> AsyncI
         )
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus, rules, source="executor")
-        visits = await stack.enter_async_context(Visits(gate, rules.tokens, hands.workspaces, hands.repositories, settings.guard))
+        visits = await stack.enter_async_context(
+            Visits(gate, rules.tokens, hands.workspaces, hands.repositories, settings.guard, runner=hands.runner)
+        )
         if rules.parking is not None:
             rules.parking.on_resolved(visits.resolved)
         await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
         yield visits
+
+
+def execution_service(settings: Settings, visits: Visits) -> Executions | None:
+    """Return what runs the code of visitors; None where `runner.enabled` is off."""
+    return Executions(visits, visits.runner, settings.runner) if visits.runner is not None else None
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ past them is ended from outside, with this process.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import sys
 import time
 
 from moothall.sandbox.inside import shut_in
+from moothall.sandbox.procs import others
 from moothall.workspace.face import Face, ToolError, plain
 from moothall.workspace.protocol import Frames, ProtocolError, pack
 
@@ -42,6 +44,7 @@ class Coder:
         self._frames = Frames()
         self._waiting: list[Message] = []
         self._current = -1
+        self._cpu = 0
         self._printed: list[str] = []
         self._room = self._asked = 0
 
@@ -61,6 +64,7 @@ class Coder:
 
     def _answer(self, request: Message) -> None:
         self._current = int(request["id"])
+        self._cpu = _cpu_ms()
         self._printed, self._room, self._asked = [], int(request["output_bytes"]), 0
         begun = time.monotonic()
         if why := self._unsupported(request["code"]):
@@ -71,7 +75,8 @@ class Coder:
 
     def _end(self, answer: Message, begun: float) -> None:
         duration = round((time.monotonic() - begun) * 1000)
-        self._send({**answer, "id": self._current, "printed": "".join(self._printed), "duration_ms": duration})
+        usage = {"cpu_ms": max(0, _cpu_ms() - self._cpu), "max_rss_bytes": _most_rss()}
+        self._send({**answer, "id": self._current, "printed": "".join(self._printed), "duration_ms": duration, "usage": usage})
 
     def _unsupported(self, code: str) -> str:
         """Ask Monty about what the code imports, before any of it runs: why it is not for Monty, or nothing."""
@@ -144,6 +149,25 @@ class Coder:
         data = memoryview(pack(message))
         while data:
             data = data[os.write(self._link, data) :]
+
+
+def _cpu_ms() -> int:
+    """Return what this process and its workers used so far; the kernel counts in hundredths of a second."""
+    own, ticks = os.times(), 0
+    for pid in others():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start time
+            fields = file.read().rpartition(b")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return round((own.user + own.system) * 1000) + ticks * 1000 // os.sysconf("SC_CLK_TCK")
+
+
+def _most_rss() -> int:
+    """Return the most memory that a worker has had."""
+    most = 0
+    for pid in others():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above
+            most = max(most, *(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM")), 0)
+    return most
 
 
 def _probes(tree: ast.AST) -> list[str]:

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.runner.v1 import runner_pb2
 
 # Fields in number order from 1, "= n" where a number is skipped. s string, i int32, l int64, d double, b bool,
 # [] repeated, map<…> of strings to…; everything else is a message or an enum.
@@ -114,6 +115,12 @@ RPCS = {
         "GetMetrics",
     )
 }
+RUNNER = {
+    "ExecuteRequest": "task_id s, execution_id s, code s, inputs Struct, tools []s, capability_token s, limits Limits",
+    "Limits": "timeout_ms i, memory_mb i, max_tool_calls i",
+    "ExecuteResponse": "status s, result Value, stdout s, error s, tool_call_count i, usage RunUsage",
+    "RunUsage": "cpu_ms l, max_rss_bytes l, duration_ms l, tier s, reason s",
+}
 SCALARS = {
     FieldDescriptor.TYPE_STRING: "s",
     FieldDescriptor.TYPE_INT32: "i",
@@ -164,6 +171,12 @@ def test_the_shared_messages_are_as_promised(name: str) -> None:
 def test_nothing_is_on_the_wire_that_was_not_promised() -> None:
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
     assert set(common_pb2.DESCRIPTOR.message_types_by_name) == set(COMMON)
+
+
+def test_the_runners_messages_are_as_promised() -> None:
+    assert runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
+    found = {name: described(message) for name, message in runner_pb2.DESCRIPTOR.message_types_by_name.items()}
+    assert found == {name: promised(table) for name, table in RUNNER.items()}
 
 
 def test_the_rpcs_are_as_promised() -> None:

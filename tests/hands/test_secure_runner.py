@@ -1,0 +1,153 @@
+"""SecureRunner: a real gRPC server, a real bus and real sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import json_format
+
+from moothall.guard.audit import verify_all
+from moothall.guard.tokens import narrow
+from moothall.pb.runner.v1 import runner_pb2 as pb
+from moothall.pb.tool.v1 import tool_pb2
+from moothall.testing.callers import OTHER
+from moothall.testing.visitors import ToolHouse, tool_house
+
+pytestmark = pytest.mark.e2e
+FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
+WITHOUT_REACH = """
+told = []
+for path in ('/etc/passwd', '/workspace/src/a.py', 'src/a.py'):
+    try:
+        open(path).read()
+        told.append('open')
+    except (PermissionError, OSError):
+        pass
+told.append(ws.read('src/a.py'))
+told
+"""
+
+
+def data(done: pb.ExecuteResponse) -> Any:
+    return json_format.MessageToDict(done.result)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
+    async with tool_house(tmp_path, FILES) as opened:
+        yield opened
+
+
+async def test_code_without_network_or_files_reads_a_file_through_the_gate(house: ToolHouse) -> None:
+    opened = await house.open()
+    done = await house.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
+    assert (done.status, done.usage.tier, done.tool_call_count) == ("success", "monty", 1), done
+    assert data(done) == ["A = 1\n"]
+    socket = await house.execute(
+        opened, "e-2", "import socket\nsocket.create_connection(('127.0.0.1', 1), 1)", tools=["files.read"]
+    )
+    assert (socket.status, socket.usage.tier) == ("error", "python")
+    assert "No module named 'socket'" in socket.usage.reason
+    assert "Network is unreachable" in socket.error or "refused" in socket.error
+    report = verify_all(house.data_dir)
+    assert (report.ok, report.unfinished) == (True, 0)
+
+
+async def test_inputs_value_output_and_figures(house: ToolHouse) -> None:
+    opened = await house.open()
+    code = "print('sum of', numbers)\n{'sum': sum(numbers), 'half': sum(numbers) / 2}"
+    done = await house.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
+    assert (done.status, done.stdout) == ("success", "sum of [1, 2]\n"), done
+    assert data(done) == {"sum": 3.0, "half": 1.5}
+    none = await house.execute(opened, "e-2", "x = 1")
+    assert none.result.WhichOneof("kind") == "null_value"
+
+
+async def test_the_same_execution_runs_once(house: ToolHouse) -> None:
+    opened = await house.open()
+    code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
+    tools = ["files.append", "files.read"]
+    first = await house.execute(opened, "e-1", code, tools=tools)
+    again = await house.execute(opened, "e-1", code, tools=tools)
+    assert (first.status, data(first)) == ("success", "once\n")
+    assert again == first
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await house.execute(opened, "e-1", code + "\n1", tools=tools)
+    assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_tools_are_those_of_the_request_and_of_the_token(house: ToolHouse) -> None:
+    opened = await house.open()
+    unlisted = await house.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
+    assert (unlisted.status, "there is no ws.write here" in unlisted.error) == ("error", True)
+    nothing = await house.execute(opened, "e-2", "ws.read('src/a.py')")
+    assert (nothing.status, "NameError" in nothing.error) == ("error", True)
+    less = tool_pb2.OpenWorkspaceResponse(
+        workspace_id=opened.workspace_id, capability_token=narrow(opened.capability_token, seconds=60, tools=["files.list"])
+    )
+    narrowed = await house.execute(less, "e-3", "ws.read('src/a.py')", tools=["files.read", "files.list"])
+    assert (narrowed.status, narrowed.tool_call_count) == ("error", 0)
+    assert "there is no ws.read here" in narrowed.error
+    denied = await house.execute(less, "e-4", "import sqlite3\nopen('/workspace/src/a.py').read()", tools=["files.list"])
+    assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
+
+
+async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(house: ToolHouse) -> None:
+    opened = await house.open()
+    await house.call(opened, "files.write", "r-1", path="keep.txt", content="kept\n")
+    for number, first in enumerate(("", "import sqlite3\n")):
+        code = f"""{first}told = []
+for path in ('../../etc/passwd', '/etc/passwd', 'src/../../etc/passwd'):
+    try:
+        told.append(ws.read(path))
+    except RuntimeError as error:
+        told.append(str(error).split(': ')[1])
+told"""
+        done = await house.execute(opened, f"e-{number}", code, tools=["files.read"])
+        assert done.status == "success", done
+        assert set(data(done)) <= {"invalid", "blocked"}
+
+
+async def test_limits_of_the_request_hold(house: ToolHouse) -> None:
+    opened = await house.open()
+    spin = await house.execute(opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500))
+    assert spin.status == "timeout"
+    large = await house.execute(opened, "e-2", "len('a' * 40_000_000)", limits=pb.Limits(memory_mb=20))
+    assert large.status == "memory"
+    calling = "for _ in range(9):\n    ws.read('src/a.py')"
+    often = await house.execute(opened, "e-3", calling, tools=["files.read"], limits=pb.Limits(max_tool_calls=2))
+    assert (often.status, often.tool_call_count) == ("budget_exceeded", 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"execution_id": ""}, "execution_id"),
+        ({"code": "  "}, "code has"),
+        ({"inputs": {"no name": 1}}, "cannot be a variable"),
+        ({"inputs": {"ws": 1}}, "cannot be a variable"),
+        ({"tools": ["files.nothing"]}, "there is no tool"),
+        ({"limits": pb.Limits(timeout_ms=-1)}, "limits.timeout_ms"),
+    ],
+)
+async def test_what_is_wrong_is_named(house: ToolHouse, fields: dict[str, object], told: str) -> None:
+    opened = await house.open()
+    wanted = {"execution_id": "e-1", "code": "1", **fields}
+    with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
+        await house.execute(opened, **wanted)  # type: ignore[arg-type]  # that is what is tested
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_another_caller_and_another_token_are_refused(house: ToolHouse) -> None:
+    opened = await house.open()
+    with pytest.raises(grpc.aio.AioRpcError) as stolen:
+        await house.execute(opened, "e-1", "1", OTHER)
+    bare = tool_pb2.OpenWorkspaceResponse(workspace_id=opened.workspace_id)
+    with pytest.raises(grpc.aio.AioRpcError) as tokenless:
+        await house.execute(bare, "e-1", "1")
+    assert {stolen.value.code(), tokenless.value.code()} == {grpc.StatusCode.PERMISSION_DENIED}
