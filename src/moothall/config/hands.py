@@ -118,6 +118,12 @@ class Guard(Section):
     policy: Literal["off", "dry-run", "enforce"] = Field(
         "enforce", description="what becomes of the policy's answers; dry-run: they are only logged and counted"
     )
+    policy_url: str | None = Field(
+        None, pattern="^https?://", description="root of an OPA server that is asked instead of the *.rego of guard.policies"
+    )
+    policy_token: SecretStr | None = Field(None, description="bearer token that the OPA server wants")
+    policy_token_file: Path | None = None
+    policy_seconds: float = Field(1.0, gt=0, description="what the OPA server gets for one answer; none in time is a no")
     policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
     visits: int = Field(16, ge=1, description="workspaces that callers from outside have open at a time")
     visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")

@@ -21,10 +21,11 @@ class Rego:
         files = sorted(folder.glob("*.rego"))
         if not files:
             raise ConfigurationError(f"there is no policy in {folder}: put *.rego files there, or set guard.policy to off")
-        self._engine = regorus.Engine()
+        engine = regorus.Engine()
+        self._engine: regorus.Engine | None = engine
         for file in files:
             try:
-                self._engine.add_policy(file.name, file.read_text(encoding="utf-8"))
+                engine.add_policy(file.name, file.read_text(encoding="utf-8"))
             except (OSError, RuntimeError) as error:
                 raise ConfigurationError(f"the policy {file} cannot be used: {_first(error)}") from error
         try:
@@ -44,7 +45,13 @@ class Rego:
             raise PolicyUnavailable("no rule says a decision")
         return answer
 
+    def close(self) -> None:
+        """Let the engine go, in the thread that made it: dropped by a garbage collector elsewhere, it complains."""
+        self._engine = None
+
     def _ask(self, asked: Mapping[str, Any]) -> object:
+        if self._engine is None:
+            raise RuntimeError("it is closed")
         self._engine.set_input(dict(asked))
         return self._engine.eval_rule(RULE)
 

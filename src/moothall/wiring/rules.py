@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -53,8 +53,10 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
     web = WebTools(settings.http)
     toolkits: dict[str, Toolkit] = {"http": web, "web": web, "db": DatabaseTools(settings.db)}
-    policy = _policy(settings)  # here and not beside the loop: an engine belongs to the thread that makes it
-    async with beside(off.run(), "tools"), beside(revoked.run(), "revocations"), beside(waiting.run(), "parked"):
+    async with AsyncExitStack() as stack:
+        policy = await stack.enter_async_context(open_policy(settings))
+        for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
+            await stack.enter_async_context(beside(work, name))
         yield Rules(
             off=off.off,
             unset=functools.partial(unset_tools, settings),
@@ -94,16 +96,30 @@ def read_table(settings: Settings) -> Grants:
         raise ConfigurationError(f"the table of roles {file} cannot be read: {error.strerror}") from error
 
 
-def _policy(settings: Settings) -> Policy:
+@asynccontextmanager
+async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
+    """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this process."""
     guard = settings.guard
     if guard.policy == "off":
-        return Policy("off", None)
+        yield Policy("off", None)
+        return
+    if guard.policy_url:
+        from moothall.policy.opa import opa
+
+        token = guard.policy_token.get_secret_value() if guard.policy_token else ""
+        async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
+            yield Policy(guard.policy, server, keep_seconds=guard.policy_cache_seconds)
+        return
     from moothall.policy.rego import Rego
 
     folder = _folder(settings)
     if guard.policies is not None and not any(folder.glob("*.rego")):
         folder = policies_folder()
-    return Policy(guard.policy, Rego(folder), keep_seconds=guard.policy_cache_seconds)
+    engine = Rego(folder)  # here and not beside the loop: an engine belongs to the thread that makes it
+    try:
+        yield Policy(guard.policy, engine, keep_seconds=guard.policy_cache_seconds)
+    finally:
+        engine.close()
 
 
 def _folder(settings: Settings) -> Path:

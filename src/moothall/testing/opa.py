@@ -1,0 +1,115 @@
+"""A real OPA server for tests, on loopback: one on the PATH, else built once from its Go module into the user's cache.
+
+`scripts/opa` starts the same server for people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import platformdirs
+import psutil
+
+from moothall.config import environment
+from moothall.guard.grants import policies_folder
+
+VERSION = "1.22.2"
+_BUILD_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 60.0, 10.0
+
+
+class Missing(Exception):
+    """No OPA can be had here; the message says what is missing and what brings it."""
+
+
+def program() -> Path:
+    """Return the program; built at the first call (three minutes on one core). Raises `Missing`."""
+    if found := shutil.which("opa"):
+        return Path(found)
+    kept = Path(platformdirs.user_cache_dir("moothall")) / f"opa-{VERSION}"
+    if kept.exists():
+        return kept
+    if shutil.which("go") is None:
+        raise Missing("no OPA: neither opa nor go is on the PATH; `apt-get install golang-go`, or put an opa binary there")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
+        command = ["go", "install", "-trimpath", "-ldflags=-s -w", f"github.com/open-policy-agent/opa@v{VERSION}"]
+        env = {**environment(), "GOBIN": draft, "GOFLAGS": "-buildvcs=false"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)  # noqa: S603 - our own words
+        if done.returncode:
+            raise Missing(f"no OPA: go could not build it: {(done.stdout + done.stderr)[-600:]}")
+        (Path(draft) / "opa").replace(kept)
+    return kept
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[str, int]]:
+    """Run a server over a folder of *.rego until the context ends; yield its URL and process id. Raises `Missing`."""
+    opa = program()
+    with tempfile.TemporaryDirectory(prefix="moothall-opa-") as home, (Path(home) / "log").open("wb") as log:
+        command = [str(opa), "run", "--server", "--addr=127.0.0.1:0", "--disable-telemetry", "--log-format=json"]
+        files = [str(file) for file in sorted(folder.glob("*.rego"))]
+        process = subprocess.Popen([*command, *files], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)  # noqa: S603 - our own words
+        try:
+            yield _address(process, Path(home) / "log"), process.pid
+        finally:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until it says listens and answers."""
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"OPA ended at its start: {log.read_text(errors='replace')[-2000:]}")
+        with suppress(psutil.Error, OSError):
+            for port in _ports(process.pid):
+                url = f"http://127.0.0.1:{port}"
+                with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - our own server
+                    return url
+        time.sleep(0.1)
+    raise RuntimeError(f"OPA did not answer within {_START_SECONDS:.0f} seconds")
+
+
+def _ports(pid: int) -> list[int]:
+    sockets = psutil.Process(pid).net_connections(kind="tcp4")
+    return [item.laddr.port for item in sockets if item.status == psutil.CONN_LISTEN]
+
+
+def main() -> None:
+    """Run a server for people."""
+    parser = argparse.ArgumentParser(prog="scripts/opa", description="A real OPA on loopback over a folder of *.rego.")
+    parser.add_argument("folder", nargs="?", type=Path, default=policies_folder())
+    parser.add_argument("--fetch", action="store_true", help="only bring the program into the user's cache")
+    asked = parser.parse_args()
+    try:
+        if asked.fetch:
+            sys.stdout.write(f"{program()}\n")
+            return
+        with server(asked.folder) as (url, _):
+            sys.stdout.write(f"MOOTHALL_GUARD__POLICY_URL={url}\n")
+            sys.stdout.flush()
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    except Missing as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

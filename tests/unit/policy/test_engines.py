@@ -1,0 +1,150 @@
+"""Rego in process and an OPA server behind one contract, and what a server that is ill brings about: nothing runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from moothall.config import Guard, Settings
+from moothall.domain.tool import ToolStatus
+from moothall.errors import ConfigurationError
+from moothall.guard.policy import Mode, Policy
+from moothall.policy.opa import Opa, opa
+from moothall.policy.rego import Rego
+from moothall.testing.gate import open_house, tool_call
+from moothall.testing.policy import CONTRACT, POLICY, Api, Opened, data_api
+from moothall.wiring.rules import open_policy
+
+
+@asynccontextmanager
+async def in_process(folder: Path) -> AsyncIterator[Rego]:
+    engine = Rego(folder)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@asynccontextmanager
+async def over_http(folder: Path) -> AsyncIterator[Opa]:
+    async with data_api(folder) as api, opa(api.url, seconds=20) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("opened", [in_process, over_http], ids=["rego", "http"])
+async def test_every_engine(case: Callable[[Opened, Path], Awaitable[None]], opened: Opened, tmp_path: Path) -> None:
+    await case(opened, tmp_path)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    (tmp_path / "tools.rego").write_text(POLICY, encoding="utf-8")
+    async with data_api(tmp_path) as served:
+        yield served
+
+
+def says(text: str, status: int = 200) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        del request
+        return web.Response(text=text, status=status, content_type="application/json")
+
+    return answer
+
+
+async def slow(request: web.Request) -> web.StreamResponse:
+    del request
+    await asyncio.sleep(30)
+    return web.Response()
+
+
+async def elsewhere(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPTemporaryRedirect(f"{request.url.origin()}/allowed")
+
+
+ILL: dict[str, Any] = {
+    "500": says('{"result": {"allow": true}}', 500),
+    "undefined": says("{}"),
+    "no decision": says('{"result": true}'),
+    "no json": says("allow"),
+    "no object": says('[{"allow": true}]'),
+    "unclear": says('{"result": {"allow": "yes"}}'),
+    "huge": says('{"result": {"allow": true, "reason": "' + "x" * 100_000 + '"}}'),
+    "deep": says("[" * 60_000),
+    "elsewhere": elsewhere,
+    "slow": slow,
+}
+
+
+@pytest.mark.parametrize("ill", ILL.values(), ids=ILL)
+async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -> None:
+    async with opa(api.url, seconds=0.5) as engine, open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+        api.answer = ill
+        result = await house.gate.call(house.seat(), tool_call(path="a"))
+        assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
+        assert "nothing runs until it can" in result.error
+        api.answer = None
+        assert (await house.gate.call(house.seat(), tool_call(path="a", number=2))).status is ToolStatus.SUCCESS
+
+
+async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
+    (tmp_path / "tools.rego").write_text(POLICY, encoding="utf-8")
+    async with data_api(tmp_path) as api:
+        url = api.url
+        opened = opa(url, seconds=5)
+        engine = await opened.__aenter__()
+    try:
+        async with open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+            result = await house.gate.call(house.seat(), tool_call(path="a"))
+            assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
+    finally:
+        await opened.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(("mode", "ran", "asked"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)])
+async def test_one_denied_call_in_each_mode(api: Api, tmp_path: Path, mode: Mode, ran: bool, asked: int) -> None:  # noqa: FBT001 - a column of the table
+    settings = Settings(data_dir=tmp_path, guard=Guard(policy=mode, policy_url=api.url))
+    async with open_policy(settings) as policy, open_house(tmp_path, policy=policy) as house:
+        before = api.asked
+        result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
+        assert (bool(house.room.calls), api.asked - before) == (ran, asked)
+        assert ran or (result.status, result.error) == (
+            ToolStatus.BLOCKED,
+            "files.read is refused by policy: secrets stay closed",
+        )
+
+
+async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path) -> None:
+    async with opa(api.url, seconds=20) as engine, open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+        before = api.asked
+        for number in range(5):
+            await house.gate.call(house.seat(), tool_call(path="a", number=number))
+        assert api.asked - before == 1
+
+
+async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
+    api.answer = says("{}", 404)
+    for url, words in ((api.url, "answered 404"), ("http://127.0.0.1:1", "cannot be asked"), ("http://[", "cannot be asked")):
+        settings = Settings(data_dir=tmp_path, guard=Guard(policy_url=url, policy_seconds=5))
+        with pytest.raises(ConfigurationError, match=words):
+            async with open_policy(settings):
+                pass
+
+
+async def test_the_token_is_shown(api: Api) -> None:
+    seen: list[str] = []
+
+    async def look(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization", ""))
+        return web.json_response({"result": {"allow": False}})
+
+    api.answer = look
+    async with opa(api.url, seconds=20, token="t0p"):
+        pass
+    assert seen == ["Bearer t0p"]
