@@ -1,4 +1,4 @@
-"""The doors of one real `moothall serve`: HTTP, /health and /tasks."""
+"""The doors of one real `moothall serve`: HTTP, /health, /tasks and the kernel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
+import grpc.aio
 import pytest
 import pytest_asyncio
 from served import ALICE, EVE, Served, make_command, served
 
 from house import by_task, git, scripted
+from moothall.pb.kernel.v1 import kernel_pb2 as kernel
+from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel, scripted_model
@@ -138,6 +142,68 @@ async def test_tasks_show_a_live_and_a_failed_one(house: Served, web: Web) -> No
         while (await web("GET", f"/tasks/{live.task_id}"))[1]["status"] != "CANCELLED":
             await asyncio.sleep(0.1)
     assert git(repo_of(house), "branch", "--list", "moothall/*") == ""
+
+
+async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) -> None:
+    stub: Any = AgentKernelStub(house.channel)
+    asked = kernel.CreateTaskRequest(prompt=TASK, workspace=str(repo_of(house)), agent="DEV", task_id="kernel-1")
+    task = await stub.CreateTask(asked, **as_(ALICE))
+    assert (await stub.CreateTask(asked, **as_(ALICE))).task_id == task.task_id == "kernel-1"
+    first = stub.StreamTaskEvents(kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE))
+    seen = [(await first.read()).seq for _ in range(3)]
+    first.cancel()  # the client goes away and comes back
+
+    def execution(execution_id: str, tool: str, token: str = task.capability_token, **arguments: Any) -> Any:
+        request = kernel.ExecuteToolRequest(task_id=task.task_id, execution_id=execution_id, capability_token=token, tool=tool)
+        request.arguments.update(arguments)
+        return stub.ExecuteTool(request, **as_(ALICE))
+
+    done = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
+    assert done.status == "success", done
+    assert await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == done  # runs once
+    content = dict((await execution("e-2", "files.read", path="src/utils.py")).output.struct_value)["content"]
+    assert content.count("# mine") == 1
+    assert "hello_world" not in content  # the agent's own workspace is another one
+    with pytest.raises(grpc.aio.AioRpcError, match="token"):
+        await execution("e-3", "files.read", token="x.y.z", path="src/utils.py")
+
+    rest = await events(stub, task.task_id, seen[-1])
+    whole = await events(stub, task.task_id)
+    assert [event.seq for event in whole] == seen + [event.seq for event in rest]
+    decided = dict(whole[-1].payload)
+    assert (whole[-1].type, decided["final_state"], decided["proven"]) == ("moothall.deliberation.decided", "committed", True)
+    assert whole[-1].time.seconds > 0
+    assert "hello_world" in git(repo_of(house), "show", "moothall/kernel-1:src/utils.py")
+    git(repo_of(house), "branch", "-D", "moothall/kernel-1")
+
+
+async def test_a_task_of_the_kernel_that_is_cancelled(house: Served, model: ScriptedModel) -> None:
+    stub: Any = AgentKernelStub(house.channel)
+    task = await stub.CreateTask(kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(house))), **as_(ALICE))
+    async with asyncio.timeout(60):
+        while not model._in_flight:
+            await asyncio.sleep(0.05)
+    with pytest.raises(grpc.aio.AioRpcError, match="no deliberation"):
+        await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(EVE))
+    assert (await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(ALICE))).status == "CANCELLED"
+    assert dict((await events(stub, task.task_id))[-1].payload)["status"] == "CANCELLED"
+    async with asyncio.timeout(20):
+        while model._in_flight:
+            await asyncio.sleep(0.05)
+    request = kernel.ExecuteToolRequest(
+        task_id=task.task_id, execution_id="late", capability_token=task.capability_token, tool="files.list"
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match="was cancelled"):
+        await stub.ExecuteTool(request, **as_(ALICE))
+
+
+def as_(token: str) -> dict[str, Any]:
+    return {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 120}
+
+
+async def events(stub: Any, task_id: str, after_seq: int = 0) -> list[kernel.TaskEvent]:
+    request = kernel.StreamTaskEventsRequest(task_id=task_id, after_seq=after_seq)
+    return [event async for event in stub.StreamTaskEvents(request, **as_(ALICE))]
 
 
 async def test_health_tells_a_stopped_model_server(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""`moothall ask` as a person uses it, beside one real `moothall serve`; a scripted model over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from served import make_command, served
+
+from house import Command, by_task, git, scripted, turn
+from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from moothall.workspace.sample import make_sample_repository
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+TASK = "Add hello_world() function to src/utils.py"
+ANSWER = "add returns the sum of two numbers.\x1b[2J"
+
+
+def by_question(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    """Look at the file, then answer; what is no question is done as in the other tests."""
+    prompt = "\n".join(str(message["content"]) for message in body["messages"])
+    if "What does add do?" not in prompt:
+        return by_task(body, headers)
+    if "files.read: success" not in prompt:
+        return turn("files.read", path="src/utils.py")
+    return json.dumps({"thought": "I have seen it", "finish": ANSWER})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with scripted_model(scripted(by_question)) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+    command = make_command(tmp_path_factory.mktemp("ask"), model.base_url)
+    async with served(command):
+        yield command
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def repo(tmp_path: Path) -> Path:
+    await make_sample_repository(tmp_path / "repo")
+    return tmp_path / "repo"
+
+
+async def test_a_question_is_answered_and_nothing_is_changed(command: Command, repo: Path) -> None:
+    done = await command("ask", "What does add do?", cwd=repo / "src")
+    assert done.code == 0, done.err
+    assert "add returns the sum of two numbers." in done.out
+    assert "\x1b[2J" not in done.out + done.err  # what a model wrote moves no cursor
+    assert "files.read success" in done.err
+    assert git(repo, "branch", "--list", "moothall/*") == ""
+    assert git(repo, "status", "--porcelain") == ""
+
+
+async def test_a_diff_is_shown_and_applied_with_yes(command: Command, repo: Path) -> None:
+    (repo / "notes.txt").write_text("mine\n", encoding="utf-8")
+    done = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
+    assert done.code == 0, done.err
+    assert (done.document["final_state"], done.document["proven"], done.document["applied"]) == (
+        "committed",
+        True,
+        ["src/utils.py"],
+    )
+    assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
+    assert (repo / "notes.txt").read_text(encoding="utf-8") == "mine\n"
+    assert git(repo, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    assert git(repo, "branch", "--list", done.document["branch"])
+
+
+async def test_without_a_terminal_nothing_is_applied_and_that_is_said(command: Command, repo: Path) -> None:
+    done = await command("ask", "--repo", str(repo), TASK)
+    assert done.code == 0, done.err
+    assert "+def hello_world" in done.out
+    assert "Branch moothall/" in done.out
+    assert "not applied: there is no terminal" in done.err
+    assert git(repo, "status", "--porcelain") == ""
+
+
+async def test_own_changes_are_in_the_way(command: Command, repo: Path) -> None:
+    (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
+    done = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
+    assert done.code == 2
+    assert "changes of your own in src/utils.py" in done.err
+    assert (done.document["applied"], bool(done.document["branch"])) == ([], True)
+    assert (repo / "src/utils.py").read_text(encoding="utf-8") == "# my unfinished work\n"
+
+
+@pytest.mark.parametrize(("typed", "applied"), [("y", True), ("n", False)])
+async def test_on_a_terminal_its_owner_is_asked(command: Command, repo: Path, typed: str, *, applied: bool) -> None:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "moothall", "ask", "--repo", str(repo), TASK),
+        env=command.environment(),
+        stdin=theirs,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(theirs)
+    try:
+        assert process.stderr is not None
+        said = b""
+        async with asyncio.timeout(180):
+            while b"Apply this to your files?" not in said:
+                said += await process.stderr.read(4096) or pytest.fail(said.decode())
+            os.write(ours, f"{typed}\n".encode())
+            _, rest = await process.communicate()
+    finally:
+        os.close(ours)
+    assert process.returncode == 0, (said + rest).decode()
+    assert ("hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")) is applied
+
+
+async def test_nothing_that_passes_is_no_answer(command: Command, repo: Path) -> None:
+    done = await command("ask", "--repo", str(repo), "--turns", "1", "--yes", f"WRONG {TASK}")
+    assert done.code == 1, done.err
+    assert "No answer." in done.out
+    assert git(repo, "status", "--porcelain") == ""
+
+
+async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, repo: Path) -> None:
+    args = ("ask", "--repo", str(repo), "--task-id", "interrupted-1", "--json", f"HANG {TASK}")
+    process = await command.start(*args)
+    async with asyncio.timeout(120):
+        while not model._in_flight:
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (130, b""), err.decode()
+    async with asyncio.timeout(20):
+        while model._in_flight:
+            await asyncio.sleep(0.05)
+    again = await command(*args)
+    assert (again.code, again.document["status"]) == (1, "CANCELLED"), again.err
+
+
+async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Path) -> None:
+    done = await command("ask", "--json", "Write a HAIKU", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert (done.document["final_state"], done.document["results"][0]["content"]) == ("answered", "An old silent pond")
