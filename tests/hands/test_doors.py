@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from served import ALICE, EVE, Served, make_command, served
 
-from house import by_task, git, scripted
+from house import by_task, descendants, git, scripted
 from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
@@ -206,7 +206,7 @@ async def events(stub: Any, task_id: str, after_seq: int = 0) -> list[kernel.Tas
     return [event async for event in stub.StreamTaskEvents(request, **as_(ALICE))]
 
 
-async def test_health_tells_a_stopped_model_server(tmp_path: Path) -> None:
+async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: Path) -> None:
     async with scripted_model(scripted(by_task)) as model:
         command = make_command(tmp_path, model.base_url)
         port = model.base_url.rpartition(":")[2].partition("/")[0]
@@ -224,6 +224,14 @@ async def test_health_tells_a_stopped_model_server(tmp_path: Path) -> None:
             assert set(parts) == {"bus", "model", "fleet", "sandbox", "graph"}
             assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
             assert not any(part["detail"] for part in (await health(token=""))[2].values())
+            (host,) = (child for child in descendants(house.pid) if child.name().startswith("ray::HostActor"))
+            host.kill()
+            async with asyncio.timeout(60):
+                while (found := await health())[0] != 503:
+                    await asyncio.sleep(0.2)
+                assert [name for name, part in found[2].items() if part["status"] == "down"] == ["fleet"]
+                while (await health())[0] != 200:  # Ray starts it again
+                    await asyncio.sleep(0.2)
         async with asyncio.timeout(60):
             while (found := await health())[0] != 503:
                 await asyncio.sleep(0.2)

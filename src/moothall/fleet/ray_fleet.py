@@ -57,6 +57,9 @@ class HostActor:
         self._stop.set()
 
 
+_ANSWER_SECONDS = 2.0
+
+
 class Hosts:
     """The hosts of a fleet. `pids` as they were at the start: a host that died is started again with another."""
 
@@ -65,12 +68,25 @@ class Hosts:
         self.pids = pids
 
     async def alive(self) -> tuple[int, int]:
-        """Return how many hosts answer that they are pulling work, and how many there should be. A host that is being started
-        again does not answer for a while: bound the time.
+        """Return how many hosts answer that they are pulling work, and how many there should be. One that is being started
+        again does not answer for a while.
         """
-        asked = [actor.ready.options(max_task_retries=0).remote() for actor in self._actors]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        return sum(isinstance(answer, int) for answer in answers), len(self._actors)
+        try:
+            asked = {asyncio.ensure_future(self._answer(actor)) for actor in self._actors}
+            done, silent = await asyncio.wait(asked, timeout=_ANSWER_SECONDS)
+        except ray.exceptions.RayError:  # Ray itself is gone
+            return 0, len(self._actors)
+        for waiting in silent:
+            waiting.cancel()
+        return sum(task.result() for task in done), len(self._actors)
+
+    @staticmethod
+    async def _answer(actor: Any) -> bool:
+        try:
+            await actor.ready.options(max_task_retries=0).remote()
+        except ray.exceptions.RayError:
+            return False
+        return True
 
 
 @asynccontextmanager

@@ -288,11 +288,12 @@ class Visits:
         spec = self._gate.catalogue.get(call.tool)
         if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
-        known = visit.answers.get(call.request_id)
-        if known is not None:
+        while (known := visit.answers.get(call.request_id)) is not None:
             if known[0] != digest:
                 raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request")
-            return await asyncio.shield(known[1])
+            await asyncio.wait({known[1]})
+            if not known[1].cancelled():  # else it died with who asked first, and is made for who asks now
+                return known[1].result()
         return await self._once(visit, token, call, digest)
 
     async def _once(self, visit: _Visit, token: str, call: ToolCall, digest: str) -> ToolResult:

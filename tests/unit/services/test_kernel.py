@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,17 @@ async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(kernel: 
     assert (await refused(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[0] is grpc.StatusCode.ALREADY_EXISTS
     blocked = await kernel.ExecuteTool(execution(task, "e-4", "git.push", branch="main"))
     assert (blocked.status, "not granted" in blocked.error) == ("blocked", True)
+
+
+async def test_a_port_of_its_own_serves_the_same(desk: MemoryDesk, behind: Visiting) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with (
+        serving(desk, replace(doors_of(desk), visits=behind.visits), more_ports=(port,)),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        assert (await created(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
 
 
 async def test_the_token_is_of_this_task_and_caller(kernel: Kernel) -> None:

@@ -186,6 +186,24 @@ async def test_a_request_that_dies_with_its_client_stops_its_tool(web: Web, behi
     assert (await web("POST", "/v1/tools/files.read", call(room, "r-2", path="a.py"))).json["status"] == "success"
 
 
+async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(web: Web, behind: Visiting) -> None:
+    room = await opened(web)
+    inside = behind.rooms.rooms[room["workspace_id"]]
+    inside.open.clear()
+    first = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    await inside.entered.wait()
+    again = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    await asyncio.sleep(0.1)
+    assert len(inside.calls) == 1
+    first.cancel()
+    async with asyncio.timeout(20):
+        while len(inside.calls) < 2:
+            await asyncio.sleep(0.01)
+    inside.open.set()
+    answer = await again
+    assert (answer.status, answer.json["status"]) == (200, "success")
+
+
 async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
     async with (
         visiting(tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()) as behind,

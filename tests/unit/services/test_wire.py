@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.runner.v1 import runner_pb2
@@ -92,6 +93,16 @@ COMMON = {
     "ToolOperation": "tool s, arguments_digest s, status s, duration_ms l",
     "Event": "id s, type s, subject s, correlation_id s, causation_id s, time s, data Struct",
 }
+KERNEL = {
+    "CreateTaskRequest": "prompt s, workspace s, agent s, budget Budget, task_id s, ref s",
+    "CreateTaskResponse": "task_id s, capability_token s",
+    "StreamTaskEventsRequest": "task_id s, after_seq l",
+    "TaskEvent": "seq l, type s, payload Struct, time Timestamp",
+    "ExecuteToolRequest": "task_id s, execution_id s, capability_token s, tool s, arguments Struct",
+    "ExecuteToolResponse": "status s, output Value, error s",
+    "CancelTaskRequest": "task_id s, reason s",
+    "CancelTaskResponse": "status s",
+}
 RPCS = {
     "Deliberate": "DeliberateRequest → DeliberateResponse",
     "SubmitDeliberation": "DeliberateRequest → SubmitDeliberationResponse",
@@ -166,6 +177,23 @@ def test_the_orchestrators_messages_are_as_promised(name: str) -> None:
 @pytest.mark.parametrize("name", COMMON)
 def test_the_shared_messages_are_as_promised(name: str) -> None:
     assert described(common_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(COMMON[name])
+
+
+@pytest.mark.parametrize("name", KERNEL)
+def test_the_kernels_messages_are_as_promised(name: str) -> None:
+    assert described(kernel_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(KERNEL[name])
+
+
+def test_the_kernels_rpcs_are_as_promised() -> None:
+    assert set(kernel_pb2.DESCRIPTOR.message_types_by_name) == set(KERNEL)
+    service = kernel_pb2.DESCRIPTOR.services_by_name["AgentKernel"]
+    assert service.full_name == "kernel.v1.AgentKernel"
+    assert {rpc.name: (rpc.output_type.name, rpc.server_streaming) for rpc in service.methods} == {
+        "CreateTask": ("CreateTaskResponse", False),
+        "StreamTaskEvents": ("TaskEvent", True),
+        "ExecuteTool": ("ExecuteToolResponse", False),
+        "CancelTask": ("CancelTaskResponse", False),
+    }
 
 
 def test_nothing_is_on_the_wire_that_was_not_promised() -> None:
