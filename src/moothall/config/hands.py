@@ -33,10 +33,16 @@ class Workspace(Section):
     git_seconds: float = Field(120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds")
 
 
+Wall = Literal[
+    "processes-hidden", "identity", "files", "network", "seccomp", "landlock", "executor", "memory", "processes", "disk"
+]
+"""The walls of a sandbox that an operator may do without; without bubblewrap and overlays there is none."""
+
+
 class Sandbox(Section):
     """Walls and limits for what a model wrote. A missing wall stops the start unless named here."""
 
-    allow_degraded: tuple[str, ...] = ()
+    allow_degraded: tuple[Wall, ...] = Field((), description="walls to do without where they are missing, named one by one")
     cpu_seconds: float = Field(120.0, gt=0, description="one command")
     wall_seconds: float = Field(120.0, gt=0, description="one command")
     memory_bytes: int = Field(2_000_000_000, ge=64_000_000)

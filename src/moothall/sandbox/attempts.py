@@ -10,6 +10,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import socket
 import sys
 import time
@@ -17,12 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moothall.sandbox.inside import ROOT, shut_in
+from moothall.sandbox.inside import EXECUTOR_PID, ROOT, shut_in, spare_the_others
 from moothall.sandbox.procs import Walls, kill_all, others, run
 
 Said = tuple[bool, str]
 _IO_URING_SETUP = 425  # the same on every architecture
 _PTRACE_TRACEME = 0
+_NONE = 99  # an exit code: no call was let through
 
 
 def _refused(act: Callable[[], object], what: str) -> Said:
@@ -70,17 +72,50 @@ def _network(options: Mapping[str, Any]) -> Said:
 
 
 def _seccomp() -> Said:
+    """In a child: one that asks to be traced, and may, is stopped by its next signal."""
     libc = ctypes.CDLL(None, use_errno=True)
-
-    def denied(name: str, call: Callable[[], int]) -> Said:
-        ctypes.set_errno(0)
-        held = call() == -1 and ctypes.get_errno() == errno.EPERM
-        return held, f"{name}: EPERM" if held else f"{name} was let through"
-
-    return _first_failure(
-        denied("io_uring_setup", lambda: int(libc.syscall(ctypes.c_long(_IO_URING_SETUP), 1, None))),
-        denied("ptrace", lambda: int(libc.ptrace(_PTRACE_TRACEME, 0, None, None))),
+    calls: tuple[tuple[str, Callable[[], int]], ...] = (
+        ("io_uring_setup", lambda: int(libc.syscall(ctypes.c_long(_IO_URING_SETUP), 1, None))),
+        ("ptrace", lambda: int(libc.ptrace(_PTRACE_TRACEME, 0, None, None))),
     )
+    child = os.fork()
+    if child == 0:
+        let_through = len(calls)
+        try:
+            for number, (_, call) in enumerate(calls):
+                ctypes.set_errno(0)
+                if call() != -1 or ctypes.get_errno() != errno.EPERM:
+                    let_through = number
+                    break
+            else:
+                let_through = _NONE
+        finally:
+            os._exit(let_through)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == _NONE:
+        return True, "; ".join(f"{name}: EPERM" for name, _ in calls)
+    return False, f"{calls[code][0] if 0 <= code < len(calls) else 'a system call'} was let through"
+
+
+def _executor() -> Said:
+    """As code that it runs: signal number 0 ends nobody, and is refused like any other."""
+    if os.getpid() != EXECUTOR_PID:
+        return False, f"it is process {os.getpid()}, not {EXECUTOR_PID}"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            spare_the_others()
+            tries: tuple[Callable[[], object], ...] = (
+                lambda: os.kill(EXECUTOR_PID, 0),
+                lambda: os.kill(-1, 0),
+                lambda: resource.prlimit(EXECUTOR_PID, resource.RLIMIT_NOFILE),
+            )
+            code = 0 if all(_refused(act, "")[0] for act in tries) else 1
+        finally:
+            os._exit(code)
+    held = os.waitpid(child, 0)[1] == 0
+    return held, "its children cannot signal or limit it" if held else "its children can signal or limit it"
 
 
 def _landlock(version: int) -> Said:
@@ -134,6 +169,7 @@ def main() -> None:
         "network": _network(options),
         "seccomp": _seccomp(),
         "landlock": _landlock(version),
+        "executor": _executor(),
         "processes": _processes(options["processes"]),
     }
     with Path(ROOT, "base").open("a", encoding="ascii") as file:

@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("overlay", _MEND_OVERLAY),
     ("seccomp", MEND_SECCOMP),
     ("landlock", _MEND_LANDLOCK),
+    ("executor", MEND_SECCOMP),
     ("memory", _MEND_LIMITS),
     ("processes", _MEND_LIMITS),
     ("disk", _MEND_LIMITS),
@@ -70,14 +71,16 @@ async def probe(settings: Sandbox, folder: Path | None = None) -> tuple[Layer, .
     try:
         found = await _attempt(tight, folder)
     except SandboxUnavailable as error:
-        first = "seccomp" if error.message.startswith("seccomp") else "bubblewrap"
-        return tuple(
-            _missing(name, error.message if name == first else "not tried: the sandbox does not start") for name, _ in LAYERS
-        )
-    group = cgroups.parents() is not None
+        try:  # which wall is it? The others are tried without the one that often is missing alone
+            found = await _attempt(tight.model_copy(update={"allow_degraded": ("seccomp",)}), folder)
+        except SandboxUnavailable:
+            mend = _MEND_NAMESPACES if "namespace" in error.message else MEND_BUBBLEWRAP
+            first = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
+            return (first, *(_missing(name, "not tried: the sandbox does not start") for name, _ in LAYERS[1:]))
+        found["seccomp"] = (False, error.message)
     details = {
-        "memory": "held by a cgroup" if group else "held by an rlimit for each process, their sum by sampling",
-        "processes": f"held by {'a cgroup and ' if group else ''}an rlimit of the user namespace",
+        "memory": f"held by {cgroups.way()}",
+        "processes": f"held by {cgroups.way()}, and by an rlimit of the user namespace",
     }
     return tuple(_judged(name, found, details.get(name, "")) for name, _ in LAYERS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moothall.config import Settings
+from moothall.sandbox.cgroups import way
 from moothall.sandbox.probe import Layer, probe, require
 from moothall.telemetry import get_logger, metrics
 
@@ -21,6 +22,7 @@ async def check_walls(settings: Settings, tell: Callable[[str], None] | None = N
     missing = [layer.name for layer in layers if not layer.ok]
     for layer in layers:
         metrics.SANDBOX_LAYER.set(float(layer.ok), layer.name)
+    log.info("the sandbox is tried", layers=len(layers), missing=missing, memory_and_processes=way())
     if missing:
         log.warning("the sandbox is degraded, as allowed", missing=missing)
     if tell is not None:

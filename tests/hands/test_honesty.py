@@ -1,0 +1,127 @@
+"""A wall that is missing is named, stops the start, and is shown wherever an operator looks once it is accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from moothall.config import load_settings
+from moothall.config.hands import Wall
+from moothall.errors import ConfigurationError
+from moothall.sandbox.probe import LAYERS
+
+pytestmark = pytest.mark.e2e
+HERE = Path(__file__).parent
+START = """
+import asyncio, sys
+from moothall.config import load_settings
+from moothall.telemetry import metrics
+from moothall.wiring.walls import check_walls
+from moothall.errors import MoothallError
+settings = load_settings(data_dir=sys.argv[1])
+try:
+    layers = asyncio.run(check_walls(settings, print))
+except MoothallError as error:
+    sys.exit(f"REFUSED {error.code} {error.message}")
+for (name,), value in metrics.SANDBOX_LAYER.values.items():
+    print("GAUGE", name, value)
+"""
+WORK = """
+import asyncio, sys
+from pathlib import Path
+from moothall.testing.local import local
+
+async def main():
+    async with local(Path(sys.argv[1]), {"a.txt": "a"}, allow_degraded=tuple(sys.argv[2:])) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "degraded") as workspace:
+            ran = await house.call(workspace, "code.python", code="print(6 * 7)")
+            print(ran.status, ran.output["output"])
+
+asyncio.run(main())
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": ":".join(sys.path), **more}
+
+
+def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, str(HERE / "without.py"), *what, "--", sys.executable, *program]
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str, dict[str, Any]]:
+    code, said = without(
+        what,
+        "-c",
+        "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses import asdict\n"
+        "from moothall.config import load_settings\n"
+        "async def main(): print(json.dumps([asdict(f) async for f in _walls(load_settings(data_dir=sys.argv[1]))]))\nasyncio.run(main())",
+        str(tmp_path),
+        **variables,
+    )
+    assert code == 0, said
+    return {found["part"].removeprefix("sandbox "): found for found in json.loads(said)}
+
+
+@pytest.mark.parametrize("wall", ["landlock", "seccomp"])
+def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) -> None:
+    code, said = without((wall,), "-c", START, str(tmp_path))
+    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in said) == (1, True), said
+    assert f"sandbox.allow_degraded = ['{wall}']" in said
+    found = doctor((wall,), tmp_path)
+    assert (found[wall]["ok"], bool(found[wall]["mend"])) == (False, True)
+    alike = {wall, "executor"} if wall == "seccomp" else {wall}  # what spares the executor is such a filter
+    assert {name for name, part in found.items() if not part["ok"]} == alike
+
+
+@pytest.mark.parametrize(("wall", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))])
+def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(tmp_path: Path, wall: str, named: tuple[str, ...]) -> None:
+    allowed = json.dumps(named)
+    code, said = without((wall,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
+    assert code == 0, said
+    assert f"{len(LAYERS) - len(named)} of {len(LAYERS)} layers hold; missing: {', '.join(named)}" in said
+    assert "the sandbox is degraded, as allowed" in said
+    assert [line for line in said.splitlines() if line.endswith(" 0.0")] == [f"GAUGE {name} 0.0" for name in named]
+    assert said.count(" 1.0\n") == len(LAYERS) - len(named)
+    found = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
+    assert "missing, accepted by sandbox.allow_degraded" in found[wall]["detail"]
+    code, said = without((wall,), "-c", WORK, str(tmp_path / "work"), *named)
+    assert (code, "success 42" in said) == (0, True), said
+
+
+def test_a_wall_accepted_does_not_excuse_another(tmp_path: Path) -> None:
+    code, said = without(("landlock",), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED='["seccomp", "network"]')
+    assert (code, "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'landlock'" in said) == (1, True), said
+
+
+def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
+    everything = json.dumps(get_args(Wall))
+    code, said = without(("user-namespaces",), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=everything)
+    assert (code, "sandbox layer 'bubblewrap' is missing: " in said, "user.max_user_namespaces" in said) == (1, True, True), said
+
+
+def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", START, str(tmp_path)]
+    done = subprocess.run(command, env=environment(PATH=str(tmp_path)), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'bubblewrap' is missing: bubblewrap: not found on PATH" in done.stderr
+    assert "apt-get install bubblewrap" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "overlay", "landlocks", "*", "all"])
+def test_only_walls_that_there_are_can_be_accepted(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"sandbox\.allow_degraded.*'landlock'"):
+        load_settings(data_dir=tmp_path, sandbox={"allow_degraded": [name]})
+
+
+def test_every_wall_that_is_probed_can_be_named() -> None:
+    assert {name for name, _ in LAYERS} == {*get_args(Wall), "bubblewrap", "overlay"}

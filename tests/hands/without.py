@@ -1,0 +1,41 @@
+"""Run a program on a kernel that lacks something: `python without.py WHAT… -- PROGRAM…`.
+
+A filter of system calls, put on before the program starts, makes the kernel answer as one does that was built without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import pyseccomp
+
+_CLONE_NEWUSER = 0x10000000
+_PR_SET_SECCOMP = 22
+
+
+def main() -> None:
+    """Take it away, and become the program."""
+    split = sys.argv.index("--")
+    rules, gone = pyseccomp.SyscallFilter(pyseccomp.ALLOW), pyseccomp.ERRNO(errno.ENOSYS)
+    refused = pyseccomp.ERRNO(errno.EPERM)
+    for what in sys.argv[1:split]:
+        match what:
+            case "landlock":
+                rules.add_rule(gone, "landlock_create_ruleset")
+            case "user-namespaces":
+                for name in ("clone", "unshare"):
+                    rules.add_rule(refused, name, pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_NEWUSER, _CLONE_NEWUSER))
+                rules.add_rule(gone, "clone3")
+            case "seccomp":
+                rules.add_rule(gone, "seccomp")
+                rules.add_rule(pyseccomp.ERRNO(errno.EINVAL), "prctl", pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_SECCOMP))
+            case _:
+                sys.exit(f"{what} cannot be taken away")
+    rules.load()
+    os.execvp(sys.argv[split + 1], sys.argv[split + 1 :])  # noqa: S606 - no shell is what we want
+
+
+if __name__ == "__main__":
+    main()
