@@ -15,6 +15,7 @@ async def outside(settings: Settings) -> AsyncIterator[Finding]:
     """Try each part that is configured."""
     async for finding in _databases(settings.db):
         yield finding
+    yield await _browser(settings)
 
 
 async def _databases(settings: Db) -> AsyncIterator[Finding]:
@@ -27,9 +28,11 @@ async def _databases(settings: Db) -> AsyncIterator[Finding]:
         return
     for tenant in (LOCAL.tenant, *sorted(settings.tenants)):
         for server, trial in TRIALS.items():
-            if getattr(settings.of(tenant), f"{server}_url") is None:
-                continue
             part = f"tool db.{server}" + (f" of {tenant}" if tenant in settings.tenants else "")
+            if getattr(settings.of(tenant), f"{server}_url") is None:
+                if tenant not in settings.tenants:
+                    yield Finding(part, ok=True, detail=f"not offered: MOOTHALL_DB__{server.upper()}_URL is not set")
+                continue
             try:
                 await tools.ask(server, trial, tenant)
             except MoothallError as error:
@@ -38,3 +41,23 @@ async def _databases(settings: Db) -> AsyncIterator[Finding]:
                 yield Finding(part, ok=False, detail=" ".join(f"{error.message} {more}".split()), mend=mend)
             else:
                 yield Finding(part, ok=True, detail="answers; " + ("may be written to" if settings.write else "read-only"))
+
+
+async def _browser(settings: Settings) -> Finding:
+    from moothall.toolkits.chromium import chromium, find_chromium
+    from moothall.toolkits.destinations import Destinations
+
+    part = "tool browser.run"
+    mend = "apt-get install chromium, or set MOOTHALL_BROWSER__EXECUTABLE"
+    program = find_chromium(settings.browser)
+    if program is None and settings.browser.executable is None:
+        return Finding(part, ok=True, detail=f"not offered: no Chromium on PATH ({mend})")
+    try:
+        async with chromium(settings.browser, settings.sandbox, Destinations(), lambda _method, _told: None) as running:
+            version = await running.tools.call("Browser.getVersion")
+    except MoothallError as error:
+        return Finding(part, ok=False, detail=error.message, mend=mend)
+    detail = (
+        f"{version.get('product')}, in the sandbox of a workspace without network but its proxy; its own sandbox is off in there"
+    )
+    return Finding(part, ok=True, detail=detail)

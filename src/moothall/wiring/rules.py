@@ -28,6 +28,7 @@ from moothall.wiring.keys import guard_key
 from moothall.wiring.unset import unset_tools
 
 _GRACE_SECONDS = 60.0
+_TENANTS = 1000
 
 
 class Buckets(Protocol):
@@ -41,6 +42,7 @@ class Buckets(Protocol):
 @asynccontextmanager
 async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
+    from moothall.toolkits.browser import BrowserTools
     from moothall.toolkits.databases import DatabaseTools
     from moothall.toolkits.web import WebTools
 
@@ -52,14 +54,15 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
     web = WebTools(settings.http)
-    toolkits: dict[str, Toolkit] = {"http": web, "web": web, "db": DatabaseTools(settings.db)}
+    browser = BrowserTools(settings.browser, settings.http, settings.sandbox)
+    toolkits: dict[str, Toolkit] = {"http": web, "web": web, "browser": browser, "db": DatabaseTools(settings.db)}
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings))
         for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
             await stack.enter_async_context(beside(work, name))
         yield Rules(
             off=off.off,
-            unset=functools.partial(unset_tools, settings),
+            unset=functools.lru_cache(_TENANTS)(functools.partial(unset_tools, settings)),
             grants=await asyncio.to_thread(read_table, settings),
             tokens=tokens,
             policy=policy,

@@ -16,34 +16,10 @@ from aiohttp import web
 
 from moothall.config import Http
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.testing.folder import Folder
 from moothall.testing.gate import in_seconds
 from moothall.toolkits.web import WebTools
-from moothall.tools import files
-from moothall.tools.paths import ToolFailure
 from moothall.tools.web_tools import SPECS
-
-_LIMITS = files.Limits(5_000_000, 60_000)
-
-
-class Folder:
-    """A workspace of files alone, with the real file tools."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.id = "folder"
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        """Run a file tool."""
-        import os
-
-        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY)
-        try:
-            output = files.TOOLS[call.tool](root, call.arguments, _LIMITS)
-            return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
-        except ToolFailure as failed:
-            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), error=str(failed))
-        finally:
-            os.close(root)
 
 
 class Site:
@@ -123,7 +99,7 @@ async def act(tool: str, settings: Http, folder: Path | None = None, seconds: fl
     """Run a tool as the gate would: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     call = ToolCall("request-1", tool, checked, in_seconds(seconds))
-    return await WebTools(settings).call(call, Folder(folder or Path("/")), "local")  # type: ignore[arg-type]  # of files alone
+    return await WebTools(settings).call(call, Folder(folder or Path("/")), "local")
 
 
 def allowing(site: Site, **more: Any) -> Http:

@@ -1,0 +1,244 @@
+"""`browser.run`: a page in a browser of its own, which goes only where tools may go."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from yarl import URL
+
+from moothall.config import Browser, Http, Sandbox
+from moothall.domain.tool import ToolCall, ToolResult
+from moothall.errors import InvalidRequest, Refused
+from moothall.ports import Workspace
+from moothall.toolkits.answering import CallFailed, Output, answered, in_workspace
+from moothall.toolkits.chromium import Running, chromium
+from moothall.toolkits.destinations import Destinations
+from moothall.toolkits.devtools import DevTools, Gone, Message
+
+_LOOK_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
+_SCRIPT_MS = 5000
+_MOST_REFUSED = 20
+_WIDTH, _HEIGHT = 1280, 800
+
+# Each is called with a selector, in a world of its own that the page's scripts cannot reach into.
+_PLACE: Final = """selector => {
+  const found = document.querySelector(selector);
+  if (!found) return null;
+  found.scrollIntoView({block: "center", inline: "center", behavior: "instant"});
+  const box = found.getBoundingClientRect();
+  return box.width && box.height ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+}"""
+_FOCUS: Final = """selector => {
+  const found = document.querySelector(selector);
+  if (!found) return null;
+  found.scrollIntoView({block: "center", behavior: "instant"});
+  found.focus();
+  if (found.select) found.select();
+  return document.activeElement === found;
+}"""
+_THERE: Final = "selector => document.querySelector(selector) ? true : null"
+_TEXT: Final = """selector => {
+  const found = document.querySelector(selector);
+  return found ? String(found.innerText ?? found.textContent ?? "").slice(0, %d) : null;
+}"""
+
+
+class BrowserTools:
+    """The toolkit of the category `browser`. See `ports.Toolkit`."""
+
+    def __init__(self, settings: Browser, http: Http, sandbox: Sandbox) -> None:
+        self._settings, self._sandbox = settings, sandbox
+        self._destinations = Destinations.read(http.allow, only=http.only_allowed)
+        self._slots = asyncio.Semaphore(settings.at_once)
+
+    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
+        """Act until the call's deadline or `browser.seconds`. What fails is a status, not an error."""
+        del tenant  # nothing is kept between calls
+        return await answered(call, self._settings.seconds, self._output(call, workspace))
+
+    async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
+        actions: Sequence[Mapping[str, str]] = call.arguments["actions"]
+        if len(actions) > self._settings.actions:
+            raise InvalidRequest(f"{len(actions)} actions; at most {self._settings.actions} are done in a call (browser.actions)")
+        self._destinations.check(str(call.arguments["url"]))
+        heard = _Heard()
+        async with self._slots, chromium(self._settings, self._sandbox, self._destinations, heard) as running:
+            page = _Page(running, heard, self._settings, self._destinations)
+            await page.prepare()
+            results: list[Output] = []
+            for number, action in enumerate([{"do": "open", "url": call.arguments["url"]}, *actions]):
+                try:
+                    async with asyncio.timeout(self._settings.action_seconds):
+                        done = await page.act(action)
+                except TimeoutError as error:
+                    limit = f"{self._settings.action_seconds:g} seconds (browser.action_seconds)"
+                    raise CallFailed(f"{_named(number, action)}: not done within {limit}") from error
+                except (CallFailed, InvalidRequest, Refused) as error:
+                    raise type(error)(f"{_named(number, action)}: {error.message}") from error
+                results.append({"do": action["do"], **done})
+            output = {**await page.place(), "results": results[1:], "refused": page.refused()}
+            picture = page.picture
+        if picture:
+            await in_workspace(workspace, call, "files.store", {"path": call.arguments["path"], "content": picture})
+            output["path"] = call.arguments["path"]
+        return output
+
+
+def _named(number: int, action: Mapping[str, str]) -> str:
+    what = " ".join(action[name][:100] for name in ("do", "selector", "url") if action.get(name))
+    return f"action {number} ({what})" if number else what
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What the browser told of its page."""
+
+    frame: str = ""
+    loading: bool = False
+    crashed: bool = False
+
+    def __call__(self, method: str, told: Message) -> None:
+        match method:
+            case "Page.frameStartedLoading" if told.get("frameId") == self.frame:
+                self.loading = True
+            case "Page.frameStoppedLoading" if told.get("frameId") == self.frame:
+                self.loading = False
+            case "Inspector.targetCrashed":
+                self.crashed = True
+
+
+class _Page:
+    def __init__(self, running: Running, heard: _Heard, settings: Browser, destinations: Destinations) -> None:
+        self._tools: DevTools = running.tools
+        self._proxy = running.proxy
+        self._heard = heard
+        self._settings = settings
+        self._destinations = destinations
+        self.picture = ""
+
+    async def prepare(self) -> None:
+        """Ask to be told, and forbid what no call needs."""
+        for method in ("Page.enable", "Inspector.enable"):
+            await self._tools.call(method)
+        self._heard.frame = (await self._tools.call("Page.getFrameTree"))["frameTree"]["frame"]["id"]
+        await self._tools.call("Page.setDownloadBehavior", behavior="deny")
+        await self._tools.call(
+            "Emulation.setDeviceMetricsOverride", width=_WIDTH, height=_HEIGHT, deviceScaleFactor=1, mobile=False
+        )
+
+    async def act(self, action: Mapping[str, str]) -> Output:
+        """Do one thing. Raises `CallFailed`, `InvalidRequest`, `Refused`."""
+        selector = action.get("selector", "")
+        match action["do"]:
+            case "open":
+                await self._open(action["url"])
+            case "click":
+                await self._click(selector)
+            case "type":
+                await self._type(selector, action["text"])
+            case "wait":
+                await self._found(_THERE, selector)
+            case "text":
+                return await self._text(selector or "body")
+            case "screenshot":
+                return await self._screenshot()
+        return {}
+
+    async def place(self) -> Output:
+        """Return where the page is, and its title."""
+        info = (await self._tools.call("Target.getTargetInfo"))["targetInfo"]
+        return {"url": str(info.get("url", ""))[:2000], "title": str(info.get("title", ""))[:300]}
+
+    def refused(self) -> list[str]:
+        """Return the hosts that were asked for in vain, each with its reason."""
+        return [f"{host}:{port}: {reason}" for (host, port), reason in self._proxy.refused.items()][:_MOST_REFUSED]
+
+    async def _open(self, text: str) -> None:
+        url = self._destinations.check(text)
+        answer = await self._tools.call("Page.navigate", url=str(url))
+        await self._settled()
+        await self._allowed()
+        if reason := answer.get("errorText"):
+            raise CallFailed(f"{url.host} cannot be opened: {reason}")
+
+    async def _click(self, selector: str) -> None:
+        x, y = await self._found(_PLACE, selector)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+            await self._tools.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+        await self._settled()
+        await self._allowed()
+
+    async def _type(self, selector: str, text: str) -> None:
+        if not await self._found(_FOCUS, selector):
+            raise CallFailed("nothing can be typed there")
+        await self._tools.call("Input.insertText", text=text.rstrip("\n"))
+        if text.endswith("\n"):
+            key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+            await self._tools.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
+            await self._tools.call("Input.dispatchKeyEvent", type="keyUp", **key)
+        await self._settled()
+        await self._allowed()
+
+    async def _text(self, selector: str) -> Output:
+        most = self._settings.text_chars
+        text = str(await self._found(_TEXT % (most + 1), selector))
+        return {"text": text[:most], "truncated": len(text) > most}
+
+    async def _screenshot(self) -> Output:
+        picture = str((await self._tools.call("Page.captureScreenshot", format="png"))["data"])
+        size = len(base64.b64decode(picture))
+        if size > self._settings.screenshot_bytes:
+            raise CallFailed(f"the screenshot has {size} bytes; at most {self._settings.screenshot_bytes} are stored")
+        self.picture = picture
+        return {"bytes": size}
+
+    async def _settled(self) -> None:
+        """Wait until nothing loads any more: what an action starts, it starts at once."""
+        await self._pause(_SETTLE_SECONDS)
+        while self._heard.loading:
+            await self._pause(_LOOK_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        await self._tools.until(lambda: self._heard.crashed, seconds)
+        if self._heard.crashed:
+            raise Gone("the page crashed: it ran out of memory, or broke the browser")
+
+    async def _allowed(self) -> None:
+        """A page that led to where no tool may go is not read on."""
+        if self._proxy.left < 0:
+            raise CallFailed(f"the page loaded more than {self._settings.transfer_bytes} bytes (browser.transfer_bytes)")
+        text = (await self.place())["url"]
+        try:
+            url = URL(text)
+            reason = self._proxy.refused.get((url.host or "", url.port or 0))
+        except ValueError:
+            return
+        if reason:
+            raise Refused(reason)
+        if url.scheme not in {"http", "https", "about", "data", "blob", "chrome-error"}:
+            raise Refused(f"pages of the scheme {url.scheme[:20]!r} are not opened")
+
+    async def _found(self, script: str, selector: str) -> Any:
+        """Return what a script says of the first element that fits, once there is one."""
+        while True:
+            world = await self._tools.call("Page.createIsolatedWorld", frameId=self._heard.frame, worldName="moothall")
+            told = await self._tools.call(
+                "Runtime.evaluate",
+                expression=f"({script})({json.dumps(selector)})",
+                contextId=world["executionContextId"],
+                returnByValue=True,
+                timeout=_SCRIPT_MS,
+            )
+            if "exceptionDetails" in told:
+                said = str(told["exceptionDetails"].get("exception", {}).get("description", ""))
+                if "SyntaxError" in said or "selector" in said:
+                    raise InvalidRequest(f"{selector[:100]!r} is no CSS selector")
+            elif (value := told["result"].get("value")) is not None:
+                return value
+            await self._pause(_LOOK_SECONDS)

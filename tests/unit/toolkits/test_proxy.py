@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from moothall.toolkits.destinations import Destinations
+from moothall.toolkits.proxy import Proxy, proxying
+
+
+class Echo:
+    """Says back what it hears; remembers it."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.heard: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while some := await reader.read(65_536):
+            self.heard.append(some)
+            writer.write(some)
+        writer.close()
+
+
+@asynccontextmanager
+async def echoing() -> AsyncIterator[Echo]:
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    echo.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield echo
+
+
+@asynccontextmanager
+async def proxied(*allow: str, most: int = 1_000_000) -> AsyncIterator[tuple[Proxy, int]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    async with proxying(Destinations.read(allow, only=False), listening, most) as proxy:
+        yield proxy, listening.getsockname()[1]
+
+
+async def say(port: int, text: bytes, *, more: bytes = b"") -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(20):
+            writer.write(text)
+            if more:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(more)
+            writer.write_eof()
+            try:
+                return await reader.read()
+            except ConnectionError:
+                return b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_it_connects_to_what_is_allowed_and_nowhere_else() -> None:
+    async with echoing() as echo, echoing() as other, proxied(f"127.0.0.1:{echo.port}") as (proxy, port):
+        assert await say(port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"hello") == b"hello"
+        for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "0.0.0.0"):  # noqa: S104 - not bound
+            told = await say(port, f"CONNECT {host}:{other.port} HTTP/1.1\r\n\r\n".encode())
+            assert told.startswith(b"HTTP/1.1 403 "), host
+        assert (await say(port, f"GET http://127.0.0.1:{other.port}/ HTTP/1.1\r\n\r\n".encode())).startswith(b"HTTP/1.1 403 ")
+        assert (other.heard, ("localhost", other.port) in proxy.refused) == ([], True)
+
+
+async def test_plain_requests_go_without_what_is_the_proxys() -> None:
+    async with echoing() as echo, proxied("127.0.0.0/8") as (_, port):
+        request = (
+            f"GET http://127.0.0.1:{echo.port}/a%20b?c=d HTTP/1.1\r\nHost: x\r\nProxy-Connection: keep-alive\r\nX-A: 1\r\n\r\n"
+        )
+        told = await say(port, request.encode())
+        assert told == b"GET /a%20b?c=d HTTP/1.1\r\nConnection: close\r\nHost: x\r\nX-A: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET file:///etc/passwd HTTP/1.1\r\n\r\n",
+        b"\xff\xff\r\n\r\n",
+        b"CONNECT :x HTTP/1.1\r\n\r\n",
+        b"a" * 70_000,
+    ],
+)
+async def test_what_is_no_request_ends_the_connection(head: bytes) -> None:
+    async with proxied() as (_, port):
+        assert await say(port, head) == b""
+
+
+async def test_only_so_much_passes() -> None:
+    async with echoing() as echo, proxied("127.0.0.0/8", most=100_000) as (proxy, port):
+        told = await say(port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"x" * 1_000_000)
+        assert len(told) <= 100_000
+        assert proxy.left < 0
+
+
+async def test_open_connections_end_with_it() -> None:
+    async with echoing() as echo:
+        async with proxied("127.0.0.0/8") as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(20):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.transport.abort()
