@@ -95,9 +95,10 @@ class Face:
     def _glob(self, pattern: str) -> list[str]:
         return [path for path in self._asked("files.list", {"glob": pattern})["entries"] if not path.endswith("/")]
 
-    def _run(self, prompts: Any) -> Any:
+    def _run(self, prompts: Any, tools: Any = None) -> Any:
         single = isinstance(prompts, str)
-        answers = self._asked("agents.run", {"prompts": [prompts] if single else list(prompts)})["answers"]
+        narrower = {} if tools is None else {"tools": list(tools)}
+        answers = self._asked("agents.run", {"prompts": [prompts] if single else list(prompts), **narrower})["answers"]
         return answers[0] if single else answers
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
 from moothall.config import Settings
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import AGENTS_RUN, Ask, CodeBlock, CodeRun
 from moothall.domain.ids import digest
-from moothall.domain.tool import ToolStatus
+from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
@@ -88,8 +90,18 @@ class LocalRunner:
 
     async def _first(self, block: CodeBlock, ask: Ask) -> tuple[CodeRun, str]:
         """Let Monty run it; with why it cannot, where that is so."""
-        asking = Asking(ask)
-        async with self._slots:
+
+        async def waiting(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            if name != AGENTS_RUN:
+                return await ask(name, arguments)
+            # Its agents run blocks too: whoever waits for them may not have the place that they need.
+            slot.leave()
+            result = await ask(name, arguments)
+            await slot.take()
+            return result
+
+        asking, slot = Asking(waiting), _Slot(self._slots)
+        async with slot:
             try:
                 box = await self._take(block.tenant)
             except (SandboxUnavailable, WorkspaceFailed) as error:
@@ -142,7 +154,31 @@ class LocalRunner:
         return await self._pool.take(self._place)
 
     def _give_back(self, box: Box, tenant: str, *, whole: bool) -> None:
-        if whole:
+        if whole and sum(map(len, self._idle.values())) < self._settings.workers:
             self._idle.setdefault(tenant, []).append(box)
         else:
             self._pool.drop(box)
+
+
+class _Slot:
+    """One of the places for blocks that compute; it can be left and taken again."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
+        self._held = False
+
+    async def take(self) -> None:
+        await self._slots.acquire()
+        self._held = True
+
+    def leave(self) -> None:
+        if self._held:
+            self._held = False
+            self._slots.release()
+
+    async def __aenter__(self) -> Self:
+        await self.take()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        self.leave()

@@ -1,0 +1,215 @@
+"""Blocks that mean harm: each ends with a status that says why, and the next block of the same seat works."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Runner
+from moothall.domain.code import CodeBlock, CodeRun
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.testing.local import Local, local
+from moothall.workspace.local import LocalWorkspace
+from moothall.workspace.runner import LocalRunner
+
+pytestmark = pytest.mark.e2e
+
+TOOLS = {"files.read": ("path", "start", "lines"), "files.write": ("path", "content"), "files.list": ("path", "glob")}
+LIMITS = Runner(seconds=1.5, memory_bytes=64_000_000, tool_calls=20, workers=1)
+FULL = "import sqlite3\n"
+
+
+@dataclass
+class Bench:
+    """A seat's hands: a workspace and what runs its blocks."""
+
+    house: Local
+    workspace: LocalWorkspace
+    runner: LocalRunner
+    asked: list[tuple[str, Mapping[str, Any]]]
+
+    async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        self.asked.append((name, arguments))
+        return await self.house.call(self.workspace, name, **arguments)
+
+    async def run(self, code: str, **more: Any) -> CodeRun:
+        block = CodeBlock(code, TOOLS, datetime.now(UTC) + timedelta(seconds=60), "local", **more)
+        return await self.runner.run(block, self.workspace, self.ask)
+
+    def boxes(self) -> list[int]:
+        """The sandboxes of the runner."""
+        return [box.pid for boxes in self.runner._idle.values() for box in boxes]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with local(tmp_path) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "one") as workspace:
+            settings = house.settings.model_copy(update={"runner": LIMITS})
+            yield Bench(house, workspace, LocalRunner(settings, house.workspaces.pool), [])
+
+
+HOSTILE = {
+    "dunder walk": ("().__class__.__mro__[1].__subclasses__()", "error", "has no attribute '__class__'"),
+    "str.format": ("'{0.__class__.__init__.__globals__}'.format(1)", "error", "has no attribute"),
+    "globals of a function": ("def f(): pass\nf.__globals__", "error", "has no attribute '__globals__'"),
+    "code of a function": ("def f(): pass\nf.__code__", "error", "has no attribute '__code__'"),
+    "frames": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    error.__traceback__.tb_frame",
+        "error",
+        "AttributeError",
+    ),
+    "builtins": ("__builtins__", "error", "NameError"),
+    "import by name": ("__import__('os').system('id')", "error", "NameError"),
+    "a tool's insides": ("ws.__class__.__init__.__globals__", "error", "AttributeError"),
+    "a tool that is none": ("files._ask('files.read', {})", "error", "no attribute '_ask'"),
+    "open": ("open('/etc/passwd').read()", "error", "PermissionError"),
+    "open for writing": ("open('/tmp/x', 'w').write('x')", "error", "PermissionError"),
+    "environment": ("import os\nos.environ['PATH']", "error", ""),
+    "spin": ("while True:\n    pass", "timeout", "time limit"),
+    "spin that catches": (
+        "while True:\n    try:\n        while True:\n            pass\n    except:\n        pass",
+        "timeout",
+        "",
+    ),
+    "huge integer": ("10 ** 10 ** 8", "memory", "memory limit"),
+    "growing integer": ("x = 3\nwhile True:\n    x *= x", "memory|timeout", ""),
+    "recursion": ("def f(n):\n    return f(n + 1)\nf(0)", "error", "RecursionError"),
+    "deep source": ("x = " + "(" * 3000 + ")" * 3000, "error", "nested"),
+    "deep JSON": ("import json\njson.loads('[' * 100_000)", "error", ""),
+    "a gigabyte": ("[0] * 10 ** 9", "memory", "memory limit"),
+    "a growing list": ("x = []\nwhile True:\n    x.append('a' * 1000)", "memory", "memory limit"),
+    "endless print": ("while True:\n    print('x' * 1000)", "output", "print less"),
+    "a large value": ("'x' * 1_000_000", "output", "keep it small"),
+    "regex bomb": ("import re\nre.match(r'(?:a(?=a))*(a|b|ab)*\\1c$', 'ab' * 2000)", "error|timeout", ""),
+    "sorting": ("sorted(range(10 ** 9))", "memory|timeout", ""),
+    "a string bomb": ("'%1000000000d' % 1", "memory|error", ""),
+    "asking for ever": (
+        "while True:\n    try:\n        ws.read('no')\n    except ToolError:\n        pass",
+        "budget_exceeded",
+        "",
+    ),
+    "half a character": ("print('\\ud800')\n'\\ud800'", "success|error", ""),
+    "a cyclic value": ("x = []\nx.append(x)\nx", "success", ""),
+    "no code": ("1 +", "error", "SyntaxError"),
+    "NUL": ("'a\\x00b'", "success", ""),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_each_ends_with_its_status_and_the_next_works(bench: Bench, name: str) -> None:
+    code, statuses, told = HOSTILE[name]
+    ran = await bench.run(code)
+    assert str(ran.status) in statuses.split("|"), ran
+    assert told in ran.error
+    assert ran.tier == "monty"
+    after = await bench.run("ws.read('src/utils.py').count('def greet')")
+    assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
+
+
+FULL_HOSTILE = {
+    "spin": ("while True:\n    pass", "timeout|cpu"),
+    "a gigabyte": ("x = bytearray(10 ** 9)", "memory"),
+    "forks": ("import os\nwhile True:\n    os.fork()", "processes|memory|timeout|cpu|error"),
+    "its parent": ("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(1)", "error|success"),
+    "leaving": ("import os\nos._exit(7)", "error"),
+    "endless print": ("while True:\n    print('x' * 10_000)", "output|timeout|cpu"),
+    "a server": ("import socket\nsocket.create_connection(('127.0.0.1', 1))", "error"),
+    "host files": ("open('/root/.ssh/id_rsa')", "error"),
+}
+
+
+@pytest.mark.parametrize("name", FULL_HOSTILE)
+async def test_cpython_is_held_by_the_kernel(bench: Bench, name: str) -> None:
+    code, statuses = FULL_HOSTILE[name]
+    ran = await bench.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
+    assert str(ran.status) in statuses.split("|"), ran
+    assert (ran.tier, ran.why) == ("python", "ModuleNotFoundError: No module named 'sqlite3'")
+    after = await bench.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
+    assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
+
+
+async def test_paths_that_lead_out_are_refused_symlinks_too(bench: Bench) -> None:
+    made = await bench.house.call(bench.workspace, "code.shell", command="ln -s /etc evil; ln -s ../../../etc/passwd worse; ls")
+    assert made.status is ToolStatus.SUCCESS, made
+    code = """told = []
+for path in ('../../etc/passwd', '/etc/passwd', 'evil/passwd', 'worse', 'src/../../x', '.git/config'):
+    try:
+        told.append(ws.read(path))
+    except RuntimeError as error:
+        told.append('refused')
+for path in ('../x', '/tmp/x', 'evil/x', 'worse', '.git/hooks/pre-commit'):
+    try:
+        told.append(ws.write(path, 'x'))
+    except RuntimeError as error:
+        told.append('refused')
+told"""
+    for first in ("", FULL):
+        ran = await bench.run(first + code)
+        assert ran.value == ["refused"] * 11, ran
+
+
+async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Bench) -> None:
+    assert (await bench.run("1")).value == 1
+    (pid,) = bench.boxes()
+    killed: list[int] = []
+
+    async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+        return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
+
+    block = CodeBlock("ws.read('a')\n'not reached'", TOOLS, datetime.now(UTC) + timedelta(seconds=30), "local")
+    ran = await bench.runner.run(block, bench.workspace, ask)
+    assert (killed, ran.status) == ([pid], ToolStatus.ERROR)
+    assert "was lost" in ran.error
+    assert (await bench.run("2")).value == 2
+    assert bench.boxes() != [pid]
+
+
+async def test_tenants_have_boxes_of_their_own(bench: Bench) -> None:
+    await bench.run("1")
+    (first,) = bench.boxes()
+    block = CodeBlock("2", TOOLS, datetime.now(UTC) + timedelta(seconds=30), "other")
+    assert (await bench.runner.run(block, bench.workspace, bench.ask)).value == 2
+    assert first not in bench.boxes()
+
+
+async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(bench: Bench) -> None:
+    await bench.house.call(bench.workspace, "files.write", path="new.py", content="ANSWER = 42\n")
+    code = f"{FULL}import new\nopen('own.txt', 'w').write('x')\nws.write('told.txt', str(new.ANSWER))\nopen('own.txt').read()"
+    ran = await bench.run(code)
+    assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "x"), ran
+    found = await bench.run("ws.glob('*.txt')")
+    assert found.value == ["told.txt"]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import numpy\n", "No module named 'numpy'"),
+        ("from os import fork\n1", "cannot import name 'fork'"),
+        ("def f():\n    yield 1\nlist(f())", "yield expressions"),
+        ("class A:\n    pass\nclass B(A):\n    pass\nB().__class__.__name__", "class inheritance"),
+        ("import json\njson.tool", "has no attribute 'tool'"),
+    ],
+)
+async def test_what_monty_cannot_is_found_before_anything_is_done(bench: Bench, code: str, why: str) -> None:
+    ran = await bench.run(f"ws.write('count.txt', 'x')\n{code}")
+    assert ran.tier == "python"
+    assert why in ran.why
+    assert [name for name, _ in bench.asked] in (["files.write"], [])
+
+
+async def test_without_the_right_to_read_files_there_is_no_cpython(bench: Bench) -> None:
+    ran = await bench.run(f"{FULL}1", full=False)
+    assert (ran.status, ran.tier) == (ToolStatus.INVALID, "monty")
+    assert "this Python cannot run it: ModuleNotFoundError: No module named 'sqlite3'" in ran.error

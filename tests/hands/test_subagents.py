@@ -1,0 +1,160 @@
+"""`agents.run` in a block of Python: side by side, with no more than the seat has."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Runner
+from moothall.council.recording import Recording
+from moothall.domain.budget import Budget
+from moothall.domain.event import EventType
+from moothall.testing.council import ONE, CouncilHouse, act, code, finish, of, outcomes
+from moothall.testing.model import step_of
+from moothall.testing.python import open_coding_council
+from moothall.testing.repos import SOLUTION
+
+pytestmark = pytest.mark.e2e
+
+Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
+APPEND = act(("files.append", {"path": "src/utils.py", "content": SOLUTION}))
+
+
+@pytest.fixture
+def council(tmp_path: Path) -> Open:
+    return functools.partial(open_coding_council, tmp_path)
+
+
+def script(first: str, agent: Callable[[dict[str, Any], int], Any]) -> Any:
+    """The seat says `first` and then appends the solution; its sub-agents say what `agent` returns for a call and its number."""
+
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+        place = step_of(headers).split(".")
+        if len(place) == 3:
+            return agent(body, int(place[2]))
+        return first if place[1] == "1" else APPEND
+
+    return answer
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    return str(body["messages"][1]["content"])
+
+
+def calls_of(house: CouncilHouse, step: str = "0.1.") -> list[str]:
+    return [call.call_id.rpartition("/")[2] for call in house.server.requests if call.call_id.rpartition("/")[2].startswith(step)]
+
+
+async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) -> None:
+    all_there = asyncio.Barrier(3)
+
+    async def agent(body: dict[str, Any], _number: int) -> str:
+        async with asyncio.timeout(30):
+            await all_there.wait()  # in a row, the first would wait for ever
+        return finish(next(word for word in ("one", "two", "three") if f"say {word}" in prompt_of(body)))
+
+    block = "print(agents.run(['say one', 'say two', 'say three']))"
+    async with council(script(code(block), agent)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert house.server.peak == 3
+    assert "['one', 'two', 'three']" in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    assert sorted(calls_of(house)) == ["0.1.1", "0.1.13", "0.1.7"]  # six turns each
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+async def test_agents_work_with_the_seats_tools_under_the_seats_name(council: Open) -> None:
+    def agent(_body: dict[str, Any], number: int) -> str:
+        return act(("files.read", {"path": "src/utils.py"})) if number == 1 else finish("it greets")
+
+    async with council(script(code("agents.run('what is in src/utils.py?')"), agent)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    (read,) = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
+    assert (read["request_id"], read["seat"], read["status"]) == (f"task-1/{ONE}/propose/0.1.1.1", ONE, "success")
+    second = next(call for call in house.server.requests if call.call_id.endswith("0.1.2"))
+    assert "def greet" in second.prompt
+    operations = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["operations"]
+    assert [item["tool"] for item in operations] == ["python", "files.read", "files.append"]
+
+
+async def test_narrowed_agents_have_less(council: Open) -> None:
+    def agent(body: dict[str, Any], number: int) -> str:
+        if number == 1:
+            assert "files.read(" in body["messages"][0]["content"]
+            assert "files.write(" not in body["messages"][0]["content"]
+            return act(("files.write", {"path": "a.txt", "content": "x"}))
+        return finish("could not")
+
+    async with council(script(code("agents.run('write a.txt', tools=['files.read', 'git.push'])"), agent), schemas=True) as house:
+        events = await house.run(house.deliberation("single", 1))
+    statuses = {data["tool"]: data["status"] for data in of(events, EventType.TOOL_FINISHED)}
+    assert statuses["files.write"] in {"blocked", "invalid"}
+
+
+@pytest.mark.parametrize(
+    ("block", "settings", "told"),
+    [
+        ("agents.run(['a', 'b', 'c'])", {"agents_fan_out": 2}, "budget_exceeded: 3 agents were asked for, and 2 are left"),
+        ("agents.run('a')\nagents.run(['b', 'c'])", {"agents_fan_out": 2}, "2 agents were asked for, and 1 are left"),
+        ("agents.run([])", {}, "invalid: give a prompt"),
+        ("agents.run('a')", {"agents_depth": 0}, "name 'agents' is not defined"),
+    ],
+)
+async def test_how_many_is_bounded(council: Open, block: str, settings: dict[str, int], told: str) -> None:
+    async with council(script(code(block), lambda _body, _number: finish("done")), python=Runner(**settings)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert told in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(council: Open) -> None:
+    deeper = code("try:\n    said = agents.run(['x', 'y'])\nexcept NameError as error:\n    said = str(error)\nprint(said)")
+
+    def agent(body: dict[str, Any], _number: int) -> str:
+        told = body["messages"][-1]["content"]
+        if "python: success" in told:
+            return finish("deepest" if "'agents' is not defined" in told else "middle")
+        return deeper
+
+    async with council(script(deeper, agent), python=Runner(agents_depth=2, agents_turns=3, agents_fan_out=4)) as house:
+        await house.run(house.deliberation("single", 1))
+    below = calls_of(house)
+    assert len(below) == len(set(below))
+    # two agents, and two of each of theirs, but a block and all below it have four: the last two were refused
+    assert len({int(item.split(".")[2]) for item in below}) >= 6
+    second = next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    assert "middle" in second
+
+
+async def test_agents_have_what_is_left_of_the_budget(council: Open) -> None:
+    block = "try:\n    agents.run(['a', 'b', 'c'])\nexcept ToolError as error:\n    print(error)"
+    async with council(script(code(block), lambda _body, _number: finish("done"))) as house:
+        events = await house.run(house.deliberation("single", 1, budget=Budget(calls=2)))
+    assert len(house.server.requests) == 2  # the seat's own, and one agent's
+    assert "BUDGET_EXCEEDED" in json.dumps(of(events, EventType.SEAT_FAILED))
+
+
+async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None:
+    def agent(body: dict[str, Any], _number: int) -> str:
+        if "budget_exceeded" in body["messages"][-1]["content"]:
+            return finish("no more calls")
+        return act(*[("files.read", {"path": "src/utils.py"})] * 2)
+
+    async with council(script(code("print(agents.run('look often'))"), agent), python=Runner(tool_calls=5)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    reads = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
+    assert len(reads) == 5
+
+
+async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
+    async with council(script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))) as house:
+        events = await house.run(house.deliberation("single", 1))
+        asked = len(house.server.requests)
+        await house.run(house.deliberation("single", 1), Recording.of(events))
+        assert len(house.server.requests) == asked
