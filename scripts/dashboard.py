@@ -88,14 +88,21 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
             (
                 "Tool latency and calls in flight",
                 "s",
-                [*times("moothall_tool_call_seconds", "tool"), (f"sum(moothall_tool_calls_in_flight{_P})", "in flight (calls)")],
+                [
+                    *times("moothall_tool_call_seconds", "tool"),
+                    (f"sum by (tool) (moothall_tool_calls_in_flight{_P})", "{{tool}} in flight (calls)"),
+                ],
             ),
             ("Processors used by tools", "short", [(rate("moothall_tool_cpu_seconds_total", "tool"), "{{tool}}")]),
             ("Memory used by tools, p95", "bytes", [(quantile("moothall_tool_memory_bytes", 0.95, "tool"), "{{tool}}")]),
             (
-                "Policy decisions",
+                "Policy decisions, and alerts of the guard",
                 "short",
-                [(rate("moothall_policy_decisions_total", "tool, decision"), "{{tool}} {{decision}} a second")],
+                [
+                    (rate("moothall_policy_decisions_total", "tool, decision"), "{{tool}} {{decision}} a second"),
+                    (rate("moothall_guard_alerts_total", "kind"), "alert: {{kind}} a second"),
+                    (rate("moothall_wasm_limits_total", "tool, limit"), "{{tool}} over {{limit}} a second"),
+                ],
             ),
             (
                 "Checks on clean checkouts",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import aclosing
 
 import click
 
-from moothall.cli.run import EXIT_NONE, errors_spoken, settings_of
+from moothall.cli.plain import plain
+from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
+from moothall.config import Settings
 
 
 @click.group()
@@ -15,9 +19,10 @@ def audit() -> None:
 
 
 @audit.command()
+@click.option("--approvals", is_flag=True, help="Name the calls that ran because an operator had allowed them, and who it was.")
 @click.pass_context
 @errors_spoken
-def verify(context: click.Context) -> None:
+def verify(context: click.Context, *, approvals: bool) -> None:
     """Check that no record was changed, removed, reordered or cut off. Exit code 1 where one was."""
     from moothall.guard.chain import verify_all
 
@@ -26,6 +31,39 @@ def verify(context: click.Context) -> None:
         click.echo(
             f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (a crash; marked, harmless)")
         )
+    for item in report.approved if approvals else ():
+        words = f"{item.time}  {item.tool} of {item.principal} ({item.tenant}), request {item.request_id}: approved by {item.by}"
+        click.echo(plain(words))
     unfinished = f", {report.unfinished} calls whose end is not recorded" if report.unfinished else ""
-    click.echo(f"{report.records} records in {report.chains} chains{unfinished}: " + ("whole" if report.ok else "NOT whole"))
+    approved = f", {len(report.approved)} calls approved by operators" if report.approved else ""
+    click.echo(
+        f"{report.records} records in {report.chains} chains{unfinished}{approved}: " + ("whole" if report.ok else "NOT whole")
+    )
     sys.exit(0 if report.ok else EXIT_NONE)
+
+
+@audit.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+@errors_spoken
+def alerts(context: click.Context, *, as_json: bool) -> None:
+    """List what the guard called out: many refusals of one principal or task, and attempts to get past the walls."""
+    run(_alerts(settings_of(context, narrated=True), as_json=as_json))
+
+
+async def _alerts(settings: Settings, *, as_json: bool) -> int:
+    from moothall.domain.event import EventType
+    from moothall.wiring.log import open_log
+
+    async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay(("audit.*",))) as events:
+        told = [recorded.event async for recorded in events if recorded.event.type == EventType.GUARD_ALERTED]
+    found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in told]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    for item in found:
+        who = f"{item['principal']} ({item['tenant']}), task {item['task_id']}"
+        click.echo(plain(f"{item['time']}  {item['count']} {item['kind']} of {who}; the last: {item['tool']}: {item['reason']}"))
+    if not found:
+        click.echo("no alerts", err=True)
+    return 0

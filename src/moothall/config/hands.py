@@ -140,6 +140,11 @@ class Guard(Section):
     breaker_failures: int = Field(5, ge=1, description="failures of a tool in a row that open its circuit")
     breaker_seconds: float = Field(30.0, gt=0, description="how long it then rests; doubles while it keeps failing")
     cache_bytes: int = Field(20_000_000, ge=0, description="results that one gate keeps of tools that may be cached")
+    alert_denials: int = Field(
+        20, ge=1, description="refused calls of one principal or task within alert_seconds that raise an alert"
+    )
+    alert_escapes: int = Field(3, ge=1, description="attempts of one to get past the walls within alert_seconds that do")
+    alert_seconds: float = Field(60.0, gt=0)
     audit_sync_records: int = Field(64, ge=1, description="audit records between two syncs to disk; each is flushed at once")
 
 

@@ -45,6 +45,7 @@ class EventType(StrEnum):
     COUNCIL_DELETED = "moothall.council.deleted"
     AGENT_REGISTERED = "moothall.agent.registered"
     AGENT_UNREGISTERED = "moothall.agent.unregistered"
+    GUARD_ALERTED = "moothall.guard.alerted"
     WORKFLOW_STARTED = "moothall.workflow.started"
     WORKFLOW_STEP = "moothall.workflow.step"
     WORKFLOW_FINISHED = "moothall.workflow.finished"

@@ -48,7 +48,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is recorded at one end of a call."""
+    """What is recorded at one end of a call, or in between, where an operator had allowed it: `approved_by` says who."""
 
     tenant: str
     principal: str
@@ -57,9 +57,10 @@ class Entry:
     request_id: str
     tool: str
     arguments_digest: str
-    phase: Literal["start", "finish"] = "start"
+    phase: Literal["start", "approved", "finish"] = "start"
     status: ToolStatus | Literal[""] = ""
     duration_ms: int = 0
+    approved_by: str = ""
 
 
 _NAMES = tuple(field.name for field in fields(Entry))
@@ -194,7 +195,10 @@ def _open_for(opened: ExitStack, path: Path, flags: int) -> int:
 def _fields(entry: Entry) -> dict[str, Any]:
     # Names that a model chose are shortened: an unknown tool's may be a megabyte.
     values = ((name, getattr(entry, name)) for name in _NAMES)  # `asdict` would copy each
-    return {name: value[:300] if isinstance(value, str) else value for name, value in values}
+    told = {name: value[:300] if isinstance(value, str) else value for name, value in values}
+    if not entry.approved_by:
+        del told["approved_by"]
+    return told
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -36,10 +36,10 @@ def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked:
     try:
         capability = tokens.check(seat.token, seat.workspace_id)
     except Refused as error:
-        raise Stopped(ToolStatus.BLOCKED, error.message) from error
+        raise Stopped(ToolStatus.BLOCKED, error.message, escape=True) from error
     theirs = (capability.tenant, capability.principal, capability.role, capability.persona)
     if theirs != (seat.tenant, seat.principal.name, seat.role, seat.persona):
-        raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's")
+        raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's", escape=True)
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
     if not granted(capability.grant, checked.spec.name):

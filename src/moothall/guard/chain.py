@@ -52,6 +52,18 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Approved:
+    """A call that ran because an operator had allowed it."""
+
+    time: str
+    tenant: str
+    tool: str
+    request_id: str
+    principal: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReport:
     """All chains under a data directory. `unfinished` counts calls that began and whose end is not recorded:
     those that run just now, and those that a crash ended.
@@ -61,6 +73,7 @@ class AuditReport:
     records: int
     problems: tuple[Problem, ...]
     unfinished: int = 0
+    approved: tuple[Approved, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -147,6 +160,7 @@ def verify_all(data_dir: Path) -> AuditReport:
         records=sum(reading.records for reading in readings),
         problems=problems,
         unfinished=sum(reading.open.total() for reading in readings),
+        approved=tuple(sorted((item for reading in readings for item in reading.approved), key=lambda item: item.time)),
     )
 
 
@@ -157,6 +171,7 @@ class _Reading:
         self.path = path
         self.records = 0
         self.open: Counter[tuple[str, ...]] = Counter()
+        self.approved: list[Approved] = []
         self._last = Head(0, GENESIS)
         self._line = 0
         self._at_head: str | None = None
@@ -200,6 +215,9 @@ class _Reading:
             self.open[call] += 1 if record["phase"] == "start" else -1
             if not self.open[call]:
                 del self.open[call]
+        elif record.get("phase") == "approved":
+            told = [str(record.get(name)) for name in ("time", "tenant", "tool", "request_id", "principal", "approved_by")]
+            self.approved.append(Approved(*told))
 
     def _torn(self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False) -> Problem:
         line = self._line - 1

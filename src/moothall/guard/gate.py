@@ -22,6 +22,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
+from moothall.guard.alerts import Alerts, alert_event
 from moothall.guard.audit import AuditLog, Entry
 from moothall.guard.breaker import Breakers
 from moothall.guard.budget import check_budget, reserved, timed
@@ -57,6 +58,7 @@ class Gate:
         self._rates = Rates()
         self._breakers = Breakers(limits.breaker_failures, limits.breaker_seconds)
         self._cache = ResultCache(limits.cache_bytes)
+        self._alerts = Alerts(limits)
         self._limits = limits
         self._audit = audit
         self._publisher = publisher
@@ -112,7 +114,7 @@ class Gate:
             raise
         result = ToolResult(call.request_id, call.tool, ToolStatus.ERROR)
         try:
-            result = await self._admit_and_run(seat, call)
+            result = await self._admit_and_run(seat, call, entry)
         except asyncio.CancelledError:
             result = replace(result, status=ToolStatus.CANCELLED)
             raise
@@ -125,21 +127,28 @@ class Gate:
         except AuditUnavailable as error:
             result = replace(result, status=ToolStatus.ERROR, error=f"{error.message}; the tool ran, its end is not recorded")
         await self._publish(seat, result)
+        for alert in self._alerts.taken():
+            await self._publisher.publish(alert_event(alert, seat.tenant, self._source))
         return result
 
-    async def _admit_and_run(self, seat: SeatContext, call: ToolCall) -> ToolResult:
+    async def _admit_and_run(self, seat: SeatContext, call: ToolCall, entry: Entry) -> ToolResult:
         try:
-            checked = await self._admit(seat, call)
+            checked = await self._admit(seat, call, entry)
             key = scope_of(seat, checked.spec)
             with self._breakers.watching(key, checked.spec) as told:
                 check_budget(seat.ledger, seat.meter, self._limits)
                 result = await self._run(seat, call, checked)
                 told(result.status)
-                return result
         except Stopped as stopped:
+            if stopped.status is ToolStatus.BLOCKED:
+                self._alerts.refused(seat, call, stopped.reason, escape=stopped.escape)
             return _refusal(call, stopped.status, stopped.reason)
+        if result.status is ToolStatus.BLOCKED:
+            # What the gate let through, a wall refused: a link that leaves the workspace, an address that is not public.
+            self._alerts.refused(seat, call, result.error, escape=True)
+        return result
 
-    async def _admit(self, seat: SeatContext, call: ToolCall) -> Checked:
+    async def _admit(self, seat: SeatContext, call: ToolCall, entry: Entry) -> Checked:
         rules = self._rules
         off = rules.off(seat.tenant)
         checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off)
@@ -152,10 +161,17 @@ class Gate:
         except Stopped as stopped:
             if rules.parking is None or not stopped.may_be_allowed:
                 raise
-            await check_approval(rules.parking, seat, call, stopped)
+            approval = await check_approval(rules.parking, seat, call, stopped)
+            await self._record_approval(replace(entry, phase="approved", approved_by=approval.approver))
         check_rate(self._rates, seat, checked.spec)
         check_limits(seat.meter, self._limits)
         return checked
+
+    async def _record_approval(self, entry: Entry) -> None:
+        try:
+            await self._audit.append(entry)
+        except AuditUnavailable as error:
+            raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
     async def _run(self, seat: SeatContext, call: ToolCall, checked: Checked) -> ToolResult:
         allowed = self._seconds(seat, call, checked)

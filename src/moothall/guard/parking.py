@@ -171,20 +171,20 @@ class Parking:
         return item
 
 
-async def check_approval(parking: Parking, seat: SeatContext, call: ToolCall, stopped: Stopped) -> None:
-    """An operator has allowed this call, once; else it waits for one, and `Stopped` says so."""
+async def check_approval(parking: Parking, seat: SeatContext, call: ToolCall, stopped: Stopped) -> Approval:
+    """Return the word of the operator who has allowed this call, once; else it waits for one, and `Stopped` says so."""
     try:
         approval = await parking.approved(seat, call)
-        item = None if approval else await parking.park(seat, call, stopped.reason)
+        if approval is not None:
+            log.info("a parked request runs", request=call.request_id, tool=call.tool, approver=approval.approver)
+            return approval
+        item = await parking.park(seat, call, stopped.reason)
     except (Refused, BusUnavailable) as error:
-        raise Stopped(ToolStatus.BLOCKED, error.message) from error
-    if approval is not None:
-        log.info("a parked request runs", request=call.request_id, tool=call.tool, approver=approval.approver)
-    elif item is not None and item.state == "refused":
+        raise Stopped(ToolStatus.BLOCKED, error.message, escape=isinstance(error, Refused)) from error
+    if item.state == "refused":
         raise Stopped(ToolStatus.BLOCKED, f"an operator refused it: {item.comment or stopped.reason}")
-    elif item is not None:
-        words = f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for the same again later"
-        raise Stopped(ToolStatus.PARKED, words)
+    words = f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for the same again later"
+    raise Stopped(ToolStatus.PARKED, words)
 
 
 def refuse_unless_operator(who: Principal) -> None:

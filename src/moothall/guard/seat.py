@@ -44,10 +44,13 @@ class SeatContext:
 
 
 class Stopped(Exception):
-    """A step of the gate says no. Becomes a tool result; never leaves the gate. `may_be_allowed`: by an operator."""
+    """A step of the gate says no. Becomes a tool result; never leaves the gate. `may_be_allowed`: by an operator. `escape`: nobody
+    asks this by mistake alone: a path that leaves the workspace, another's identity.
+    """
 
-    def __init__(self, status: ToolStatus, reason: str, *, may_be_allowed: bool = False) -> None:
+    def __init__(self, status: ToolStatus, reason: str, *, may_be_allowed: bool = False, escape: bool = False) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
         self.may_be_allowed = may_be_allowed
+        self.escape = escape

@@ -71,7 +71,7 @@ def check_schema(
 def check_identity(seat: SeatContext, call: ToolCall) -> None:
     """The seat is one tenant's, in its own workspace, and the request can be told from others."""
     if seat.principal.tenant != seat.tenant:
-        raise Stopped(ToolStatus.BLOCKED, "this seat belongs to another tenant than its principal")
+        raise Stopped(ToolStatus.BLOCKED, "this seat belongs to another tenant than its principal", escape=True)
     if seat.workspace.id != seat.workspace_id:
         raise Stopped(ToolStatus.BLOCKED, f"workspace {seat.workspace.id!r} is not this seat's, which is {seat.workspace_id!r}")
     if seat.role not in ROLES:
@@ -95,7 +95,7 @@ def check_grants(
         raise Stopped(ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}")
     for path in checked.values(spec.paths):
         if reason := refuse_path(path):
-            raise Stopped(ToolStatus.BLOCKED, reason)
+            raise Stopped(ToolStatus.BLOCKED, reason, escape=True)
     for path in checked.values(spec.writes):
         for pattern in grant.protected:
             if covers(pattern, path):

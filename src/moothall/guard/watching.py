@@ -27,7 +27,7 @@ def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Itera
         "moothall.seat": seat.seat,
         "moothall.workspace": seat.workspace_id,
     }
-    with telemetry.span("execute_tool", about) as span, telemetry.metrics.TOOL_CALLS_IN_FLIGHT.held():
+    with telemetry.span("execute_tool", about) as span, telemetry.metrics.TOOL_CALLS_IN_FLIGHT.held(tool):
 
         def noted(result: ToolResult) -> ToolResult:
             nonlocal status

@@ -70,9 +70,11 @@ class Gauge(Figure):
             labels = self._bounded(labels, self.values)
         self.values[labels] = value
 
-    def held(self) -> _Held:
-        """One more while the body of a `with` runs. Only of a gauge without labels."""
-        return _Held(self.values)
+    def held(self, *labels: str) -> _Held:
+        """One more while the body of a `with` runs."""
+        if labels not in self.values:
+            labels = self._bounded(labels, self.values)
+        return _Held(self.values, labels)
 
 
 @dataclass(slots=True)
@@ -101,16 +103,17 @@ class Histogram(Figure):
 class _Held:
     """By hand and not by `contextmanager`, which costs ten times as much; so is `_Timed`."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_labels", "_values")
 
-    def __init__(self, values: dict[Labels, float]) -> None:
+    def __init__(self, values: dict[Labels, float], labels: Labels) -> None:
         self._values = values
+        self._labels = labels
 
     def __enter__(self) -> None:
-        self._values[()] = self._values.get((), 0.0) + 1
+        self._values[self._labels] = self._values.get(self._labels, 0.0) + 1
 
     def __exit__(self, *_: object) -> None:
-        self._values[()] -= 1
+        self._values[self._labels] -= 1
 
 
 class _Timed:

@@ -45,7 +45,7 @@ TOOL_CALLS = _counter(
     "moothall_tool_calls_total", "Tool calls by their outcome; a name not in the catalogue is unknown.", "tool", "status"
 )
 TOOL_CALL_SECONDS = _histogram("moothall_tool_call_seconds", "A tool call from door to door of the gate.", "tool")
-TOOL_CALLS_IN_FLIGHT = _gauge("moothall_tool_calls_in_flight", "Tool calls inside the gate now.")
+TOOL_CALLS_IN_FLIGHT = _gauge("moothall_tool_calls_in_flight", "Tool calls inside the gate now.", "tool")
 TOOL_CPU_SECONDS = _counter("moothall_tool_cpu_seconds_total", "Processor time of tools, as the kernel measured it.", "tool")
 TOOL_MEMORY_BYTES = _histogram(
     "moothall_tool_memory_bytes", "The most memory that a tool call had resident.", "tool", buckets=BYTES
@@ -57,6 +57,9 @@ POLICY_DECISIONS = _counter(
     "decision",
 )
 WASM_LIMITS = _counter("moothall_wasm_limits_total", "Runs of WebAssembly tools that a limit ended.", "tool", "limit")
+GUARD_ALERTS = _counter(
+    "moothall_guard_alerts_total", "Alerts of the guard; kind is denials or escapes (attempts to get past the walls).", "kind"
+)
 CHECKS = _counter("moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict")
 CHECK_SECONDS = _histogram("moothall_check_seconds", "A check on a clean checkout.", "check")
 SANDBOX_LAYER = _gauge(

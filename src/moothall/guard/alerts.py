@@ -1,0 +1,111 @@
+"""What the guard calls out: many refusals of one principal or task, and attempts to get past the walls."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Literal
+
+from moothall.config import Guard
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.tool import ToolCall
+from moothall.guard.seat import SeatContext
+from moothall.telemetry import get_logger, metrics
+
+log = get_logger(__name__)
+
+Kind = Literal["denials", "escapes"]
+_KEPT = 10_000
+_REASON_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """So many of a kind within so many seconds, and what the last of them was."""
+
+    kind: Kind
+    count: int
+    seconds: float
+    principal: str
+    task_id: str
+    seat: str
+    workspace: str
+    tool: str
+    reason: str
+    request_id: str
+
+
+class Alerts:
+    """Counts refusals in windows that slide, by principal and by task. One a gate; nothing here awaits."""
+
+    def __init__(self, limits: Guard, clock: Callable[[], float] = monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._windows: OrderedDict[tuple[str, ...], deque[float]] = OrderedDict()
+        self._raised: list[Alert] = []
+
+    def refused(self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool) -> None:
+        """Count a refused call. One too many raises an alert, and the counting begins anew."""
+        self._count("denials", self._limits.alert_denials, seat, call, reason)
+        if escape:
+            self._count("escapes", self._limits.alert_escapes, seat, call, reason)
+
+    def taken(self) -> Sequence[Alert]:
+        """Return the alerts that were raised since this was asked last."""
+        raised, self._raised = self._raised, []
+        return raised
+
+    def _count(self, kind: Kind, most: int, seat: SeatContext, call: ToolCall, reason: str) -> None:
+        now = self._clock()
+        windows = [self._window((kind, seat.tenant, *who)) for who in (("of", seat.principal.name), ("in", seat.task_id))]
+        for window in windows:
+            window.append(now)
+            while window[0] <= now - self._limits.alert_seconds:
+                window.popleft()
+        count = max(map(len, windows))
+        if count < most:
+            return
+        for window in windows:
+            window.clear()
+        alert = Alert(
+            kind=kind,
+            count=count,
+            seconds=self._limits.alert_seconds,
+            principal=seat.principal.name,
+            task_id=seat.task_id,
+            seat=seat.seat,
+            workspace=seat.workspace_id,
+            tool=call.tool[:100],
+            reason=reason[:_REASON_CHARS],
+            request_id=call.request_id[:200],
+        )
+        self._raised.append(alert)
+        metrics.GUARD_ALERTS.add(kind)
+        log.warning(
+            "the guard raises an alert", kind=kind, count=count, principal=alert.principal, task=alert.task_id, tool=alert.tool
+        )
+
+    def _window(self, key: tuple[str, ...]) -> deque[float]:
+        window = self._windows.setdefault(key, deque())
+        self._windows.move_to_end(key)
+        while len(self._windows) > _KEPT:
+            self._windows.popitem(last=False)
+        return window
+
+
+def alert_event(alert: Alert, tenant: str, source: str) -> Event:
+    """Return what the log is told of an alert."""
+    return new_event(
+        EventType.GUARD_ALERTED,
+        tenant,
+        dump(alert),
+        ordinal=f"{alert.kind}/{alert.task_id}/{alert.seat}/{alert.request_id}",
+        source=source,
+        correlationid=alert.task_id,
+        tenant=tenant,
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
