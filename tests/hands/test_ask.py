@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import make_command, served
+from served import ALICE, make_command, served
 
 from house import Command, by_task, git, scripted, turn
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
@@ -45,6 +45,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("ask"), model.base_url)
+    command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
     async with served(command):
         yield command
 
@@ -150,3 +151,21 @@ async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Pat
     done = await command("ask", "--json", "Write a HAIKU", cwd=tmp_path)
     assert done.code == 0, done.err
     assert (done.document["final_state"], done.document["results"][0]["content"]) == ("answered", "An old silent pond")
+
+
+async def test_a_server_elsewhere_is_asked_by_its_kernel(command: Command, repo: Path, tmp_path: Path) -> None:
+    """From a data directory of one's own, as on another machine: the token is all that one has."""
+    (tmp_path / "token").write_text(ALICE, encoding="ascii")
+    client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
+    asked = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))
+    done = await client(*asked, "What does add do?", cwd=repo)
+    assert done.code == 0, done.err
+    assert "add returns the sum of two numbers." in done.out
+    assert "files.read success" in done.err
+    changed = await client(*asked, "--repo", str(repo), "--yes", "--json", TASK)
+    assert (changed.code, changed.document["applied"]) == (0, ["src/utils.py"]), changed.err
+    assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
+    (tmp_path / "token").write_text("x" * 20, encoding="ascii")
+    refused = await client(*asked, "What does add do?", cwd=repo)
+    assert (refused.code, "UNAUTHENTICATED" in refused.err) == (2, True)
+    assert not (tmp_path / "mine" / "lock").exists()  # no house was opened

@@ -16,10 +16,11 @@ from rich.text import Text
 from moothall.cli.council import Narrator, hold_council
 from moothall.cli.plain import plain
 from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG, errors_spoken, result_of, settings_of
+from moothall.cli.show import changed_lines
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 
 _LONG = 20_000
 
@@ -37,6 +38,12 @@ class _Asked:
 @click.option("--repo", default="", help="A path, a URL or the id of a registered repository; by default the one you are in.")
 @click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
 @click.option("--role", default="DEV", show_default=True, help="Whose eyes: dev, qa, architect, devops, data, po.")
+@click.option(
+    "--server", default="", help="HOST:PORT of a `moothall serve` to ask, by its kernel; --repo is then a name or path of its."
+)
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="Where the token for --server lies; this machine's own by default."
+)
 @click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
 @click.option("--timeout", type=int, default=0, help="Seconds for all of it.")
 @click.option("--turns", type=int, default=0, help="Turns that the agent may take; limits.turns by default.")
@@ -52,6 +59,8 @@ def ask(
     repo: str,
     ref: str,
     role: str,
+    server: str,
+    token_file: Path | None,
     yes: bool,
     timeout: int,
     turns: int,
@@ -74,7 +83,11 @@ def ask(
         seed=seed,
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
-    asked = result_of(_ask(settings, request, repo, ref, quiet=as_json))
+    where = RepositoryRef(url=repo, ref=ref)
+    if server:
+        asked = result_of(_ask_server(settings, request, where, server, token_file, quiet=as_json))
+    else:
+        asked = result_of(_ask(settings, request, where, quiet=as_json))
     outcome, diff = asked.outcome, _diff(asked.outcome)
     if not as_json:
         show_answer(Console(file=out, highlight=False), outcome)
@@ -88,13 +101,13 @@ def ask(
     sys.exit(_code(outcome))
 
 
-async def _ask(settings: Settings, request: DeliberationRequest, repo: str, ref: str, *, quiet: bool) -> _Asked:
+async def _ask(settings: Settings, request: DeliberationRequest, where: RepositoryRef, *, quiet: bool) -> _Asked:
     from moothall.wiring.asking import asked_about, files_of
     from moothall.wiring.house import check_early, open_house
 
     narrator = Narrator(quiet=quiet, thoughts=True)
     check_early(settings, request)
-    repository = await asked_about(settings, repo, ref)
+    repository = await asked_about(settings, where.url, where.ref)
     if repository is None:
         narrator.say("you are in no repository: this is about text alone")
     # Not on the configured default repository either: what is asked about is where one is.
@@ -102,6 +115,20 @@ async def _ask(settings: Settings, request: DeliberationRequest, repo: str, ref:
     async with open_house(settings, narrator.say) as house:
         outcome = await hold_council(house.desk, request, narrator)
     return _Asked(outcome, files_of(settings, repository) if repository else None)
+
+
+async def _ask_server(
+    settings: Settings, request: DeliberationRequest, where: RepositoryRef, server: str, token_file: Path | None, *, quiet: bool
+) -> _Asked:
+    """Ask a server elsewhere. What it has is not what is here: its diff is applied to the files that one is in, if it fits."""
+    from moothall.wiring.asking import files_here, kernel_of, names
+
+    narrator = Narrator(quiet=quiet, thoughts=True)
+    files = await files_here(settings, where.url)
+    named = names(where, files)
+    request = replace(request, repository=named, about_text=named is None)
+    async with kernel_of(settings, server, token_file) as kernel:
+        return _Asked(await hold_council(kernel, request, narrator), files)
 
 
 def _wanted(*, yes: bool, quiet: bool) -> bool:
@@ -151,6 +178,11 @@ def show_answer(console: Console, outcome: Outcome) -> None:
     if winner.diff:
         readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
         console.print(Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True))
+        added, removed = changed_lines(winner.diff)
+        paths = [line.split(" b/", 1)[-1] for line in winner.diff.splitlines() if line.startswith("diff --git ")]
+        console.print(Text(f"{len(paths)} files, +{added} -{removed}: {', '.join(plain(path, 80) for path in paths)}"))
+        if len(readable) > _LONG:
+            console.print(Text(f"Only the first {_LONG} characters of the diff are shown.", style="bold yellow"))
         proven = "a test that failed before passes" if outcome.proven else "no test proves it"
         checks = ", ".join(f"{plain(name, 40)} {verdict}" for name, verdict in winner.checks.items() if name != "applies")
         console.print(Text(f"{proven}; {checks}" if checks else proven, style="green" if outcome.proven else "yellow"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import click
 from rich.console import Console
@@ -16,15 +17,38 @@ from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG
 from moothall.cli.show import as_json, line_of, show_outcome, thought_of
 from moothall.collector.progress import Progress, describe
 from moothall.domain.codec import load
-from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import MoothallError
-from moothall.ports import Deliberations
 
 _CANCEL_SECONDS = 5.0
+
+
+class Course(Protocol):
+    """Where a deliberation is submitted and followed; a desk is one."""
+
+    async def submit(self, request: DeliberationRequest, who: Principal) -> object:
+        """Submit; a repeat is the same one."""
+        ...
+
+    def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
+        """Yield its events, and end after its decision."""
+        ...
+
+    async def result(self, task_id: str, who: Principal) -> Outcome:
+        """Return how it stands."""
+        ...
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        """Return the end."""
+        ...
+
+    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+        """Stop it."""
+        ...
 
 
 class Narrator:
@@ -41,7 +65,7 @@ class Narrator:
         """Print a line about what is being set up."""
         self.console.print(Text(f"{'':<16}{line}", style="dim"))
 
-    async def follow(self, desk: Deliberations, task_id: str) -> Outcome:
+    async def follow(self, desk: Course, task_id: str) -> Outcome:
         """Show every event until the decision and return it."""
         progress = Progress()
         with self._status as spinner:
@@ -59,7 +83,7 @@ class Narrator:
         return await desk.result(task_id, LOCAL)
 
 
-async def hold_council(desk: Deliberations, request: DeliberationRequest, narrator: Narrator) -> Outcome:
+async def hold_council(desk: Course, request: DeliberationRequest, narrator: Narrator) -> Outcome:
     """Submit and follow to the end. Interrupted, it cancels the deliberation and waits until its hands are still."""
     ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
     request = replace(request, task_id=request.task_id or new_task_id())
@@ -74,7 +98,7 @@ async def hold_council(desk: Deliberations, request: DeliberationRequest, narrat
         raise
 
 
-async def _cancel(desk: Deliberations, task_id: str) -> None:
+async def _cancel(desk: Course, task_id: str) -> None:
     if await desk.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

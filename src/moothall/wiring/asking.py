@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
-from moothall.errors import RepositoryError
+from moothall.errors import ConfigurationError, RepositoryError
 from moothall.wiring.trusted import register, trusted_repositories
 from moothall.workspace import sources
 from moothall.workspace.applying import apply_to_files
 from moothall.workspace.gitcmd import GitRunner
+
+if TYPE_CHECKING:  # imported where a server is asked
+    from moothall.services.remote import RemoteKernel
 
 
 async def asked_about(settings: Settings, where: str, ref: str) -> RepositoryRef | None:
@@ -30,6 +36,40 @@ def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
     """Return where the files of a repository lie on this machine; None for one that was fetched from a URL."""
     entry = trusted_repositories(settings).registry.get(repository.id, LOCAL.tenant)
     return Path(entry.origin) if entry.local else None
+
+
+async def files_here(settings: Settings, where: str) -> Path | None:
+    """Return the top of the repository at a path, or round the current folder; None where there is none."""
+    path = Path(where) if where else await asyncio.to_thread(Path.cwd)
+    try:
+        return (await sources.find_local(_git(settings), await asyncio.to_thread(path.resolve))).top
+    except RepositoryError:
+        return None
+
+
+def names(where: RepositoryRef, files: Path | None) -> RepositoryRef | None:
+    """Return how a server is told of a repository: as it was named, or by the path of the files here."""
+    named = where.url or (str(files) if files is not None else "")
+    return RepositoryRef(url=named, ref=where.ref) if named else None
+
+
+@asynccontextmanager
+async def kernel_of(settings: Settings, server: str, token_file: Path | None) -> AsyncIterator[RemoteKernel]:
+    """Connect to a server, with the token of a file, of the settings, or of this machine's first run. Raises `ConfigurationError`."""
+    from moothall.services.remote import remote_kernel
+
+    async with remote_kernel(server, await asyncio.to_thread(_token, settings, token_file), settings.grpc.tls_cert) as kernel:
+        yield kernel
+
+
+def _token(settings: Settings, token_file: Path | None) -> str:
+    if token_file is None and settings.grpc.token is not None:
+        return settings.grpc.token.get_secret_value()
+    path = token_file or settings.data_dir / "token"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the token file {path} cannot be read; name one with --token-file") from error
 
 
 async def take_over(settings: Settings, top: Path, diff: str) -> tuple[str, ...]:

@@ -1,0 +1,171 @@
+"""A kernel on another machine, as one who asks it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from moothall import errors
+from moothall.domain.codec import load
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import DeliberationRequest
+from moothall.pb.kernel.v1 import kernel_pb2 as pb
+from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.services import convert
+from moothall.services.identity import is_loopback
+
+_CALL_SECONDS = 30.0
+_TRIES, _PAUSE = 20, 0.5
+_KINDS: dict[grpc.StatusCode, type[errors.Permanent]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Refused,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Refused,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+}
+_PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+class RemoteKernel:
+    """Submits tasks of one agent to a server and follows them. Who asks is said by the token, whatever `who` is. `pause_seconds`
+    is the first delay before a lost server is asked again; it doubles.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _PAUSE) -> None:
+        self._stub: Any = pb_grpc.AgentKernelStub(channel)
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._pause = pause_seconds
+
+    async def submit(self, request: DeliberationRequest, who: Principal) -> None:
+        """Create the task. A repeat is the same one. Raises what the server says."""
+        del who
+        constraints, budget = request.constraints, request.budget
+        if constraints.max_iterations or request.seed is not None:
+            raise errors.InvalidRequest("turns and seed cannot be said to a server elsewhere: its own settings say them")
+        named = request.repository
+        await self._call(
+            "CreateTask",
+            pb.CreateTaskRequest(
+                prompt=request.description,
+                workspace=(named.id or named.url) if named else "",
+                agent=request.role,
+                budget=common_pb2.Budget(
+                    tokens=budget.tokens,
+                    seconds=constraints.timeout_seconds or budget.seconds,
+                    calls=budget.calls,
+                    cost_usd=budget.cost_usd,
+                ),
+                task_id=request.task_id,
+                ref=named.ref if named else "",
+            ),
+        )
+
+    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
+        """Yield the task's events and end after its decision. A connection that is lost is made again, from the last seq."""
+        del who
+        seen, lost = after_seq, 0
+        while True:
+            stream = self._stub.StreamTaskEvents(
+                pb.StreamTaskEventsRequest(task_id=task_id, after_seq=seen), metadata=self._metadata
+            )
+            try:
+                with _translated():
+                    async for told in stream:
+                        seen, lost = told.seq, 0
+                        if (recorded := _recorded(task_id, told)) is not None:
+                            yield recorded
+            except errors.Temporary:
+                lost += 1
+                if lost > _TRIES:
+                    raise
+                await asyncio.sleep(min(self._pause * 2 ** min(lost - 1, 4), 5.0))
+            else:
+                return
+            finally:
+                stream.cancel()
+
+    async def result(self, task_id: str, who: Principal) -> Outcome:
+        """Return the end, as `wait` does: there is nothing else to ask."""
+        return await self.wait(task_id, who)
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        """Return the end."""
+        async with aclosing(self.watch(task_id, 0, who)) as events:
+            async for recorded in events:
+                if recorded.event.type is EventType.DELIBERATION_DECIDED:
+                    return load(Outcome, recorded.event.data)
+        raise errors.NotFound(f"task {task_id!r} ended without a decision")
+
+    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+        """Stop it, and say how it stands."""
+        del who
+        answer = await self._call("CancelTask", pb.CancelTaskRequest(task_id=task_id, reason=reason))
+        return DeliberationStatus(answer.status)
+
+    async def _call(self, method: str, request: Any) -> Any:
+        with _translated():
+            return await getattr(self._stub, method)(request, metadata=self._metadata, timeout=_CALL_SECONDS)
+
+
+def _recorded(task_id: str, told: pb.TaskEvent) -> Recorded | None:
+    """Return an event; None for a type that only newer versions know."""
+    try:
+        kind = EventType(told.type)
+    except ValueError:
+        return None
+    return Recorded(told.seq, Event("", kind, task_id, convert.struct_data(told.payload, "payload")))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Say what the server said in our own errors."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        code, said = error.code(), str(error.details() or "")[:1000]
+        if code in _PASSING:
+            raise errors.Temporary(f"the server cannot be reached or has too much to do: {said}") from error
+        kind = _KINDS.get(code, errors.Permanent)
+        wrong = kind(said or f"the server answered {code.name}")
+        wrong.code = _reason(error) or kind.code
+        raise wrong from error
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    """Return the machine code that an error of ours carries."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type] # it is one
+    info = error_details_pb2.ErrorInfo()
+    return info.reason if status is not None and any(detail.Unpack(info) for detail in status.details) else ""
+
+
+@asynccontextmanager
+async def remote_kernel(server: str, token: str, ca: Path | None = None) -> AsyncIterator[RemoteKernel]:
+    """Connect to `HOST:PORT`: in plain text on loopback, else over TLS, trusting `ca` or this machine's own authorities.
+
+    Raises `ConfigurationError`.
+    """
+    host, colon, port = server.rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        raise errors.ConfigurationError(f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055")
+    if is_loopback(host):
+        channel = grpc.aio.insecure_channel(server)
+    else:
+        try:
+            roots = await asyncio.to_thread(ca.read_bytes) if ca is not None else None
+        except OSError as error:
+            raise errors.ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
+        channel = grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
+    async with channel:
+        yield RemoteKernel(channel, token)
