@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from moothall.cli.finding import Finding
-from moothall.config import Db, Settings
+from moothall.config import Db, Docker, Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, MoothallError
@@ -16,6 +16,7 @@ async def outside(settings: Settings) -> AsyncIterator[Finding]:
     async for finding in _databases(settings.db):
         yield finding
     yield await _browser(settings)
+    yield await _docker(settings.docker)
 
 
 async def _databases(settings: Db) -> AsyncIterator[Finding]:
@@ -60,4 +61,26 @@ async def _browser(settings: Settings) -> Finding:
     detail = (
         f"{version.get('product')}, in the sandbox of a workspace without network but its proxy; its own sandbox is off in there"
     )
+    return Finding(part, ok=True, detail=detail)
+
+
+async def _docker(settings: Docker) -> Finding:
+    from moothall.toolkits.engine import engine_at
+
+    part = "tools docker.*"
+    if settings.host is None:
+        return Finding(part, ok=True, detail="not offered: MOOTHALL_DOCKER__HOST is not set")
+    try:
+        async with engine_at(settings.host) as engine:
+            version = await engine.ask("GET", "/version")
+            limits = await engine.ask("GET", "/info")
+    except MoothallError as error:
+        mend = "see that the engine runs and that its socket may be opened by this user"
+        more = str(error.__cause__ or "")
+        return Finding(part, ok=False, detail=" ".join(f"{error.message} {more}".split()), mend=mend)
+    detail = f"engine {version.get('Version')} at {settings.host}"
+    lacks = [name for name in ("MemoryLimit", "PidsLimit", "CpuCfsQuota") if not limits.get(name)]
+    if lacks:
+        mend = "give the engine those cgroup controllers; without them containers are not bounded"
+        return Finding(part, ok=False, detail=f"{detail} cannot enforce {', '.join(lacks)}", mend=mend)
     return Finding(part, ok=True, detail=detail)

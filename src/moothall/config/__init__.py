@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from moothall.config.environment import environment, package_environment, package_files
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
-from moothall.config.outside import Browser, Databases, Db
+from moothall.config.outside import Browser, Databases, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.settings import Settings, load_settings, secret_values
 
@@ -18,6 +18,7 @@ __all__ = [
     "Bus",
     "Databases",
     "Db",
+    "Docker",
     "Graph",
     "Grpc",
     "Guard",

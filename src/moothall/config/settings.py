@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
-from moothall.config.outside import Browser, Db
+from moothall.config.outside import Browser, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.errors import ConfigurationError
 from moothall.misspelt import wrong_variables
@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     wasm: Wasm = Wasm()
     db: Db = Db()
     browser: Browser = Browser()
+    docker: Docker = Docker()
     grpc: Grpc = Grpc()
     web: Web = Web()
     graph: Graph = Graph()

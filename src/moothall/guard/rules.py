@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from moothall.guard.grants import Grants, shipped
@@ -21,6 +21,11 @@ def _nothing(tenant: str) -> Collection[str]:
     return ()
 
 
+async def _no_trace(workspace_id: str) -> None:
+    """Nothing of a workspace is anywhere else."""
+    del workspace_id
+
+
 def _all_set(tenant: str) -> Mapping[str, str]:
     """Every tool has what it needs."""
     del tenant
@@ -31,7 +36,7 @@ def _all_set(tenant: str) -> Mapping[str, str]:
 class Rules:
     """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the tools that a workspace
     does not run itself; `unset` says of the tools that lack a setting which it is: a tenant's agents are not offered them;
-    `parking` keeps what an operator may allow. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
+    `parking` keeps what an operator may allow; `left` is told of each workspace that ends. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
     """
 
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
@@ -42,6 +47,7 @@ class Rules:
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
     parking: Parking | None = None
+    left: Callable[[str], Awaitable[None]] = _no_trace
 
     def without(self, tenant: str) -> Collection[str]:
         """Return the names of the tools that a tenant's agents are not offered."""

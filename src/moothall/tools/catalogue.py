@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from moothall.domain.tool import Grant
-from moothall.tools import browser_tools, code_tools, db_tools, web_tools, workspace_tools
+from moothall.tools import browser_tools, code_tools, db_tools, docker_tools, web_tools, workspace_tools
 from moothall.tools.spec import Danger, ToolSpec
 
 __all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "granted", "offered"]
 
-_FAMILIES = (workspace_tools.SPECS, code_tools.SPECS, web_tools.SPECS, browser_tools.SPECS, db_tools.SPECS)
+_FAMILIES = (workspace_tools.SPECS, code_tools.SPECS, web_tools.SPECS, browser_tools.SPECS, db_tools.SPECS, docker_tools.SPECS)
 
 CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for family in _FAMILIES for spec in family}
 

@@ -17,6 +17,7 @@ from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs
 from moothall.wiring import memory
+from moothall.wiring.leaving import Leaving
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import open_hands
 from moothall.wiring.walls import check_walls
@@ -43,7 +44,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
         parts = Parts(
             model=model,
             gate=Gate(settings.guard, audit, bus, rules),
-            workspaces=hands.workspaces,
+            workspaces=Leaving(hands.workspaces, rules.left),
             repositories=hands.repositories,
             publisher=bus,
             limits=settings.limits,

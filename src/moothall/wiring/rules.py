@@ -44,6 +44,7 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
     from moothall.toolkits.browser import BrowserTools
     from moothall.toolkits.databases import DatabaseTools
+    from moothall.toolkits.docker import DockerTools
     from moothall.toolkits.web import WebTools
 
     catalogue = await asyncio.to_thread(catalogue_of, settings)
@@ -54,11 +55,23 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
     web = WebTools(settings.http)
+    docker = DockerTools(settings.docker)
     browser = BrowserTools(settings.browser, settings.http, settings.sandbox)
-    toolkits: dict[str, Toolkit] = {"http": web, "web": web, "browser": browser, "db": DatabaseTools(settings.db)}
+    toolkits: dict[str, Toolkit] = {
+        "http": web,
+        "web": web,
+        "browser": browser,
+        "db": DatabaseTools(settings.db),
+        "docker": docker,
+    }
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings))
-        for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
+        for work, name in (
+            (off.run(), "tools"),
+            (revoked.run(), "revocations"),
+            (waiting.run(), "parked"),
+            (docker.run(), "containers"),
+        ):
             await stack.enter_async_context(beside(work, name))
         yield Rules(
             off=off.off,
@@ -69,6 +82,7 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
             parking=waiting,
             toolkits=toolkits,
             catalogue=catalogue,
+            left=docker.left,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moothall.config import Settings
+from moothall.tools import docker_tools
 
 _DATABASES = ("postgres", "redis", "neo4j")
 
@@ -21,6 +22,8 @@ def unset_tools(settings: Settings, tenant: str) -> Mapping[str, str]:
     for server in _DATABASES:
         if getattr(databases, f"{server}_url") is None:
             missing[f"db.{server}"] = f"MOOTHALL_DB__{server.upper()}_URL is not set{whose}"
+    if settings.docker.host is None:
+        missing |= {spec.name: "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set" for spec in docker_tools.SPECS}
     if find_chromium(settings.browser) is None:
         named = settings.browser.executable
         missing["browser.run"] = (

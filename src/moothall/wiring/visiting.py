@@ -15,6 +15,7 @@ from moothall.guard.requests import Requests, ToolBus
 from moothall.guard.rules import Rules
 from moothall.guard.visits import Visits
 from moothall.ports import Bucket
+from moothall.wiring.leaving import Leaving
 from moothall.wiring.trusted import open_hands
 from moothall.workflows.chronicle import FlowBus
 from moothall.workflows.running import BUCKET, Workflows
@@ -40,7 +41,9 @@ async def tool_service(settings: Settings, bus: ToolBus, rules: Rules) -> AsyncI
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus, rules, source="executor")
         visits = await stack.enter_async_context(
-            Visits(gate, rules.tokens, hands.workspaces, hands.repositories, settings.guard, runner=hands.runner)
+            Visits(
+                gate, rules.tokens, Leaving(hands.workspaces, rules.left), hands.repositories, settings.guard, runner=hands.runner
+            )
         )
         if rules.parking is not None:
             rules.parking.on_resolved(visits.resolved)

@@ -54,7 +54,7 @@ def test_path_arguments_exist(spec: ToolSpec) -> None:
     assert set(spec.writes) <= set(spec.paths) <= set(spec.arguments.model_fields)
     assert {"path", "paths", "other", "glob"} & set(spec.arguments.model_fields) <= set(spec.paths)
     assert spec.outside is (
-        spec.name in {"git.clone", "git.pull", "git.push"} or spec.category in {"http", "web", "browser", "db"}
+        spec.name in {"git.clone", "git.pull", "git.push"} or spec.category in {"http", "web", "browser", "db", "docker"}
     )
     assert spec.name.startswith(f"{spec.category}.")
 
@@ -110,7 +110,8 @@ def test_the_wires_tools_are_all_there_in_order() -> None:
         "tests.pytest tests.npm tests.go tests.cargo tests.make "
         "code.python code.node code.shell system.info system.processes "
         "http.get http.head http.post http.put http.patch http.delete http.download http.upload web.fetch web.search "
-        "browser.run db.postgres db.redis db.neo4j"
+        "browser.run db.postgres db.redis db.neo4j "
+        "docker.build docker.run docker.exec docker.ps docker.logs docker.stop docker.rm"
     )
     assert list(CATALOGUE) == names.split()
 

@@ -1,0 +1,74 @@
+"""What a build is made of: files of a workspace, fetched one by one from its executor and packed here."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+from dataclasses import dataclass
+
+from moothall.config import Docker
+from moothall.domain.tool import ToolCall
+from moothall.errors import InvalidRequest
+from moothall.ports import Workspace
+from moothall.toolkits.answering import CallFailed, in_workspace
+
+_PROGRAMS = (b"#!", b"\x7fELF")
+_DOCKERFILE_BYTES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A tar, and its Dockerfile."""
+
+    tar: bytes
+    dockerfile: str
+    dockerfile_path: str
+
+
+async def packed(workspace: Workspace, call: ToolCall, settings: Docker) -> Context:
+    """Return the files below the call's `path`. Owner, time and links of files are not kept; programs may be executed.
+
+    Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored` where the workspace gives none.
+    """
+    root = str(call.arguments["path"]).strip("/")
+    root = "" if root in {"", "."} else root + "/"
+    listed = await in_workspace(workspace, call, "files.list", {"path": call.arguments["path"], "glob": "**"})
+    paths = [str(path) for path in listed.get("entries", ()) if not str(path).endswith("/")]
+    if listed.get("truncated") or len(paths) > settings.context_files:
+        raise InvalidRequest(
+            f"there are more than {settings.context_files} files (docker.context_files); name a folder with fewer"
+        )
+    wanted = str(call.arguments["dockerfile"])
+    files: dict[str, bytes] = {}
+    left = settings.context_bytes
+    for path in paths:
+        loaded = await in_workspace(workspace, call, "files.load", {"path": path})
+        try:
+            content = base64.b64decode(str(loaded["content"]), validate=True)
+        except (KeyError, ValueError) as error:
+            raise CallFailed("the workspace gave what is no file") from error
+        left -= len(content)
+        if left < 0:
+            raise InvalidRequest(f"the files have more than {settings.context_bytes} bytes (docker.context_bytes)")
+        files[path.removeprefix(root)] = content
+    if wanted not in files or len(files[wanted]) > _DOCKERFILE_BYTES:
+        raise InvalidRequest(
+            f"there is no Dockerfile {wanted[:100]!r} in {call.arguments['path'][:100]!r}, or none of a usual size"
+        )
+    try:
+        text = files[wanted].decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{wanted[:100]!r} is not text in UTF-8") from error
+    return Context(_tar(files), text, wanted)
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            entry.mode = 0o755 if content.startswith(_PROGRAMS) else 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()

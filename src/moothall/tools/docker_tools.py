@@ -1,0 +1,173 @@
+"""What the catalogue says of the tools that use a container engine. They act beyond the workspace: no role has them by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from moothall.tools.arguments import Arguments, NoArguments, Path, matching
+from moothall.tools.outputs import Output
+from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
+
+_TAG = matching(r"[a-z0-9][a-z0-9._-]*", "a tag such as app or app-2")
+_IMAGE = matching(r"[a-z0-9][A-Za-z0-9._/:@-]*", "a tag that docker.build made, or an image such as python:3.12-slim")
+_CONTAINER = matching(r"[0-9a-f]{12,64}", "the id of a container as docker.run and docker.ps give it")
+_VARIABLE = matching(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00]*", "NAME=value")
+
+Words = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(max_length=100)]
+Container = Annotated[str, Field(min_length=12, max_length=64), _CONTAINER]
+
+
+class Build(Arguments):
+    """Builds the files of the folder `path` into an image called `tag`. `dockerfile` is a path in that folder."""
+
+    tag: Annotated[str, Field(min_length=1, max_length=60), _TAG]
+    path: Path = "."
+    dockerfile: Path = "Dockerfile"
+
+
+class Run(Arguments):
+    """`command` is a list of words; none: what the image says. With `detach` it goes on when the call ends."""
+
+    image: Annotated[str, Field(min_length=1, max_length=200), _IMAGE]
+    command: Words = Field(default_factory=list)
+    env: Annotated[list[Annotated[str, Field(max_length=2000), _VARIABLE]], Field(max_length=50)] = Field(default_factory=list)
+    detach: bool = False
+
+
+class Exec(Arguments):
+    """Runs a command, a list of words, in a container that runs."""
+
+    container: Container
+    command: Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(min_length=1, max_length=100)]
+
+
+class Logs(Arguments):
+    """The last `lines` of what a container said."""
+
+    container: Container
+    lines: int = Field(200, ge=1, le=10_000)
+
+
+class Which(Arguments):
+    """One container."""
+
+    container: Container
+
+
+class Built(Output):
+    """The image, and the end of what the build said."""
+
+    tag: str
+    image: str
+    output: str
+
+
+class Ran(Output):
+    """How a container ended and what it said; one that goes on has no exit code yet."""
+
+    container: str
+    exit_code: int | None
+    output: str
+
+
+class Executed(Output):
+    """How a command ended, and what it said."""
+
+    exit_code: int
+    output: str
+
+
+class Containers(Output):
+    """Those of this workspace."""
+
+    containers: list[dict[str, object]]
+
+
+class Said(Output):
+    """What a container said."""
+
+    output: str
+    truncated: bool
+
+
+class Done(Output):
+    """Which container it was."""
+
+    container: str
+
+
+_ID = "3f2a9c81d0e4"
+_DONE: Final = ({"container": _ID}, {"container": _ID})
+
+
+def _docker(
+    name: str,
+    summary: str,
+    model: type[Arguments],
+    output: type[Output],
+    example: tuple[Mapping[str, Any], Mapping[str, Any]],
+    *,
+    looks: bool = False,
+    paths: tuple[str, ...] = (),
+) -> ToolSpec:
+    return ToolSpec(
+        name=f"docker.{name}",
+        summary=summary,
+        arguments=model,
+        output=output,
+        danger=Danger.OUTSIDE,
+        caps=Caps(300),
+        requirements=Requirements(network_access=True, file_system="read" if paths else "none"),
+        tags=("containers", "look" if looks else "change"),
+        examples=(Example(summary, *example),),
+        profiles=("containers",),
+        paths=paths,
+        cost=Cost.LOW if looks else Cost.HIGH,
+    )
+
+
+SPECS: Final = (
+    _docker(
+        "build",
+        "build an image of the workspace's files",
+        Build,
+        Built,
+        ({"tag": "app"}, {"tag": "app", "image": "sha256:5f0e", "output": "Step 1/2 : FROM scratch\n"}),
+        paths=("path", "dockerfile"),
+    ),
+    _docker(
+        "run",
+        "run a container",
+        Run,
+        Ran,
+        ({"image": "app", "command": ["/app", "--version"]}, {"container": _ID, "exit_code": 0, "output": "1.0\n"}),
+    ),
+    _docker(
+        "exec",
+        "run a command in a container",
+        Exec,
+        Executed,
+        ({"container": _ID, "command": ["ls", "/"]}, {"exit_code": 0, "output": "app\n"}),
+    ),
+    _docker(
+        "ps",
+        "list the workspace's containers",
+        NoArguments,
+        Containers,
+        ({}, {"containers": [{"container": _ID, "image": "app", "state": "running"}]}),
+        looks=True,
+    ),
+    _docker(
+        "logs",
+        "read what a container said",
+        Logs,
+        Said,
+        ({"container": _ID}, {"output": "listening\n", "truncated": False}),
+        looks=True,
+    ),
+    _docker("stop", "stop a container", Which, Done, _DONE),
+    _docker("rm", "remove a container", Which, Done, _DONE),
+)
