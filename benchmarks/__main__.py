@@ -57,6 +57,7 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         ("persisted", micro.persisted, 3000),
         ("guard", micro.guard, 2000),
         ("tool", micro.tool_round_trip, 500),
+        ("python", micro.python_round_trip, 500),
         ("workspace", micro.workspace_ready, 20),
     ):
         place = folder / name

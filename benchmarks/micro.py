@@ -14,11 +14,13 @@ from pathlib import Path
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.bus.server import embedded_server
 from moothall.config import Settings, load_settings
+from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Prepared
-from moothall.domain.tool import ToolCall
+from moothall.domain.tool import ToolCall, ToolResult
 from moothall.guard.audit import AuditLog
+from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
 from moothall.guard.seat import SeatContext
@@ -88,13 +90,36 @@ async def _prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
 
 async def tool_round_trip(folder: Path, count: int) -> Times:
     """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the bus."""
-    async with _workspace(folder, count) as (gate, seat):
+    async with _workspace(folder, count) as (gate, seat, _):
         return await _reads(gate, seat, count, "src/utils.py")
+
+
+async def python_round_trip(folder: Path, count: int) -> Times:
+    """A block of Python that reads a file: to Monty in its sandbox, from there through the gate, and back."""
+    async with _workspace(folder, count) as (gate, seat, hands):
+
+        async def through(call: ToolCall) -> ToolResult:
+            return await gate.call(seat, call)
+
+        tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.offered(seat.tenant, seat.grant)}
+        block = CodeBlock("len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant)
+        runner = hands.runner
+        if runner is None:
+            raise RuntimeError("runner.enabled is off")
+        seconds = []
+        for number in range(count + _WARM):
+            calls = BlockCalls(through, f"bench/3.{number}", seat.deadline, Allowance(10))
+            began = time.perf_counter()
+            ran = await runner.run(block, seat.workspace, calls)
+            seconds.append(time.perf_counter() - began)
+            if ran.value != 40:  # noqa: PLR2004 - the file's lines
+                raise RuntimeError(f"python: {ran.status} {ran.error}")
+    return Times(tuple(seconds[_WARM:]))
 
 
 async def tool_rate(folder: Path, count: int) -> float:
     """Return tool calls a second through one workspace, as many at once as a seat may have: reads, writes, searches, edits."""
-    async with _workspace(folder, count) as (gate, seat):
+    async with _workspace(folder, count) as (gate, seat, _):
         calls = iter(range(count))
 
         async def caller() -> None:
@@ -118,7 +143,7 @@ async def tool_rate(folder: Path, count: int) -> float:
 
 
 @asynccontextmanager
-async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, SeatContext]]:
+async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, SeatContext, Hands]]:
     """A seat in a workspace behind a gate that lets it make so many calls."""
     settings = _settings(folder)
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
@@ -132,7 +157,7 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus, rules)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
-        yield gate, gate.seated(_seat(workspace))
+        yield gate, gate.seated(_seat(workspace)), hands
 
 
 async def guard(folder: Path, count: int) -> Times:

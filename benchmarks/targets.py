@@ -63,6 +63,7 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
     ("a council placed, p50", "≤ 20 ms", "", lambda d: float(d["steps"]["placed"]["p50"]), " ms", -1),
     ("guard of a tool call, p50", "≤ 1 ms", "", lambda d: float(d["steps"]["guard"]["p50"]), " ms", -1),
     ("tool round trip, p50", "≤ 2 ms", "", lambda d: float(d["steps"]["tool"]["p50"]), " ms", -1),
+    ("block of Python that calls a tool, p50", "≤ 5 ms", "", lambda d: float(d["steps"]["python"]["p50"]), " ms", -1),
     ("tool calls a second, one workspace", "≥ 200", "", lambda d: float(d["steps"]["tools_a_second"]), "", 1),
     ("workspace ready, 5,000 files, p50", "≤ 100 ms", "", lambda d: float(d["steps"]["workspace"]["p50"]), " ms", -1),
     ("event persisted, p50", "≤ 0.5 ms", "", lambda d: float(d["steps"]["persisted"]["p50"]), " ms", -1),

@@ -51,6 +51,7 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         yield _package(package, why)
     async for finding in _walls(settings):
         yield finding
+    yield await _python(settings)
     yield await _bus(settings)
     yield await _model(settings)
     from moothall.cli.outside import outside
@@ -88,6 +89,21 @@ async def _walls(settings: Settings) -> AsyncIterator[Finding]:
         accepted = not layer.ok and layer.name in settings.sandbox.allow_degraded
         detail = f"{layer.detail} (missing, accepted by sandbox.allow_degraded)" if accepted else layer.detail
         yield Finding(f"sandbox {layer.name}", ok=layer.ok or accepted, detail=detail, mend="" if layer.ok else layer.mend)
+
+
+async def _python(settings: Settings) -> Finding:
+    """Run a block, as a seat would."""
+    from moothall.wiring.blocks import tried
+
+    if not settings.runner.enabled:
+        return Finding("python blocks", ok=True, detail="off (runner.enabled)")
+    try:
+        detail = await tried(settings)
+    except MoothallError as error:
+        return Finding("python blocks", ok=False, detail=error.message, mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
+    offered = settings.llm.context_tokens >= settings.runner.offer_from_tokens
+    words = "offered in prompts" if offered else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
+    return Finding("python blocks", ok=True, detail=f"{detail}; {words}")
 
 
 async def _bus(settings: Settings) -> Finding:

@@ -15,7 +15,7 @@ from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.errors import AlreadyExists, InvalidRequest
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.guard.visits import Visits
 from moothall.ports import CodeRunner
@@ -63,21 +63,22 @@ class Executions:
     async def execute(self, who: Principal, order: Order) -> Execution:
         """Return the one answer to an execution id; the same order again has the same answer and runs nothing.
 
-        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as `Visits.capability` does, `AlreadyExists`
+        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as `Visits.ready` does, `AlreadyExists`
         where the execution id was used for something else.
         """
         _check(order)
-        capability = self._visits.capability(who, order.workspace, order.token)
+        capability = await self._visits.ready(who, order.workspace, order.token)
         offered = {spec.name: spec for spec in self._visits.gate.offered(capability.tenant, capability.grant)}
         if unknown := [name for name in order.tools if name not in self._visits.gate.catalogue]:
             raise InvalidRequest(f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them")
         signature = _digest(order)
         key = (order.workspace, order.execution_id)
-        known = self._answers.get(key)
-        if known is not None:
+        while (known := self._answers.get(key)) is not None:
             if known[0] != signature:
                 raise AlreadyExists(f"the execution id {order.execution_id[:80]!r} was used for another execution")
-            return await asyncio.shield(known[1])
+            await asyncio.wait({known[1]})
+            if not known[1].cancelled():  # else it died with who asked first, and is run for who asks now
+                return known[1].result()
         limits = self._settings
         now = datetime.now(UTC)
         deadline = datetime.fromtimestamp(capability.expires, UTC)
@@ -95,7 +96,10 @@ class Executions:
         )
 
         async def through(call: ToolCall) -> ToolResult:
-            return await self._visits.call(who, order.workspace, order.token, call)
+            try:
+                return await self._visits.call(who, order.workspace, order.token, call)
+            except (Refused, NotFound, AlreadyExists) as error:  # the token's time is over, or the workspace's
+                return ToolResult(call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message)
 
         allowance = Allowance(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
         return await self._once(key, signature, block, BlockCalls(through, order.execution_id, deadline, allowance))

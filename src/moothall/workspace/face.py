@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _WS = {"read": "files.read", "write": "files.write", "glob": "files.list"}
 _DEPTH = 30
 _LINES = 512
+_LEFT_OUT = " characters left out …\n"  # how the gate marks what it cut: see guard/limits.py
 
 
 class ToolError(RuntimeError):
@@ -31,6 +32,7 @@ class Face:
     def __init__(self, tools: Mapping[str, Sequence[str]], ask: Callable[[str, Message], Message], *, agents: bool) -> None:
         self._tools = tools
         self._ask = ask
+        self._agents = agents
         groups = {name.partition(".")[0] for name in tools}
         if any(tool in tools for tool in _WS.values()):
             groups.add("ws")
@@ -43,7 +45,7 @@ class Face:
         if group == "ws":
             return [name for name, tool in _WS.items() if tool in self._tools]
         if group == "agents":
-            return ["run"]
+            return ["run"] if self._agents else []
         return [name.partition(".")[2] for name in self._tools if name.startswith(f"{group}.")]
 
     def call(self, group: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -80,7 +82,8 @@ class Face:
             part = self._asked("files.read", {"path": path, "start": start, "lines": lines})
             content, total = str(part["content"]), int(part["total_lines"])
             wanted = min(lines, total - start + 1)
-            if total and len(content.split("\n")) - content.endswith("\n") != wanted:
+            last = start + wanted > total
+            if total and not _whole(content, wanted, ended=not part.get("truncated") if last else content.endswith("\n")):
                 if lines == 1:
                     raise ToolError("ws.read", "output", f"line {start} of {path} is too long to be read whole")
                 lines //= 2
@@ -100,6 +103,11 @@ class Face:
         narrower = {} if tools is None else {"tools": list(tools)}
         answers = self._asked("agents.run", {"prompts": [prompts] if single else list(prompts), **narrower})["answers"]
         return answers[0] if single else answers
+
+
+def _whole(content: str, rows: int, *, ended: bool) -> bool:
+    """Whether a result holds so many lines, and nothing of them was left out on its way."""
+    return ended and _LEFT_OUT not in content and content.count("\n") + (not content.endswith("\n")) == rows
 
 
 def plain(value: Any, depth: int = _DEPTH) -> Any:

@@ -88,6 +88,11 @@ class LocalRunner:
                 raise
             return CodeRun(ToolStatus.TIMEOUT, error="its time was over, and it was stopped")
 
+    async def first(self, block: CodeBlock, ask: Ask) -> CodeRun:
+        """Run a block in the first tier alone."""
+        ran, why = await self._first(block, ask)
+        return replace(ran, error=f"this Python cannot run it: {why}; write it without") if why else ran
+
     async def _first(self, block: CodeBlock, ask: Ask) -> tuple[CodeRun, str]:
         """Let Monty run it; with why it cannot, where that is so."""
 
