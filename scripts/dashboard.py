@@ -150,6 +150,15 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"sum(moothall_grpc_calls_in_flight{_P})", "in flight (calls)"),
                 ],
             ),
+            ("HTTP requests", "ops", [(rate("moothall_http_requests_total", "route, status"), "{{route}} {{status}}")]),
+            (
+                "HTTP latency and requests in flight",
+                "s",
+                [
+                    *times("moothall_http_request_seconds", "route"),
+                    (f"sum(moothall_http_requests_in_flight{_P})", "in flight (requests)"),
+                ],
+            ),
             ("Processors used by processes", "short", [(rate("moothall_process_cpu_seconds_total", "process"), "{{process}}")]),
             ("Memory of processes", "bytes", [(f"moothall_process_resident_memory_bytes{_P}", "{{process}}")]),
             (

@@ -19,6 +19,8 @@ from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.runner.v1 import runner_pb2 as runner_pb
+from moothall.pb.runner.v1.runner_pb2_grpc import SecureRunnerStub
 from moothall.testing.model import ScriptedModel, scripted_model
 from moothall.workspace.sample import make_sample_repository
 
@@ -158,6 +160,13 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) ->
         request.arguments.update(arguments)
         return stub.ExecuteTool(request, **as_(ALICE))
 
+    runner: Any = SecureRunnerStub(house.channel)
+    code = "len(files.read(path='src/utils.py')['content'])"
+    order = runner_pb.ExecuteRequest(
+        task_id=task.task_id, execution_id="x-1", code=code, tools=["files.read"], capability_token=task.capability_token
+    )
+    ran = await runner.Execute(order, **as_(ALICE))  # opens the task's workspace
+    assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), ran
     done = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
     assert done.status == "success", done
     assert await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == done  # runs once

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import pytest
 
 from moothall.guard.audit import verify_all
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from moothall.testing.callers import OTHER
+from moothall.testing.callers import OTHER, TOKEN, doors_of
+from moothall.testing.desk import MemoryDesk
+from moothall.testing.rest import serving_http
 from moothall.testing.visitors import ToolHouse, tool_house
 
 pytestmark = pytest.mark.e2e
@@ -183,3 +187,30 @@ async def test_a_closed_workspace_ends_its_workflow(house: ToolHouse) -> None:
     events = [event async for event in stream]
     assert events[-1].state == "cancelled"
     assert event.state == "started"
+
+
+async def test_the_same_over_http_a_line_of_json_an_event(house: ToolHouse) -> None:
+    opened = await house.open()
+    doors = replace(doors_of(MemoryDesk()), visits=house.visits, workflows=house.workflows)
+    flow = {"id": "lines", "steps": [count("one"), step("two", "files.read", path="count.txt")]}
+    named = {"workspace_id": opened.workspace_id, "capability_token": opened.capability_token}
+    async with serving_http(doors) as web:
+        url, carried = f"http://127.0.0.1:{web.port}/v1/workflows", {"Authorization": f"Bearer {TOKEN}"}
+        async with web.session.post(url, json={**named, "workflow": flow}, headers=carried) as response:
+            assert (response.status, response.content_type) == (200, "application/x-ndjson")
+            lines = [json.loads(line) async for line in response.content]
+        assert [(line.get("step", ""), line["state"]) for line in lines] == [
+            ("", "started"),
+            ("one", "started"),
+            ("one", "succeeded"),
+            ("two", "started"),
+            ("two", "succeeded"),
+            ("", "succeeded"),
+        ]
+        assert lines[4]["result"]["output"]["content"] == "one\n"
+        again = {**named, "workflow": flow, "after_seq": lines[3]["seq"]}
+        async with web.session.post(url, json=again, headers=carried) as response:
+            assert [json.loads(line)["seq"] async for line in response.content] == [line["seq"] for line in lines[4:]]
+        wrong = await web("POST", "/v1/workflows", {**named, "workflow": {"id": "wrong", "steps": []}})
+        assert (wrong.status, wrong.json["code"]) == (400, "INVALID_REQUEST")
+        assert (await web("POST", "/v1/workflows", {**named, "workflow": flow}, token=OTHER)).status == 403

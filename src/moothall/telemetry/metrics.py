@@ -87,6 +87,11 @@ DELIVER_SECONDS = _histogram("moothall_deliver_seconds", "Making the winner a co
 GRPC_CALLS = _counter("moothall_grpc_calls_total", "Answered gRPC calls.", "method", "code")
 GRPC_CALL_SECONDS = _histogram("moothall_grpc_call_seconds", "A gRPC call; a stream lasts until its end.", "method")
 GRPC_CALLS_IN_FLIGHT = _gauge("moothall_grpc_calls_in_flight", "gRPC calls that are being answered now.")
+HTTP_REQUESTS = _counter(
+    "moothall_http_requests_total", "Answered HTTP requests; route is the pattern of the path.", "route", "status"
+)
+HTTP_REQUEST_SECONDS = _histogram("moothall_http_request_seconds", "An HTTP request until its handler is done.", "route")
+HTTP_REQUESTS_IN_FLIGHT = _gauge("moothall_http_requests_in_flight", "HTTP requests that are being answered now.")
 
 # this process
 TRACE_COMPLAINTS = _counter("moothall_trace_complaints_total", "What OpenTelemetry complained about, such as a dead collector.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 SPANS: Mapping[str, str] = {
     "<package>.<Service>/<Method>": "a gRPC call, in the trace that its caller named",
+    "<METHOD> <route>": "an HTTP request, in the trace that its caller named",
     "submit": "checking what is asked, pinning the base commit, recording, enqueueing",
     "publish": "an event on its way to the bus's disk",
     "deliberation": "a host's work on one deliberation; delivered again, it is a second span of the same trace",

@@ -126,12 +126,12 @@ class Workflows:
     ) -> AsyncGenerator[Recorded, None]:
         """Begin a workflow, or join it where it was begun, and yield its facts to its end. It goes on if nobody listens.
 
-        Raises what `Visits.capability` raises, `InvalidRequest` for what cannot be run as it is, `Refused` where another
+        Raises what `Visits.ready` raises, `InvalidRequest` for what cannot be run as it is, `Refused` where another
         workflow has the workspace, `AlreadyExists` where the id was used for another one.
         """
         if workspace in self._returning:
             await self._returning[workspace].wait()
-        capability = self._visits.capability(who, workspace, token)
+        capability = await self._visits.ready(who, workspace, token)
         plan = read_plan(document, self._allowed(self._refusal(who.tenant, capability.grant)))
         chronicle = Chronicle(self._bus, workspace, who.tenant, plan.id)
         await self._begin(chronicle, who, token, plan, document)

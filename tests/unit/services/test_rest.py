@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from moothall import config
@@ -20,8 +23,9 @@ from moothall.guard.seat import SeatContext
 from moothall.guard.steps import Checked
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.rest.server import http_server
+from moothall.telemetry import metrics
 from moothall.testing.bus import MemoryBus
-from moothall.testing.callers import OTHER, TOKENS, doors_of
+from moothall.testing.callers import OTHER, TOKEN, TOKENS, doors_of
 from moothall.testing.desk import MemoryDesk
 from moothall.testing.rest import Answer, Web, serving_http
 from moothall.testing.visits import Visiting, visiting
@@ -302,6 +306,32 @@ async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_
     assert {health.status for health in found} == {Condition.DOWN}
     assert "no answer within" in found[0].parts[0].detail
     assert looked == 1
+
+
+async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
+    before = metrics.REGISTRY.snapshot()
+    await web("GET", "/v1/tools")
+    await web("GET", "/v1/secret-path")
+    await web("POST", "/v1/tools/files.read", {})
+    after = {tuple(labels): value for labels, value in metrics.REGISTRY.snapshot()["moothall_http_requests_total"]}
+    known = {tuple(labels): value for labels, value in before.get("moothall_http_requests_total", [])}
+    grown = {labels for labels, value in after.items() if value > known.get(labels, 0)}
+    assert grown == {("/v1/tools", "200"), ("other", "404"), ("/v1/tools/{name}", "400")}
+
+
+async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    async with serving_http(doors, host=EVERYWHERE, tls_key=key, tls_cert=cert) as web:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        url = f"https://localhost:{web.port}/v1/tools"
+        async with web.session.get(url, ssl=trusted, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+            assert response.status == 200
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await web("GET", "/v1/tools")  # in plain text
 
 
 async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:

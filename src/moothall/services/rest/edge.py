@@ -7,10 +7,11 @@ import json
 import math
 from collections.abc import Collection
 from http import HTTPStatus
+from time import perf_counter
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,12 +19,14 @@ from moothall import errors, telemetry
 from moothall.domain.identity import Principal
 from moothall.services.identity import WHO_ASKS, Bearers, is_loopback
 from moothall.services.status import RETRY_SECONDS, http_status_of
+from moothall.telemetry import metrics
 
 log = telemetry.get_logger(__name__)
 
 CALLER = web.RequestKey("caller", Principal)
 _BODY_SECONDS = 30.0
 _SHOWN = 5
+_OTHER, _GONE = "other", "cancelled"
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "NOT_JSON"}
 
 B = TypeVar("B", bound="Body")
@@ -156,17 +159,25 @@ def identified(bearers: Bearers, open_paths: Collection[str]) -> Middleware:
 
 @web.middleware
 async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A span for each request, in the trace that its caller named."""
+    """Every request as a span, in the trace that its caller named, and in the figures."""
     given = request.headers.getall("traceparent", [])
     resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else "other"
-    about = {"http.request.method": request.method, "http.route": route}
-    with telemetry.span(f"{request.method} {route}", about, kind="server", parent=given[0] if len(given) == 1 else "") as span:
-        response = await handler(request)
-        span.set({"http.response.status_code": response.status})
-        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            span.fail(str(response.status))
-        return response
+    route = resource.canonical if resource is not None else _OTHER
+    method = request.method if request.method in hdrs.METH_ALL else _OTHER
+    about = {"http.request.method": method, "http.route": route}
+    parent = given[0] if len(given) == 1 else ""
+    started, status = perf_counter(), _GONE
+    with telemetry.span(f"{method} {route}", about, kind="server", parent=parent) as span, metrics.HTTP_REQUESTS_IN_FLIGHT.held():
+        try:
+            response = await handler(request)
+            status = str(response.status)
+            span.set({"http.response.status_code": response.status})
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                span.fail(status)
+            return response
+        finally:
+            metrics.HTTP_REQUESTS.add(route, status)
+            metrics.HTTP_REQUEST_SECONDS.observe(perf_counter() - started, route)
 
 
 async def plain_headers(_request: web.Request, response: web.StreamResponse) -> None:

@@ -46,7 +46,7 @@ async def http_server(
     application.on_response_prepare.append(edge.plain_headers)
     application.add_routes(StateRoutes(doors.tasks, doors.checkup).routes())
     if doors.visits is not None:
-        application.add_routes(ToolRoutes(doors.visits, doors.parking).routes())
+        application.add_routes(ToolRoutes(doors.visits, doors.parking, doors.workflows).routes())
     # A request that dies with its client is cancelled, and its tool with it.
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=settings.grace_seconds)
     await runner.setup()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,15 +11,18 @@ from aiohttp import web
 from pydantic import AwareDatetime, Field
 
 from moothall.domain.codec import dump
+from moothall.domain.event import Recorded
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall
-from moothall.errors import InvalidRequest, NotFound
+from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.guard.parking import Parked, Parking, refuse_unless_operator
 from moothall.guard.visits import Visits
 from moothall.services.rest.edge import CALLER, Body, read
 from moothall.tools.discovery import Filters, discover, entry
+from moothall.workflows.running import Workflows
 
 _LONGEST = timedelta(hours=1)
+_FACTS = ("workflow_id", "step", "state", "attempt", "compensation", "error", "done", "steps", "result")
 _FILTERS = ("query", "category", "tag", "profile", "role", "persona", "safe", "limit")
 
 
@@ -42,6 +47,13 @@ class _Call(Body):
     deadline: AwareDatetime | None = None
 
 
+class _Flow(Body):
+    workspace_id: str
+    capability_token: str
+    workflow: dict[str, Any]
+    after_seq: int = Field(0, ge=0)
+
+
 class _Word(Body):
     allow: bool
     reason: str = ""
@@ -50,9 +62,10 @@ class _Word(Body):
 class ToolRoutes:
     """The handlers. Who calls comes from the request's token, never from its body."""
 
-    def __init__(self, visits: Visits, parking: Parking | None) -> None:
+    def __init__(self, visits: Visits, parking: Parking | None, workflows: Workflows | None = None) -> None:
         self._visits = visits
         self._parking = parking
+        self._workflows = workflows
 
     def routes(self) -> list[web.RouteDef]:
         """Return what is served where."""
@@ -61,6 +74,7 @@ class ToolRoutes:
             web.delete("/v1/workspaces/{id}", self.close),
             web.get("/v1/tools", self.discover),
             web.post("/v1/tools/{name}", self.call),
+            web.post("/v1/workflows", self.workflow),
             web.get("/v1/parked", self.parked),
             web.post("/v1/parked/{id}", self.resolve),
         ]
@@ -114,6 +128,27 @@ class ToolRoutes:
         specs = self._visits.offered(request[CALLER], asked.get("role", ""), asked.get("persona", ""))
         return web.json_response({"tools": [entry(spec) for spec in discover(specs, filters)]})
 
+    async def workflow(self, request: web.Request) -> web.StreamResponse:
+        """Run a workflow, or join it, and tell of it a line of JSON at a time; a client that goes leaves it to itself."""
+        asked = await read(request, _Flow)
+        if self._workflows is None:
+            raise NotFound("this server runs no workflows")
+        who = request[CALLER]
+        facts = self._workflows.run(who, asked.workspace_id, asked.capability_token, asked.workflow, asked.after_seq)
+        async with aclosing(facts):
+            first = await anext(facts, None)  # what is wrong with the request is an answer of its own
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            try:
+                if first is not None:
+                    await response.write(_line(first))
+                    async for recorded in facts:
+                        await response.write(_line(recorded))
+            except MoothallError as error:  # the status is said already: this is the last line
+                await response.write(json.dumps({"code": error.code, "detail": error.message}).encode() + b"\n")
+            await response.write_eof()
+        return response
+
     async def parked(self, request: web.Request) -> web.Response:
         """List what waits for an operator of the caller's tenant."""
         who = request[CALLER]
@@ -131,6 +166,12 @@ class ToolRoutes:
             raise NotFound(f"no parked request {named[:80]!r}")
         item = await self._parking.resolve(who.tenant, named, allow=word.allow, approver=who.name, comment=word.reason)
         return web.json_response({"id": item.id, "request_id": item.request_id, "state": item.state})
+
+
+def _line(recorded: Recorded) -> bytes:
+    event, data = recorded.event, recorded.event.data
+    told = {name: data[name] for name in _FACTS if data.get(name)}
+    return json.dumps({"seq": recorded.seq, "time": event.time, "state": "started", **told}).encode() + b"\n"
 
 
 def _parked(item: Parked) -> dict[str, Any]:
