@@ -334,6 +334,12 @@ class Visits:
         try:
             yield Loan(visit.seat, visit.standing, visit.close, self._repositories)
         finally:
+            self.give_back(workspace, flow)
+
+    def give_back(self, workspace: str, flow: str) -> None:
+        """Others may use the workspace again. Done before the end is told: who hears of that may call at once."""
+        visit = self._visits.get(workspace)
+        if visit is not None and visit.flow == flow:
             visit.flow = ""
 
     def resolved(self, item: Parked) -> None:

@@ -113,13 +113,20 @@ class Workflows:
         Raises `BusUnavailable`.
         """
         found = [begun for begun in await entries(self._index) if begun.running and only in {"", begun.workflow_id}]
+        places: dict[str, list[Begun]] = {}
         for begun in found:
-            workspace = begun.visit.workspace
-            self._returning.setdefault(workspace, asyncio.Event())
-            there = self._held[workspace, begun.workflow_id] = asyncio.get_running_loop().create_future()
+            places.setdefault(begun.visit.workspace, []).append(begun)
+            there = self._held[begun.visit.workspace, begun.workflow_id] = asyncio.get_running_loop().create_future()
             there.set_result(None)
-            self._spawn(self._return(begun), begun.workflow_id)
+        for workspace, left in places.items():
+            self._returning[workspace] = asyncio.Event()
+            self._spawn(self._return_all(left), workspace)
         return found
+
+    async def _return_all(self, left: Sequence[Begun]) -> None:
+        """Go on with what was left in one workspace: more than one only where a kill came between an end and its record."""
+        for begun in left:
+            await self._return(begun)
 
     async def run(
         self, who: Principal, workspace: str, token: str, document: Mapping[str, Any], after_seq: int = 0
@@ -204,7 +211,8 @@ class Workflows:
                 return
             try:
                 plan = read_plan(record.told, self._allowed(lambda _: ""))
-                await self._visits.reopen(replace(visit, commit_sha=record.commit))
+                if fresh := not self._visits.is_open(visit.workspace):
+                    await self._visits.reopen(replace(visit, commit_sha=record.commit))
             except Permanent as error:
                 steps = record.told.get("steps", ())
                 await chronicle.finish(End.FAILED, error.message, done=record.ended, steps=len(steps))
@@ -213,8 +221,10 @@ class Workflows:
             with self._visits.lent(visit.workspace, entry.workflow_id) as loan:
                 self._returned(visit.workspace)
                 log.info("a workflow is taken up again", workflow=entry.workflow_id, done=record.ended)
+                if not fresh:
+                    await loan.rewind(record.commit)
                 await self._carry_out(chronicle, plan, entry, loan)
-        except Temporary as error:
+        except MoothallError as error:
             log.warning("a workflow waits for the next start", workflow=entry.workflow_id, reason=error.message)
         finally:
             self._returned(visit.workspace)
@@ -230,6 +240,7 @@ class Workflows:
             try:
                 record = await chronicle.read()
                 end, reason = await self._until_closed(chronicle, plan, entry, loan, record)
+                self._visits.give_back(chronicle.workspace, plan.id)
                 await chronicle.finish(end, reason, done=record.ended, steps=len(plan.steps))
                 await self._over(entry)
                 over = True

@@ -1,0 +1,138 @@
+"""What the guard promises, seen by callers over gRPC: tenants apart, a breaker that opens and closes, a workflow that waits for a word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from counting_site import Site, counting_site
+
+from moothall.guard import switches
+from moothall.guard.audit import verify_all
+from moothall.guard.switches import Switches
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.tool.v1 import tool_pb2 as pb
+from moothall.testing.callers import OTHER, TOKEN
+from moothall.testing.visitors import ToolHouse, tool_house
+
+pytestmark = pytest.mark.e2e
+ROLES = 'roles: {dev: {tools: {"files.*": [read, write], "http.*": [outside], "web.*": [outside]}}}'
+REGO = """package moothall.tools
+import rego.v1
+default decision := {"allow": true}
+decision := {"allow": false, "reason": "ask first", "park": true} if input.tool == "http.delete"
+"""
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with counting_site() as served:
+        yield served
+
+
+@pytest.fixture
+async def house(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
+    async with tool_house(
+        tmp_path,
+        {"a.txt": "A\n"},
+        roles=ROLES,
+        rego=REGO,
+        http={"allow": [f"127.0.0.1:{site.port}"], "seconds": 1.0},
+        guard={"breaker_seconds": 1.5},
+    ) as opened:
+        yield opened
+
+
+async def opened_by(house: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
+    request = pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(house.repo)), role="dev")
+    opened: pb.OpenWorkspaceResponse = await house.rpc("OpenWorkspace", request, token)
+    return opened
+
+
+async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) -> None:
+    ours, theirs = await opened_by(house, TOKEN), await opened_by(house, OTHER)
+    await house.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
+    page = await house.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
+    assert (page.status, site.seen["GET /page"]) == ("success", 1)
+    # Files: another checkout; and ours is closed to them, with our token and with theirs.
+    missing = await house.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
+    assert missing.status == "error"
+    for token, capability in ((OTHER, ours.capability_token), (OTHER, theirs.capability_token), (TOKEN, theirs.capability_token)):
+        crossed = pb.OpenWorkspaceResponse(workspace_id=ours.workspace_id, capability_token=capability)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await house.call(crossed, "files.read", "r-9", token, path="ours.txt")
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    # Results: a request id is one's own.
+    assert "our secret" not in str(missing)
+    assert (await house.call(theirs, "files.list", "r-2", OTHER)).status == "success"
+    # The cache: ours does not answer them.
+    again = await house.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
+    fresh = await house.call(theirs, "web.fetch", "r-3", OTHER, url=f"{site.url}/page")
+    assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
+    assert fresh.output["text"] != page.output["text"]
+    # Tools that were taken from them are not there for them, and are for us.
+    await Switches(house.bus.bucket(switches.BUCKET)).switch("elsewhere", "files.read", enabled=False, who="ann")
+    async with asyncio.timeout(60):
+        while (
+            gone := await house.call(theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt")
+        ).status != "invalid":
+            await asyncio.sleep(0.05)
+    assert "there is no tool 'files.read'" in gone.error
+    steps = [{"id": "s", "tool": "files.read", "arguments": {"path": "a.txt"}}]
+    with pytest.raises(grpc.aio.AioRpcError, match="step s: there is no tool"):
+        _ = [event async for event in house.flowing(theirs, {"steps": steps}, token=OTHER)]
+    assert (await house.call(ours, "files.read", "r-4", path="a.txt")).status == "success"
+    assert verify_all(house.data_dir).ok
+
+
+async def test_five_failures_open_the_circuit_and_one_success_closes_it(house: ToolHouse, site: Site) -> None:
+    opened = await house.open()
+    said: list[str] = []
+
+    async def get() -> str:
+        result = await house.call(opened, "http.get", f"g-{len(said)}", url=f"{site.url}/x")
+        said.append(result.status)
+        return str(result.status)
+
+    site.broken = True
+    await get()
+    await get()
+    site.pause = 30.0  # a timeout is a failure like any other
+    for _ in range(3):
+        await get()
+    assert said == ["error", "error", "timeout", "timeout", "timeout"]
+    before = site.seen.total()
+    assert (await get(), site.seen.total()) == ("circuit_open", before)
+    site.pause, site.broken = 0.0, False
+    await asyncio.sleep(2)  # its rest is over: half open, one call may try
+    assert await get() == "success"
+    assert await get() == "success"
+
+
+async def test_a_workflow_waits_for_an_operators_word(house: ToolHouse, site: Site) -> None:
+    opened = await house.open()
+    delete = {"id": "delete", "tool": "http.delete", "arguments": {"url": f"{site.url}/thing"}}
+    note = {"id": "note", "tool": "files.write", "arguments": {"path": "n", "content": "it said ${steps.delete.output.status}"}}
+
+    async def run(name: str, *, allow: bool) -> list[pb.WorkflowEvent]:
+        events: list[pb.WorkflowEvent] = []
+        steps = [{**delete, "arguments": {"url": f"{site.url}/{name}"}}, note]
+        async for event in house.flowing(opened, {"id": name, "steps": steps}):
+            events.append(event)
+            if event.state == "parked":
+                request = pb.ResolveParkedRequest(request_id=f"{name}/delete/1", allow=allow, reason="no")
+                await house.rpc("ResolveParked", request)
+        return events
+
+    yes = await run("yes", allow=True)
+    assert [event.state for event in yes] == ["started", "started", "parked", "succeeded", "started", "succeeded", "succeeded"]
+    no = await run("no", allow=False)
+    assert (no[-1].state, site.seen["DELETE /no"], site.seen["DELETE /yes"]) == ("failed", 0, 1)
+    assert "an operator refused it: no" in str([event.error for event in no])
+    assert house.file(opened.workspace_id, "n") == "it said 200"
+    [approved] = verify_all(house.data_dir).approved
+    assert (approved.request_id, approved.tool) == ("yes/delete/1", "http.delete")
