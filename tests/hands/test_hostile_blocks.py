@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 from moothall.config import Runner
 from moothall.domain.code import CodeBlock, CodeRun
 from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import WorkspaceFailed
+from moothall.testing.gate import in_seconds
 from moothall.testing.local import Local, local
 from moothall.workspace.local import LocalWorkspace
 from moothall.workspace.runner import LocalRunner
@@ -40,7 +42,7 @@ class Bench:
         return await self.house.call(self.workspace, name, **arguments)
 
     async def run(self, code: str, **more: Any) -> CodeRun:
-        block = CodeBlock(code, TOOLS, datetime.now(UTC) + timedelta(seconds=60), "local", **more)
+        block = CodeBlock(code, TOOLS, in_seconds(60), "local", **more)
         return await self.runner.run(block, self.workspace, self.ask)
 
     def boxes(self) -> list[int]:
@@ -167,7 +169,7 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Ben
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 
-    block = CodeBlock("ws.read('a')\n'not reached'", TOOLS, datetime.now(UTC) + timedelta(seconds=30), "local")
+    block = CodeBlock("ws.read('a')\n'not reached'", TOOLS, in_seconds(30), "local")
     ran = await bench.runner.run(block, bench.workspace, ask)
     assert (killed, ran.status) == ([pid], ToolStatus.ERROR)
     assert "was lost" in ran.error
@@ -175,10 +177,52 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Ben
     assert bench.boxes() != [pid]
 
 
+@pytest.mark.parametrize("first", ["", FULL])
+async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(bench: Bench, first: str) -> None:
+    async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+        raise WorkspaceFailed("the executor is gone")
+
+    block = CodeBlock(f"{first}try:\n    ws.read('a')\nexcept Exception:\n    pass", TOOLS, in_seconds(30), "local")
+    with pytest.raises(WorkspaceFailed, match="the executor is gone"):
+        await bench.runner.run(block, bench.workspace, ask)
+    assert (await bench.run(f"{first}2")).value == 2
+
+
+@pytest.mark.parametrize("first", ["", FULL])
+async def test_the_time_of_tools_is_not_the_blocks(bench: Bench, first: str) -> None:
+    async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+        await asyncio.sleep(3)
+        return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "slow", "total_lines": 1})
+
+    block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local", seconds=1.5)
+    ran = await bench.runner.run(block, bench.workspace, ask)
+    assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "slow"), ran
+
+
+@pytest.mark.parametrize("first", ["", FULL])
+async def test_a_block_stops_with_its_caller_and_at_its_deadline(bench: Bench, first: str) -> None:
+    asked = asyncio.Event()
+
+    async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local")
+    running = asyncio.ensure_future(bench.runner.run(block, bench.workspace, ask))
+    await asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    late = await bench.runner.run(replace(block, deadline=in_seconds(3)), bench.workspace, ask)
+    assert late.status is ToolStatus.TIMEOUT
+    assert (await bench.run(f"{first}2")).value == 2
+
+
 async def test_tenants_have_boxes_of_their_own(bench: Bench) -> None:
     await bench.run("1")
     (first,) = bench.boxes()
-    block = CodeBlock("2", TOOLS, datetime.now(UTC) + timedelta(seconds=30), "other")
+    block = CodeBlock("2", TOOLS, in_seconds(30), "other")
     assert (await bench.runner.run(block, bench.workspace, bench.ask)).value == 2
     assert first not in bench.boxes()
 

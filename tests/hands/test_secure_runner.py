@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.task import RepositoryRef
 from moothall.guard.audit import verify_all
 from moothall.guard.tokens import narrow
+from moothall.guard.visits import Awaited
 from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.testing.callers import OTHER
@@ -151,3 +155,29 @@ async def test_another_caller_and_another_token_are_refused(house: ToolHouse) ->
     with pytest.raises(grpc.aio.AioRpcError) as tokenless:
         await house.execute(bare, "e-1", "1")
     assert {stolen.value.code(), tokenless.value.code()} == {grpc.StatusCode.PERMISSION_DENIED}
+
+
+async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(house: ToolHouse) -> None:
+    async def find(workspace: str, who: Principal) -> Awaited | None:
+        del who
+        return Awaited(RepositoryRef(url=str(house.repo)), "dev") if workspace == "task-1" else None
+
+    house.visits.await_calls(find)
+    token = house.visits.token(LOCAL, "task-1", "dev", 60)
+    task = tool_pb2.OpenWorkspaceResponse(workspace_id="task-1", capability_token=token)
+    done = await house.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
+    assert (done.status, data(done)) == ("success", "A = 1\n"), done
+
+
+async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(house: ToolHouse) -> None:
+    opened = await house.open()
+    code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
+    tools = ["files.append", "files.read"]
+    both = await asyncio.gather(*(house.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
+    assert [data(done) for done in both] == ["once\n"] * 2
+    spin = "while True:\n    pass"
+    gone = asyncio.ensure_future(house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000)))
+    await asyncio.sleep(0.5)
+    gone.cancel()
+    again = await house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
+    assert again.status == "timeout"

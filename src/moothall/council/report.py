@@ -23,7 +23,7 @@ _TIERS = {"monty": "", "python": "in CPython, since "}
 
 def block_text(run: CodeRun, room: int) -> str:
     """How a block of Python ended and where it ran; what it printed, its value or its error within `room` characters."""
-    where = f" ({_TIERS[run.tier]}{run.why[:200]})" if run.why else ""
+    where = f" ({_TIERS[run.tier]}{' '.join(run.why.split())[:200]})" if run.why else ""
     said = {"printed": run.printed, "value": "" if run.value is None else json.dumps(run.value, ensure_ascii=False, default=str)}
     if run.status is not ToolStatus.SUCCESS:
         said["error"] = run.error

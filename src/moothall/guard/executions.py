@@ -105,9 +105,9 @@ class Executions:
         return await self._once(key, signature, block, BlockCalls(through, order.execution_id, deadline, allowance))
 
     async def _once(self, key: tuple[str, str], signature: str, block: CodeBlock, calls: BlockCalls) -> Execution:
+        workspace = self._visits.workspace(key[0])
         answer: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
         self._answers[key] = (signature, answer)
-        workspace = self._visits.workspace(key[0])
         try:
             ran = await self._runner.run(block, workspace, _only(block, calls))
         except BaseException as error:

@@ -250,8 +250,11 @@ class Visits:
         return self._gate
 
     def workspace(self, workspace: str) -> Workspace:
-        """Return an open workspace. Raises `KeyError`."""
-        return self._visits[workspace].standing
+        """Return an open workspace. Raises `NotFound`."""
+        visit = self._visits.get(workspace)
+        if visit is None:
+            raise NotFound(f"the workspace {workspace[:80]!r} was closed meanwhile")
+        return visit.standing
 
     def capability(self, who: Principal | None, workspace: str, token: str) -> Capability:
         """Return what a token allows whom in an open workspace. `who` the door knows the caller as; None: the token alone says it.
