@@ -236,6 +236,10 @@ class Repositories(Protocol):
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
         ...
 
+    async def diff(self, base: Base, commit_sha: str) -> str:
+        """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
+        ...
+
     async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
         """Commit `diff` on the base (same input, same sha), make the branch where the repository's push
         policy allows and return the commit's sha. The checked-out tree stays untouched.

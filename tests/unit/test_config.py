@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import load_settings
+from moothall.config import load_settings, secret_values
 from moothall.errors import ConfigurationError
 
 
@@ -49,3 +49,14 @@ def test_a_secret_comes_from_a_file_and_is_not_shown(tmp_path: Path) -> None:
 def test_settings_travel_to_hosts() -> None:
     settings = load_settings(seed=5)
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
+
+
+def test_own_values_are_read_from_the_variables_that_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MY_KEY", "value-of-mine")
+    (tmp_path / "more").write_text("one-of-many\nanother-one\n", encoding="utf-8")
+    given = {"variables": ["MY_KEY", "NOT_SET"], "values_file": str(tmp_path / "more")}
+    settings = load_settings(data_dir=tmp_path, secrets=given)
+    assert {"value-of-mine", "one-of-many", "another-one"} <= set(secret_values(settings))
+    assert "value-of-mine" not in settings.model_dump_json()
+    with pytest.raises(ConfigurationError, match=r"secrets\.variables"):
+        load_settings(data_dir=tmp_path, secrets={"variables": 3})

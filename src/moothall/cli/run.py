@@ -13,7 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from moothall.config import Settings, load_settings
+from moothall.config import Settings, load_settings, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
@@ -31,7 +31,8 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
     config: Path | None = context.obj
     settings = load_settings(config)
     quiet = narrated and settings.log.level == "info"
-    configure_logs(settings.log.model_copy(update={"level": "warning"}) if quiet else settings.log)
+    log = settings.log.model_copy(update={"level": "warning"}) if quiet else settings.log
+    configure_logs(log, secrets=secret_values(settings))
     return settings
 
 

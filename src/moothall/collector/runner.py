@@ -24,9 +24,11 @@ from moothall.config import Limits
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.ids import check_id
-from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.repository import Base
+from moothall.domain.secrets import HOLE
 from moothall.domain.task import Deliberation, RepositoryRef
-from moothall.errors import InvalidRequest, MoothallError
+from moothall.errors import InvalidRequest, MoothallError, PatchRefused
 from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
 
 log = telemetry.get_logger(__name__)
@@ -280,12 +282,27 @@ class Collector:
         try:
             with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.timed():
                 base = await self._repositories.resolve(ref, tenant=deliberation.tenant)
-                sha = await self._repositories.deliver(base, winner.diff, branch, _message(deliberation, outcome))
+                diff = await self._exact(base, winner)
+                sha = await self._repositories.deliver(base, diff, branch, _message(deliberation, outcome))
         except MoothallError as error:
             log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
             said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"
             return replace(outcome, final_state="failed", error_message=said)
         return replace(outcome, branch=branch, commit_sha=sha)
+
+    async def _exact(self, base: Base, winner: Result) -> str:
+        """Return the winner's diff as it was run: the log's may lack what stood in it and looked like a secret, and the commit has it.
+
+        Raises `PatchRefused` where that is gone and something is missing in what the diff adds: nothing is delivered that was not run.
+        """
+        if HOLE not in winner.diff or not winner.commit_sha:
+            return winner.diff
+        try:
+            return await self._repositories.diff(base, winner.commit_sha)
+        except PatchRefused:
+            if any(HOLE in line for line in winner.diff.splitlines() if line.startswith("+")):
+                raise
+            return winner.diff  # a hole in what it only stands beside would not apply
 
     def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
         return new_event(

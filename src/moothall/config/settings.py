@@ -22,6 +22,7 @@ from pydantic_settings import (
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.outside import Browser, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
+from moothall.config.secrets import Secrets
 from moothall.errors import ConfigurationError
 from moothall.misspelt import wrong_variables
 
@@ -43,6 +44,7 @@ class Settings(BaseSettings):
     sandbox: Sandbox = Sandbox()
     runner: Runner = Runner()
     limits: Limits = Limits()
+    secrets: Secrets = Secrets()
     guard: Guard = Guard()
     http: Http = Http()
     wasm: Wasm = Wasm()
@@ -72,6 +74,8 @@ def secret_values(settings: BaseModel) -> tuple[str, ...]:
 
 def _forms(secret: str) -> Iterator[str]:
     yield secret
+    if "\n" in secret:
+        yield from (line.strip() for line in secret.splitlines() if line.strip() and not line.startswith("-----"))
     _, mark, rest = secret.partition("://")
     place, at, _ = rest.rpartition("@")
     if mark and at:

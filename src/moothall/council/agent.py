@@ -23,6 +23,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Operation, Proposal
 from moothall.domain.repository import Patch, Prepared
+from moothall.domain.secrets import brings_secret
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused, Permanent
 from moothall.guard.gate import Gate
@@ -59,6 +60,12 @@ class Draft:
     content: str
     patch: Patch | None = None
     green: bool = False
+
+
+_NOT_TAKEN_OVER = (
+    "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
+    "test make it of parts"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +306,9 @@ class Agent:
             patch = await context.workspace.patch(message)
         except PatchRefused as error:
             state.refused, state.green, state.proven = error, False, False
+            return False
+        if brings_secret(patch.diff, self._model.clean):
+            state.refused, state.green, state.proven = PatchRefused(_NOT_TAKEN_OVER), False, False
             return False
         state.refused = None
         if patch.diff == before:

@@ -71,10 +71,14 @@ class Bench:
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
         self._crossed: dict[tuple[str, str], CheckRun] = {}
+        self._exact: dict[str, str] = {}
 
-    async def judge(self, proposal: Proposal) -> Judged:
-        """Re-check a proposal on a fresh checkout and publish what it showed."""
+    async def judge(self, proposal: Proposal, exact: str = "") -> Judged:
+        """Re-check a proposal on a fresh checkout and publish what it showed. `exact` is its diff where that of the proposal was
+        freed of secrets.
+        """
         key = digest(proposal.diff)
+        self._exact[proposal.diff] = exact or proposal.diff
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._found:
                 self._found[key] = await self._assess(proposal, key)
@@ -89,7 +93,10 @@ class Bench:
         name = workspace_name(self._facts.d.task_id, "check", key[:12])
         for _ in range(_TRIES if applies else 0):
             try:
-                async with self._places, self._workspaces.open(base, name, patch=proposal.diff, judged=True) as workspace:
+                async with (
+                    self._places,
+                    self._workspaces.open(base, name, patch=self._exact[proposal.diff], judged=True) as workspace,
+                ):
                     for check in base.base.profile.checks:
                         with checked(check, name) as noted:
                             runs[check] = noted(await workspace.check(check, deadline=self._facts.d.deadline))
@@ -171,7 +178,13 @@ class Bench:
             try:
                 async with (
                     self._places,
-                    self._workspaces.open(self._prepared, name, patch=patch, extra=author.diff, judged=True) as workspace,
+                    self._workspaces.open(
+                        self._prepared,
+                        name,
+                        patch=self._exact.get(patch, patch),
+                        extra=self._exact.get(author.diff, author.diff),
+                        judged=True,
+                    ) as workspace,
                 ):
                     with checked("cross", name) as noted:
                         run = noted(await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline))

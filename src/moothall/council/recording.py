@@ -70,6 +70,10 @@ class RecordedModel:
         self._heard: dict[str, ChatReply] = {}
         self._clean_ones: dict[Message, Message] = {}  # the system message and the task are in every prompt
 
+    def clean(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self._clean(text)
+
     def used(self, seat: str) -> Usage:
         """Return what a seat's calls used, those of earlier runs included."""
         return self._used.get(seat, Usage())

@@ -168,7 +168,9 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
         draft = await _work(
             council, sitting, council.prepared, name, phase="revise", round_=round_, until=council.until, start=sitting.drafts[-1]
         )
-    same = draft.patch.diff == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
+    same = (
+        council.parts.clean(draft.patch.diff) == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
+    )
     if not same:
         await _submit(council, sitting, draft, round_)
 
@@ -218,7 +220,8 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         seat=sitting.seat,
         role=council.d.role,
         content=draft.content,
-        diff=patch.diff if patch else "",
+        # As everybody sees it: it may touch a file that holds a secret. What is run, and delivered, is the commit.
+        diff=council.parts.clean(patch.diff) if patch else "",
         commit_sha=patch.commit_sha if patch else "",
         revision=revision,
         operations=tuple(_agent(sitting).operations),
@@ -233,7 +236,7 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
     if council.bench is None or council.d.is_answer(proposal.diff):
         sitting.judged.append(Judged(proposal, Assessment(applies=True)))
     else:
-        sitting.judged.append(await council.bench.judge(proposal))
+        sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
 def _coding(council: Council, warmth: float) -> Coding | None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from ahocorasick_rs import AhoCorasick
 
-REDACTED = "[redacted]"
+HOLE = "redacted"
+"""Stands in every text from which something was taken."""
+REDACTED = f"[{HOLE}]"
 SHORTEST_KNOWN = 6
 """Own values shorter than this are left alone: replacing them would mangle ordinary text."""
 
@@ -44,7 +46,7 @@ _PATTERNS = tuple((mark, re.compile(pattern)) for marks, pattern in _SHAPES for 
 _BEARER = re.compile(r"(?i)\b(authorization\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,4000}")
 _URL_PASSWORD = re.compile(r"\b([a-z][a-z0-9+.-]{1,20}://[^\s:/?#@\[\]]{0,200}:)[^\s/?#@\[\]]{1,500}(?=@)")
 
-_URL_MARK = "redacted"
+_URL_MARK = HOLE
 """Inside a URL without brackets, so that the URL stays one."""
 
 
@@ -92,6 +94,21 @@ def may_hold_secrets(text: str, known: Sequence[str] = ()) -> bool:
         return True
     # "task-1" holds what an OpenAI key begins with, and stands in every event; no key follows a letter.
     return any(number or text[max(start - 2, 0) : start] != "ta" for number, start, _ in found)
+
+
+def brings_secret(diff: str, clean: Callable[[str], str] = scrub) -> bool:
+    """Whether a git diff adds a secret that its removed and unchanged lines did not hold. `clean` takes secrets out of a text.
+
+    Every added line is looked at, those that look like headers too, and all together, since a key has many. A password
+    in a URL does not count, nor does an `authorization`: in code they are examples more often than not.
+    """
+    if clean(diff) == diff:
+        return False
+    lines = diff.splitlines()
+    there = {line[1:].strip() for line in lines if line[:1] in {"-", " "}}
+    added = [line[1:] for line in lines if line.startswith("+") and line[1:].strip() not in there]
+    together = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", "\n".join(added)))
+    return clean(together) != together
 
 
 def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:

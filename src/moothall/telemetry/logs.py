@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from moothall.config import Log
+from moothall.domain.secrets import scrub
 from moothall.telemetry.context import place
 
 if TYPE_CHECKING:
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
 
 _settings = Log()
 _file: Path | None = None
+_secrets: tuple[str, ...] = ()
 
 
-def configure_logs(settings: Log, file: Path | None = None) -> None:
-    """Say how this process logs from now on: as text for people or JSON lines for programs, on stderr or to a file."""
-    global _settings, _file
-    _settings, _file = settings, file
+def configure_logs(settings: Log, file: Path | None = None, secrets: Sequence[str] = ()) -> None:
+    """Say how this process logs from now on: as text for people or JSON lines for programs, on stderr or to a file.
+
+    `secrets` are the operator's own values, which no line holds, as no line holds what has the shape of one.
+    """
+    global _settings, _file, _secrets
+    _settings, _file, _secrets = settings, file, tuple(secrets)
 
 
 class Stderr:
@@ -57,6 +63,11 @@ def _say_where(_logger: WrappedLogger, _method: str, values: EventDict) -> Event
     return values
 
 
+def _keep_secrets(_logger: WrappedLogger, _method: str, line: Any) -> str:
+    """Take secrets out of the line, as it is about to be written: its values, its words, a traceback."""
+    return scrub(str(line), _secrets)
+
+
 class Logger:
     """Says where its lines are from."""
 
@@ -77,6 +88,7 @@ class Logger:
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.format_exc_info,
                 structlog.dev.ConsoleRenderer(colors=sink.isatty()) if text else structlog.processors.JSONRenderer(),
+                _keep_secrets,
             ],
             wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, _settings.level.upper())),
             room=self._room,

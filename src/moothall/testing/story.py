@@ -17,7 +17,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
-from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, Permanent, Temporary
+from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, PatchRefused, Permanent, Temporary
 from moothall.ports import Glance, Handler
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -301,6 +301,10 @@ class Remembering:
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Not needed here."""
         raise NotImplementedError(base, path, limit)
+
+    async def diff(self, base: Base, commit_sha: str) -> str:
+        """No commit is kept here."""
+        raise PatchRefused(f"the commit {commit_sha} of {base.repository} is not here")
 
     async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
         """Remember the branch; wait at its gate if it has one."""

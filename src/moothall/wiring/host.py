@@ -26,7 +26,7 @@ from moothall.wiring.watching import reported, spans
 
 async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
     """Host until cancelled. Calls `ready` once work is being pulled."""
-    configure_logs(settings.log, settings.data_dir / "logs" / f"{name}.log")
+    configure_logs(settings.log, settings.data_dir / "logs" / f"{name}.log", secret_values(settings))
     if settings.ray.address is not None:  # on this machine the house has checked them
         await check_walls(settings)
     secrets = secret_values(settings)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.secrets import may_hold_secrets, scrub, scrub_all
+from moothall.domain.secrets import brings_secret, may_hold_secrets, scrub, scrub_all
 
 LETTERS = "aB3dE5gH7jK9" * 30
 SECRETS = [
@@ -106,3 +106,25 @@ def test_the_quick_look_misses_nothing(before: str, secret: str, own: str, count
     for data in ({"a": [before + secret]}, {secret: 1}, {"a": before + own}, {"url": f"https://me:{own}@host"}, {"a": before}):
         raw = json.dumps(data, ensure_ascii=False)
         assert may_hold_secrets(raw, known) or scrub_all(data, known) == data
+
+
+TOKEN = "ghp_" + "a1B2" * 9
+
+
+@pytest.mark.parametrize(
+    ("diff", "brings"),
+    [
+        (f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+KEY = '{TOKEN}'\n", True),
+        (f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n+++ {TOKEN}\n", True),
+        (f"--- a/x\n+++ b/{TOKEN}\n@@ -1 +1 @@\n+a\n", True),
+        ("+-----BEGIN RSA PRIVATE KEY-----\n+abc\n+-----END RSA PRIVATE KEY-----\n", True),
+        ("+password = 'own-value-1'\n", True),
+        (f"@@ -1,2 +1,2 @@\n KEY = '{TOKEN}'\n-a\n+b\n", False),
+        (f"@@ -1,2 +1,2 @@\n-KEY = '{TOKEN}'\n+KEY = os.environ['KEY']\n", False),
+        (f"@@ -1 +9 @@\n-KEY = '{TOKEN}'\n+  KEY = '{TOKEN}'\n", False),
+        ("+URL = 'postgres://user:password@localhost/test'\n", False),
+        ("+headers = {'Authorization': 'Bearer abcdefghijklmnop'}\n", False),
+    ],
+)
+def test_what_a_diff_brings(diff: str, brings: bool) -> None:  # noqa: FBT001 - of a table
+    assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is brings

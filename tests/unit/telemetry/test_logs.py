@@ -50,3 +50,15 @@ def test_where_nothing_is_bound_nothing_is_said() -> None:
     with telemetry.bound(task_id="task-a"), telemetry.bound(seat="one"):
         assert place() == {"task_id": "task-a", "seat": "one"}
     assert place() == {}
+
+
+def test_no_line_holds_a_secret() -> None:
+    program = (
+        "from moothall import telemetry\nfrom moothall.config import Log\n"
+        "telemetry.configure_logs(Log(), secrets=('own-value-1',))\nlog = telemetry.get_logger('x')\n"
+        f"log.warning('said ghp_{'a1B2' * 9}', reason='own-value-1', url='https://me:s3cret@host')\n"
+        "try:\n    raise ValueError('own-value-1')\nexcept ValueError:\n    log.exception('failed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [done.stderr.count(word) for word in ("ghp_", "own-value-1", "s3cret")] == [0, 0, 0]
+    assert done.stderr.count("[redacted]") == 3, done.stderr
