@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -20,14 +20,11 @@ class Secrets(Section):
     values: SecretStr | None = Field(None, description="more of them, one a line; those of the variables are added")
     values_file: Path | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_variables(cls, given: object) -> object:
+    @model_validator(mode="after")
+    def _read_variables(self) -> Self:
         """Read the variables here, so that hosts elsewhere know their values too."""
-        names = given.get("variables") if isinstance(given, Mapping) else None
-        if not isinstance(given, Mapping) or not isinstance(names, list | tuple):
-            return given  # the type's own error says what is right
-        found = [os.environ.get(name, "") for name in names if isinstance(name, str)]
-        own = given.get("values") or ""
-        lines = [own.get_secret_value() if isinstance(own, SecretStr) else str(own), *found]
-        return {**given, "values": "\n".join(line for line in lines if line) or None}
+        found = [os.environ[name] for name in self.variables if os.environ.get(name)]
+        own = [self.values.get_secret_value()] if self.values else []
+        if found:
+            object.__setattr__(self, "values", SecretStr("\n".join((*own, *found))))  # frozen from now on
+        return self
