@@ -70,7 +70,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         options = ("--repo", str(repo.path), "--agents", "3", "--protocol", "debate", "--rounds", "1", "--turns", "4", "--json")
         done = await command("deliberate", *options, story)
         log = await command("log", "tail", "--json")
-        asking = ("--repo", str(repo.path), "--file", "src/utils.py", "--line", "14", "--ref", done.document["branch"], "--json")
+        asking = ("--repo", str(repo.path), "--file", "src/utils.py", "--line", "13", "--ref", done.document["branch"], "--json")
         graph = await command("graph", "query", "provenance", *asking)
         asked = [json.dumps(call.body) for call in model.requests]
     assert (done.code, graph.code, "agent-dev-001" in graph.out) == (0, 0, True), done.err + graph.err
