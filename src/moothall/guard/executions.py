@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import keyword
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -71,13 +71,14 @@ class Executions:
         offered = {spec.name: spec for spec in self._visits.gate.offered(capability.tenant, capability.grant)}
         if unknown := [name for name in order.tools if name not in self._visits.gate.catalogue]:
             raise InvalidRequest(f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them")
-        signature = _digest(order)
+        tools = {name: tuple(offered[name].arguments.model_fields) for name in order.tools if name in offered}
+        signature = _digest(order, tools)
         key = (order.workspace, order.execution_id)
         while (known := self._answers.get(key)) is not None:
             if known[0] != signature:
-                raise AlreadyExists(f"the execution id {order.execution_id[:80]!r} was used for another execution")
+                raise AlreadyExists(f"the execution id {order.execution_id[:80]!r} was used for another execution, or token")
             await asyncio.wait({known[1]})
-            if not known[1].cancelled():  # else it died with who asked first, and is run for who asks now
+            if not known[1].cancelled():  # else it died with who asked first, and is made for who asks now
                 return known[1].result()
         limits = self._settings
         now = datetime.now(UTC)
@@ -86,7 +87,7 @@ class Executions:
             deadline = min(deadline, now + timedelta(milliseconds=order.timeout_ms))
         block = CodeBlock(
             code=order.code,
-            tools={name: tuple(offered[name].arguments.model_fields) for name in order.tools if name in offered},
+            tools=tools,
             deadline=deadline,
             tenant=capability.tenant,
             inputs=order.inputs,
@@ -149,6 +150,7 @@ def _check(order: Order) -> None:
             raise InvalidRequest(f"inputs: {name[:60]!r} cannot be a variable; use a name that is no keyword, tool or ws")
 
 
-def _digest(order: Order) -> str:
+def _digest(order: Order, tools: Iterable[str]) -> str:
+    """Return what tells one execution from another: also by the tools that its token covers."""
     limits = (order.timeout_ms, order.memory_mb, order.tool_calls)
-    return digest(order.code, arguments_digest(order.inputs), repr(order.tools), repr(limits))
+    return digest(order.code, arguments_digest(order.inputs), repr(order.tools), repr(sorted(tools)), repr(limits))

@@ -40,6 +40,7 @@ from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, offered
 
 _ERROR_CHARS = 4000
+_SHOWN_CHARS = 200
 
 
 class Gate:
@@ -99,8 +100,9 @@ class Gate:
             principal=seat.principal.name,
             task_id=seat.task_id,
             seat=seat.seat,
-            request_id=call.request_id,
-            tool=call.tool,
+            # A caller's own words, which are not checked yet: a record must not be as long as they are.
+            request_id=cut_text(call.request_id, _SHOWN_CHARS),
+            tool=cut_text(str(call.tool), _SHOWN_CHARS),
             arguments_digest=arguments_digest(call.arguments),
         )
         try:
@@ -263,4 +265,4 @@ class Gate:
 
 
 def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
-    return ToolResult(call.request_id, call.tool, status, error=cut_text(reason, _ERROR_CHARS))
+    return ToolResult(call.request_id, cut_text(str(call.tool), _SHOWN_CHARS), status, error=cut_text(reason, _ERROR_CHARS))

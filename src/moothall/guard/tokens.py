@@ -36,7 +36,8 @@ _KEPT = 4096
 @dataclass(frozen=True, slots=True)
 class Capability:
     """What a token allows. `chain` are the ids of its ancestors and its own: revoking one of them, or the workspace, ends
-    it. `request`, where there is one, is the only request that it is good for. `expires` in seconds since 1970.
+    it. `request`, where there is one, is the only request that it is good for. `expires` in seconds since 1970; `ends` is when
+    the first of its line does.
     """
 
     principal: str
@@ -48,6 +49,7 @@ class Capability:
     expires: float
     chain: tuple[str, ...]
     request: str = ""
+    ends: float = 0.0
 
 
 def request_digest(call: ToolCall) -> str:
@@ -134,7 +136,7 @@ class Tokens:
             )
             self._bounded(claims)
             return _less(parent, claims), _signature(token)
-        except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
+        except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Refused(f"the capability token is refused: {str(error)[:200]}") from error
 
     def _read_root(self, token: str, workspace: str) -> Capability:
@@ -162,6 +164,7 @@ class Tokens:
             grant=Grant(tuple(claims["tools"]), tuple(claims.get("protected", ())), tuple(claims.get("judged", ()))),
             expires=float(claims["exp"]),
             chain=(claims["jti"],),
+            ends=float(claims["exp"]),
         )
 
     def _bounded(self, claims: Mapping[str, Any]) -> None:

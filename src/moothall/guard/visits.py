@@ -26,11 +26,13 @@ from moothall.guard.standing import StandingWorkspace
 from moothall.guard.tokens import Capability, Tokens, request_digest
 from moothall.ports import CodeRunner, Workspace, Workspaces
 from moothall.telemetry import get_logger
+from moothall.tools.catalogue import granted
 from moothall.tools.spec import Danger, ToolSpec
 
 log = get_logger(__name__)
 
 _RESULTS_KEPT = 2000
+_REQUEST_ID_CHARS = 200
 _PARKED_KEPT = 100
 SEAT = "visitor"
 
@@ -225,7 +227,7 @@ class Visits:
         who = Principal(capability.principal, capability.tenant)
         try:
             if (found := await find(workspace, who)) is not None:
-                seconds = capability.expires - datetime.now(UTC).timestamp()
+                seconds = capability.ends - datetime.now(UTC).timestamp()  # a narrower token may be for a moment only
                 await self._prepared(workspace, who, found, seconds)
             opening.set_result(None)
         except MoothallError as error:
@@ -270,7 +272,8 @@ class Visits:
     async def ready(self, who: Principal | None, workspace: str, token: str) -> Capability:
         """As `capability`, once the workspace is open: one that is awaited is opened."""
         named = self._tokens.check(token, workspace)
-        if self._find is not None and workspace not in self._visits and (who is None or who.name == named.principal):
+        theirs = who is None or (who.tenant, who.name) == (named.tenant, named.principal)
+        if self._find is not None and workspace not in self._visits and theirs:
             await self._called(workspace, named, self._find)
         return self.capability(who, workspace, token)
 
@@ -283,6 +286,8 @@ class Visits:
         Raises what `capability` raises, `Refused` where a workflow has the workspace and the tool would change it,
         `AlreadyExists` where the request id was used for something else.
         """
+        if not 0 < len(call.request_id) <= _REQUEST_ID_CHARS:  # it is kept with its result
+            raise InvalidRequest(f"request_id has {len(call.request_id)} characters; it needs 1 to {_REQUEST_ID_CHARS}")
         capability = await self.ready(who, workspace, token)
         digest = request_digest(call)
         if bound and capability.request != digest:
@@ -294,6 +299,8 @@ class Visits:
         while (known := visit.answers.get(call.request_id)) is not None:
             if known[0] != digest:
                 raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request")
+            if not granted(capability.grant, call.tool):  # it was asked for under a token that allows more
+                raise Refused(f"{call.tool[:60]} is not covered by the capability token")
             await asyncio.wait({known[1]})
             if not known[1].cancelled():  # else it died with who asked first, and is made for who asks now
                 return known[1].result()

@@ -19,6 +19,7 @@ _BEGUN = re.compile(r"(?<!\$)\$\{steps\.")
 PARTS = ("output", "status", "error")
 RIGHT = "${steps.<id>.output.<name>}, ${steps.<id>.status} or ${steps.<id>.error}"
 _DEEPEST = 32
+_MOST_CHARS = 4_000_000  # put in the place of references, all in all: a short text could name a long output often
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,29 @@ def references(value: Any) -> Iterator[Reference]:
 
 
 def filled(value: Any, look_up: Callable[[Reference], Any]) -> Any:
-    """Return JSON data with what `look_up` gives in the place of each reference."""
+    """Return JSON data with what `look_up` gives in the place of each reference. Raises `InvalidRequest` where that is too much."""
+    room = _MOST_CHARS
+
+    def counted(reference: Reference) -> Any:
+        nonlocal room
+        found = look_up(reference)
+        room -= len(_text(found))
+        if room < 0:
+            raise InvalidRequest(f"${{{reference}}}: what is referred to has more than {_MOST_CHARS} characters in all")
+        return found
+
+    return _filled(value, counted)
+
+
+def _filled(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     if isinstance(value, str):
         whole = _FOUND.fullmatch(value)
         if whole and not whole[1]:
             return look_up(_read(whole[2]))
         return _FOUND.sub(lambda match: f"${{{match[2]}}}" if match[1] else _text(look_up(_read(match[2]))), value)
     if isinstance(value, Mapping):
-        return {key: filled(item, look_up) for key, item in value.items()}
-    return [filled(item, look_up) for item in value] if isinstance(value, list) else value
+        return {key: _filled(item, look_up) for key, item in value.items()}
+    return [_filled(item, look_up) for item in value] if isinstance(value, list) else value
 
 
 def found_in(result: Mapping[str, Any], reference: Reference) -> Any:

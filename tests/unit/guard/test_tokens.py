@@ -194,3 +194,14 @@ def test_delegation_only_narrows(tools: list[str], steps: list[dict[str, Any]]) 
         assert not before.request or after.request == before.request
         assert (after.tenant, after.principal, after.role, after.workspace) == ("local", "ann", "dev", "ws-1")
         before = after
+
+
+@pytest.mark.parametrize("times", [{"exp": 10**400}, {"iat": 10**400}, {"iat": -(10**400)}, {"exp": float("inf")}])
+def test_times_that_no_clock_shows_are_refused(times: dict[str, Any]) -> None:
+    tokens = Tokens(KEY, 100)
+    parent = minted(tokens)
+    now = int(time.time())
+    claims = {"iat": now, "exp": now + 5, "jti": "a", "parent": parent.rpartition(".")[0], **times}
+    key = hmac.new(base64.urlsafe_b64decode(parent.rpartition(".")[2] + "=="), b"moothall delegation", hashlib.sha256).digest()
+    with pytest.raises(Refused):
+        tokens.check(signed(claims, key=key, typ=CHILD_TYPE), "ws-1")

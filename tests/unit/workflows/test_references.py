@@ -97,3 +97,16 @@ def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]
         told = f"${{steps.s.output.{name}}}"
         assert list(references([told])) == [Reference("s", "output", (name,))]
         assert filled(told, lambda reference: found_in({"output": output}, reference)) == value
+
+
+@pytest.mark.parametrize("bomb", ["${steps.read.output.content}" * 1000, ["${steps.read.output.content}"] * 1000])
+def test_a_short_text_is_not_filled_with_gigabytes(bomb: Any) -> None:
+    looked = []
+
+    def look_up(reference: Reference) -> Any:
+        looked.append(reference)
+        return "x" * 60_000
+
+    with pytest.raises(InvalidRequest, match="characters in all"):
+        filled({"a": bomb}, look_up)
+    assert len(looked) < 100
