@@ -220,7 +220,10 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
     [
         ("http://127.0.0.1:{other}/", ToolStatus.BLOCKED),
         ("http://localhost:{other}/", ToolStatus.BLOCKED),
+        ("https://127.0.0.1:{other}/", ToolStatus.BLOCKED),
+        ("https://localhost:{other}/", ToolStatus.BLOCKED),
         ("http://169.254.169.254/latest/", ToolStatus.BLOCKED),
+        ("{site}/to?where=https://127.0.0.1:{other}/", ToolStatus.BLOCKED),
         ("{site}/to?where=http://127.0.0.1:{other}/", ToolStatus.BLOCKED),
         ("{site}/to?where=http://localhost:{other}/", ToolStatus.BLOCKED),
         ("{site}/to?where=file:///etc/passwd", ToolStatus.ERROR),
@@ -241,11 +244,11 @@ async def test_what_is_not_opened(site: Site, url: str, status: ToolStatus) -> N
 
 
 async def test_limits(site: Site, tmp_path: Path) -> None:
-    slow = await browse(site, "/slow", action_seconds=8)
+    slow = await browse(site, "/slow", action_seconds=12)
     assert (slow.status, "action_seconds" in slow.error) == (ToolStatus.ERROR, True), slow
-    spin = await browse(site, "/spin", action_seconds=8)
+    spin = await browse(site, "/spin", action_seconds=12)
     assert (spin.status, "action_seconds" in spin.error) == (ToolStatus.ERROR, True), spin
-    missing = await browse(site, "/form", {"do": "click", "selector": "#none"}, action_seconds=8)
+    missing = await browse(site, "/form", {"do": "click", "selector": "#none"}, action_seconds=12)
     assert (missing.status, "action 1 (click #none): not done" in missing.error) == (ToolStatus.ERROR, True), missing
     wrong = await browse(site, "/form", {"do": "click", "selector": "##"})
     assert (wrong.status, "is no CSS selector" in wrong.error) == (ToolStatus.INVALID, True), wrong

@@ -17,17 +17,32 @@ import redis.asyncio
 from neo4j import GraphDatabase
 from pydantic import SecretStr
 
-from moothall.config import Databases, Db
+from moothall.config import Databases, Db, load_settings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
 from moothall.testing import neo4j as neo4j_server
 from moothall.testing import servers
-from moothall.testing.gate import Room, in_seconds
+from moothall.testing.bus import MemoryBus
+from moothall.testing.gate import Facts, House, Room, in_seconds, tool_call
 from moothall.toolkits.databases import DatabaseTools
 from moothall.tools.db_tools import SPECS
+from moothall.wiring.rules import open_rules
 
 pytestmark = pytest.mark.e2e
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
 _PASSWORD = "r-secret-42"
+POLICY = """package moothall.tools
+
+import rego.v1
+
+default decision := {"allow": false, "reason": "no rule allows it"}
+
+decision := {"allow": true} if {
+    input.category == "db"
+    "look" in input.tags
+}
+"""
 
 
 async def ask(tool: str, settings: Db, tenant: str = "local", **arguments: Any) -> ToolResult:
@@ -71,7 +86,7 @@ def reader(boss: str) -> str:
 
 
 def postgres(url: str, **more: Any) -> Db:
-    return Db(postgres_url=SecretStr(url), **more)
+    return Db(postgres_url=SecretStr(url), **{"seconds": 60, **more})
 
 
 async def test_postgres_answers_as_json(reader: str) -> None:
@@ -201,7 +216,7 @@ async def test_postgres_answers_are_bounded(reader: str) -> None:
     assert (rows.status, len(rows.output["rows"]), rows.output["truncated"]) == (ToolStatus.SUCCESS, 10, True)
     wide = await ask("db.postgres", postgres(reader), query="select repeat('x', 3000) from generate_series(1, 1000)")
     assert (len(wide.output["rows"]) < 20, wide.output["truncated"]) == (True, True)
-    huge = await ask("db.postgres", postgres(reader), query="select repeat('x', 500000000)")
+    huge = await ask("db.postgres", postgres(reader), query="select repeat('x', 60000000)")
     assert (huge.status, "db.receive_bytes" in huge.error) == (ToolStatus.ERROR, True)
     for query in ("select pg_sleep(60)", "select set_config('statement_timeout', '0', false), pg_sleep(60)"):
         slow = await ask("db.postgres", postgres(reader, seconds=1), query=query)
@@ -243,12 +258,56 @@ async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> N
     assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (ToolStatus.ERROR, True, False)
 
 
+async def test_postgres_by_its_socket(boss: str, reader: str) -> None:
+    with psycopg.connect(boss) as connection:
+        told = connection.execute("show unix_socket_directories").fetchone()
+    url = f"postgresql://reader:{_PASSWORD}@/postgres?host={told[0] if told else ''}&port={urlsplit(reader).port}"
+    assert (await ask("db.postgres", postgres(url), query="select ok()")).output["rows"] == [[7]]
+    several = await ask("db.postgres", postgres("postgresql://reader@127.0.0.1,127.0.0.2/postgres"), query="select 1")
+    assert (several.status, "no URL of one server" in several.error) == (ToolStatus.ERROR, True)
+
+
 async def test_a_tenant_reaches_its_own_servers_and_no_others(reader: str) -> None:
     settings = postgres(reader, tenants={"acme": Databases(), "beta": Databases(postgres_url=SecretStr(reader))})
     assert (await ask("db.postgres", settings, query="select 1")).status is ToolStatus.SUCCESS
     assert (await ask("db.postgres", settings, "beta", query="select 1")).status is ToolStatus.SUCCESS
     refused = await ask("db.postgres", settings, "acme", query="select 1")
     assert (refused.status, "MOOTHALL_DB__POSTGRES_URL" in refused.error) == (ToolStatus.ERROR, True)
+
+
+async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
+    for query, params, said in (
+        ("select", ["\0"], "NUL"),
+        ("select $1::int + $2::int", ["1"], "bind message supplies 1 parameters"),
+        ("select nothing from items", [], 'column "nothing" does not exist'),
+        ("selekt 1", [], "one SELECT, VALUES or WITH"),
+        ("--", [], "one SELECT, VALUES or WITH"),
+    ):
+        result = await ask("db.postgres", postgres(reader), query=query, params=params)
+        assert (result.status in {ToolStatus.INVALID, ToolStatus.ERROR}, said in result.error) == (True, True), result
+
+
+# Through the gate
+
+
+async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves_no_secret(reader: str, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "roles.yaml").write_text('roles: {data: {tools: {"db.*": [outside]}}}', encoding="utf-8")
+    (own / "mine.rego").write_text(POLICY, encoding="utf-8")
+    settings = load_settings(data_dir=tmp_path / "data", guard={"policies": own}, db={"postgres_url": reader})
+    async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
+        facts = Facts()
+        house = House(tmp_path, audit, settings.guard)
+        house.gate = Gate(settings.guard, audit, facts, rules)
+        seat = house.seat(role="data", grant=rules.grants.of("data"))
+        assert [spec.name for spec in house.gate.offered("local", seat.grant)] == ["db.postgres"]
+        result = await house.gate.call(seat, tool_call("db.postgres", query="select name from items where id = $1", params=["1"]))
+        assert (result.status, result.output["rows"]) == (ToolStatus.SUCCESS, [["bolt"]]), result.error
+        changed = await house.gate.call(seat, tool_call("db.postgres", number=2, query="delete from items"))
+        assert changed.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}
+        assert [event.type for event in facts.events] == ["moothall.tool.started", "moothall.tool.finished"] * 2
+        assert _PASSWORD not in str(facts.events) + house.chain.read_text()
 
 
 # Redis
@@ -286,7 +345,7 @@ async def state(client: redis.asyncio.Redis) -> list[Any]:
 
 
 def reds(url: str, **more: Any) -> Db:
-    return Db(redis_url=SecretStr(url), **more)
+    return Db(redis_url=SecretStr(url), **{"seconds": 60, **more})
 
 
 async def test_redis_answers(redis_url: str, filled: redis.asyncio.Redis) -> None:

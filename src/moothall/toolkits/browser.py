@@ -162,6 +162,8 @@ class _Page:
         url = self._destinations.check(text)
         answer = await self._tools.call("Page.navigate", url=str(url))
         await self._settled()
+        if reason := self._proxy.refused.get((url.host or "", url.port or 0)):
+            raise Refused(reason)
         await self._allowed()
         if reason := answer.get("errorText"):
             raise CallFailed(f"{url.host} cannot be opened: {reason}")

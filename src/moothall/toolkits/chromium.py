@@ -108,6 +108,7 @@ async def chromium(
                 await tools.attach()
         except (TimeoutError, Gone) as error:
             raise CallFailed(f"the browser did not start: {_why(inside)}") from error
+        stack.callback(inside.kill)  # before its proxy ends: nobody is left who would connect
         yield Running(tools, proxy)
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from moothall.config import Databases, Db
+from moothall.config import Databases, Db, secret_values
 from moothall.domain.secrets import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
@@ -51,6 +51,7 @@ class DatabaseTools:
     def __init__(self, settings: Db) -> None:
         """Raises `ConfigurationError` for a URL that is none."""
         self._settings = settings
+        self._secrets = secret_values(settings)
         for databases in (settings, *settings.tenants.values()):
             for server in SCHEMES:
                 url_of(databases, server)
@@ -72,7 +73,7 @@ class DatabaseTools:
         url = url_of(self._settings.of(tenant), server)
         if not url:
             raise CallFailed(f"db.{server} is not set up here: MOOTHALL_DB__{server.upper()}_URL is not set")
-        output: Output = scrub_all(await self._ask(server, url, args), known=(url,))
+        output: Output = scrub_all(await self._ask(server, url, args), known=self._secrets)
         return output
 
     async def _ask(self, server: str, url: str, args: Mapping[str, Any]) -> Output:

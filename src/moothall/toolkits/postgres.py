@@ -8,26 +8,26 @@ is refused, with what to do about it.
 
 from __future__ import annotations
 
-import fcntl
-import struct
-import termios
-from collections.abc import AsyncIterator, Generator
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types import TypeInfo
 from psycopg.types.string import TextLoader
-from psycopg.waiting import Ready
 
 from moothall.config import Db
 from moothall.errors import InvalidRequest, Refused
 from moothall.toolkits.answering import CallFailed, Output
+from moothall.toolkits.relay import Relay, Streams, relaying
 from moothall.toolkits.rows import Table
 
-_RV = TypeVar("_RV")
+_Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
 _BATCH = 50
 _PLAIN = frozenset(
     {"bool", "int2", "int4", "int8", "float4", "float8", "json", "jsonb", "oid", "text", "varchar", "name", "bpchar"}
@@ -55,70 +55,69 @@ _MEND = (
 )
 
 
-class _Flooded(Exception):
-    """The server sent more than it may."""
-
-
-class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """One that ends a call for which too much is sent: a single value may be a gigabyte."""
-
-    most = 0
-
-    async def wait(self, gen: PQGen[_RV], *args: Any, **named: Any) -> _RV:
-        return await super().wait(_counted(gen, self.pgconn.socket, self.most), *args, **named)
-
-
-def _counted(gen: PQGen[_RV], descriptor: int, most: int) -> Generator[Any, Any, _RV]:
-    """Pass everything on, adding up what lies ready each time something does. Too high where the client leaves some of it."""
-    seen = 0
-    try:
-        wanted = next(gen)
-        while True:
-            ready = yield wanted
-            if most and ready and ready & Ready.R:  # nothing is ready where a wait begins again, to cancel
-                seen += struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))[0]
-                if seen > most:
-                    raise _Flooded
-            wanted = gen.send(ready)
-    except StopIteration as end:
-        return cast("_RV", end.value)
-
-
 async def query(url: str, text: str, params: list[str], limits: Db) -> Output:
     """Return the rows of one statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     try:
-        async with _connected(url, limits) as connection:
-            powers = await (await connection.execute(_POWERS)).fetchall()
-            if powers:
-                raise Refused(
-                    f"the role of db.postgres_url may do too much: {'; '.join(str(row[0]) for row in powers)}. Mend: {_MEND}"
-                )
-            run = _changed if limits.write else _read
-            return await run(connection, sql.SQL(text), params, limits)
-    except _Flooded as error:
-        raise CallFailed(f"the server sent more than {limits.receive_bytes} bytes (db.receive_bytes); ask for less") from error
-    except UnicodeError as error:
-        raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
-    except psycopg.Error as error:
-        raise _said(error, reading=not limits.write) from error
+        where = conninfo_to_dict(url)
+        host, port = _place(where)
+    except (psycopg.Error, ValueError) as error:
+        raise CallFailed("db.postgres_url is no URL of one server that PostgreSQL's client can read") from error
+    # libpq takes a whole row into memory, and one may be a gigabyte: what comes is counted on its way.
+    async with relaying(functools.partial(_open, host, port, limits.seconds), limits.receive_bytes) as relay:
+        try:
+            async with _connected({**where, "host": where.get("host") or host}, relay, limits) as connection:
+                powers = await (await connection.execute(_POWERS)).fetchall()
+                if powers:
+                    told = "; ".join(str(row[0]) for row in powers)
+                    raise Refused(f"the role of db.postgres_url may do too much: {told}. Mend: {_MEND}")
+                run = _changed if limits.write else _read
+                return await run(connection, sql.SQL(text), params, limits)
+        except UnicodeError as error:
+            raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
+        except psycopg.Error as error:
+            if relay.flooded:
+                most = limits.receive_bytes
+                raise CallFailed(f"the server sent more than {most} bytes (db.receive_bytes); ask for less") from error
+            raise _said(error, reading=not limits.write) from error
+
+
+async def _open(host: str, port: int, seconds: float) -> Streams:
+    async with asyncio.timeout(seconds):
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+        return await asyncio.open_connection(host, port)
+
+
+def _place(where: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the host and port of the one server that a URL names; without a host that is its socket on this machine."""
+    host = str(where.get("hostaddr") or where.get("host") or "/var/run/postgresql")
+    if "," in host:
+        raise ValueError("several hosts")
+    return host, int(where.get("port") or 5432)
 
 
 @asynccontextmanager
-async def _connected(url: str, limits: Db) -> AsyncIterator[_Connection]:
+async def _connected(where: Mapping[str, Any], relay: Relay, limits: Db) -> AsyncIterator[_Connection]:
+    given: dict[str, Any] = {**where, "hostaddr": "127.0.0.1", "port": relay.port}
+    if str(where["host"]).startswith("/"):
+        given |= {"host": "localhost", "sslmode": "disable"}
     try:
-        connection = await _Connection.connect(
-            url,
-            connect_timeout=max(2, round(limits.seconds)),
-            client_encoding="utf8",
-            application_name="moothall",
+        connection = await psycopg.AsyncConnection.connect(
+            **{
+                **given,
+                "connect_timeout": max(2, round(limits.seconds)),
+                "client_encoding": "utf8",
+                "application_name": "moothall",
+            },
             prepare_threshold=0 if limits.write else None,
         )
     except (psycopg.Error, OSError, ValueError) as error:
-        inside = "FATAL" in str(error)  # the server's own word; that a port is closed is libpq's
+        inside = "FATAL" in str(error)  # the server's own word; that a port is closed is not
         reason = "it lets nobody in with this user and password" if inside else "it does not answer"
-        raise CallFailed(f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more") from error
+        raise CallFailed(f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more") from (
+            OSError(relay.failed) if relay.failed else error
+        )
     try:
-        connection.most = limits.receive_bytes
         await _bound(connection, limits)
         yield connection
     finally:
@@ -172,6 +171,8 @@ def _said(error: psycopg.Error, *, reading: bool) -> Exception:
     """The server's own words, which name neither its address nor a password."""
     told = error.diag
     words = told.message_primary
+    if words is None and isinstance(error, psycopg.ProgrammingError | psycopg.DataError):  # the client's own, before it asks
+        return InvalidRequest(f"PostgreSQL is not asked: {str(error)[:300]}")
     if words is None:
         return CallFailed(f"the connection to PostgreSQL broke ({type(error).__name__})")
     more = "".join(f" {part}" for part in (told.message_detail, told.message_hint) if part)

@@ -21,7 +21,7 @@ from moothall.toolkits.destinations import Destinations, Unreachable
 
 _CHUNK = 65_536
 _HEAD_SECONDS, _CONNECT_SECONDS, _CLOSE_SECONDS = 20.0, 10.0, 5.0
-_CONNECTIONS = 128
+_CONNECTIONS, _ACCEPTING = 128, 5
 _HOPS = frozenset({b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade"})
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -149,4 +149,6 @@ async def proxying(destinations: Destinations, listening: socket.socket, most: i
         yield proxy
     finally:
         server.close()
+        for _ in range(_ACCEPTING):  # what was accepted just now becomes a connection in a few rounds of the loop
+            await asyncio.sleep(0)
         await proxy.close()

@@ -82,6 +82,8 @@ async def command(url: str, words: str, args: list[str], limits: Db) -> Output:
         raise Refused(f"Redis: {error}") from error
     except ResponseError as error:
         raise InvalidRequest(f"Redis: {error}") from error
+    except UnicodeError as error:
+        raise InvalidRequest("the command or its arguments have text that is not Unicode") from error
     except (RedisError, OSError, asyncio.IncompleteReadError) as error:
         raise CallFailed(f"the connection to Redis broke ({type(error).__name__})") from error
     finally:
