@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# uvloop starts programs by fork(), in which gRPC's handlers of a fork run: while gRPC is busy, every tenth program or so died of
+# them before it began (a failed assertion in its pollers). Nothing of ours uses gRPC in a child.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 _PACKAGE_VARIABLES = (
     "PIP_",
     "UV_",

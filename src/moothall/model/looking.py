@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+from yarl import URL
 
 from moothall.config import Llm
 from moothall.errors import ModelUnavailable
@@ -21,18 +22,23 @@ async def look(settings: Llm, base_url: str) -> tuple[int, int, str]:
     Raises `ModelUnavailable` where none answers.
     """
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
-    headers = {"Authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
-    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
-        wrong = [said for said in await asyncio.gather(*(_wrong(session, url) for url in urls)) if said]
+    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
+        wrong = [said for said in await asyncio.gather(*(_wrong(session, url, key) for url in urls)) if said]
     if len(wrong) == len(urls):
         raise ModelUnavailable(wrong[0])
     return len(urls) - len(wrong), len(urls), wrong[0] if wrong else ""
 
 
-async def _wrong(session: aiohttp.ClientSession, url: str) -> str:
-    """Return what is wrong with a server, nothing where it answers."""
+async def _wrong(session: aiohttp.ClientSession, url: str, key: str) -> str:
+    """Return what is wrong with a server, nothing where it answers. A key in the URL's user part, as the local model's, is sent as the
+    model's client sends it.
+    """
+    server = URL(url.rstrip("/"))
+    secret = key or server.user
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     try:
-        async with session.get(f"{url.rstrip('/')}/models", allow_redirects=False) as response:
+        async with session.get(server.with_user(None) / "models", headers=headers, allow_redirects=False) as response:
             if response.status in _NO_LIST:
                 return ""  # a server that keeps no list
             if response.status != 200:  # noqa: PLR2004 - HTTP's word for good
