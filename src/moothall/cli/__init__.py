@@ -21,7 +21,7 @@ _COMMANDS = {
     "log": ("moothall.cli.log:log", "The event log: what happened, in order."),
     "repo": ("moothall.cli.repo:repo", "Registered repositories: the API names them by id."),
     "tools": ("moothall.cli.tools:tools", "The catalogue of tools, and which of them a tenant's agents are offered."),
-    "serve": ("moothall.cli.serve:serve", "Serve gRPC on loopback: councils (orchestrator.v1) and tools (tool.v1)."),
+    "serve": ("moothall.cli.serve:serve", "Serve gRPC (councils, tools, the kernel for one agent, the code runner),..."),
 }
 
 

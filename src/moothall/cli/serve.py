@@ -15,7 +15,9 @@ from moothall.config import Settings
 @click.pass_context
 @errors_spoken
 def serve(context: click.Context, port: int | None) -> None:
-    """Serve gRPC on loopback: councils (orchestrator.v1) and tools (tool.v1). Tools are served on the bus, too."""
+    """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (tools, /health, /tasks) and the bus, on
+    loopback unless the settings say otherwise, until Ctrl-C.
+    """
     settings = settings_of(context)
     if port is not None:
         settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})

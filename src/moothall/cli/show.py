@@ -51,7 +51,8 @@ def thought_of(recorded: Recorded) -> Text | None:
 
 def _requested(data: Mapping[str, Any]) -> tuple[str, str]:
     base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
-    return f"{len(data['seats'])} seats ({data['role']}), protocol {data['protocol']}{base}", ""
+    count = len(data["seats"])
+    return f"{count} {'seat' if count == 1 else 'seats'} ({data['role']}), protocol {data['protocol']}{base}", ""
 
 
 def _progress(data: Mapping[str, Any]) -> tuple[str, str]:

@@ -35,7 +35,12 @@ tools.add_command(run_)
     "--category", "categories", multiple=True, help="The first part of a name, such as files, git, http; may be repeated."
 )
 @click.option("--tag", "tags", multiple=True, help="May be repeated; one of them is enough.")
-@click.option("--profile", "profiles", multiple=True, help="core, coding, reading, remote, code, network.")
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    help="core, coding, reading, remote, code, network, data, containers, wasm; may be repeated.",
+)
 @click.option("--role", default="", help="Only what this role's agents are offered.")
 @click.option("--safe", is_flag=True, help="Nothing that runs code or acts beyond the workspace.")
 @_TENANT
@@ -78,13 +83,16 @@ async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, 
     )
     found = discover(specs, wanted)
     if as_json:
-        click.echo(json.dumps([entry(spec, enabled=spec.name not in off) for spec in found], indent=2))
+        told = [entry(spec, enabled=spec.name not in off) | {"unset": unset.get(spec.name, "")} for spec in found]
+        click.echo(json.dumps(told, indent=2))
         return 0
     for spec in found:
         mark = "off" if spec.name in off else "unset" if spec.name in unset else ""
         click.echo(f"{spec.name:<16} {spec.danger.value:<8} {mark:<5} {spec.summary}")
     if not found:
-        click.echo("no tool fits", err=True)
+        categories = dict.fromkeys(spec.category for spec in specs)
+        profiles = dict.fromkeys(profile for spec in specs for profile in spec.profiles)
+        click.echo(f"no tool fits; there are the categories {', '.join(categories)}; profiles {', '.join(profiles)}", err=True)
     return 0
 
 
@@ -104,18 +112,19 @@ async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) ->
     from moothall.tools.discovery import entry
     from moothall.wiring.rules import catalogue_of
     from moothall.wiring.switching import switches
+    from moothall.wiring.unset import unset_tools
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
         raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
     async with switches(settings) as known:
-        told = entry(spec, enabled=name not in known.off(tenant))
+        told = entry(spec, enabled=name not in known.off(tenant)) | {"unset": unset_tools(settings, tenant).get(name, "")}
     if as_json:
         click.echo(json.dumps(told, indent=2))
         return 0
     click.echo(f"{spec.signature}\n{spec.summary}\n")
     for key, value in told.items():
-        if key not in {"id", "summary"}:
+        if key not in {"id", "summary"} and value != "":
             click.echo(f"{key:<14} {value if isinstance(value, str) else json.dumps(value)}")
     return 0
 
@@ -143,10 +152,13 @@ def disable(context: click.Context, *, name: str, reason: str, tenant: str) -> N
 
 async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> int:
     from moothall.wiring.switching import switches
+    from moothall.wiring.unset import unset_tools
 
     async with switches(settings) as known:
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
+    if enabled and (missing := unset_tools(settings, tenant).get(name)):
+        click.echo(f"it is offered to nobody yet: {missing}", err=True)
     return 0
 
 

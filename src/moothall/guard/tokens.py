@@ -28,6 +28,7 @@ TYPE, CHILD_TYPE = "moothall-capability+jwt", "moothall-delegation+jwt"
 _ALGORITHM = "HS256"
 _ISSUER = "moothall"
 _DEEPEST = 4
+_DOTS = 2
 _LONGEST_TOKEN = 16_000
 _LEEWAY = 5.0
 _KEPT = 4096
@@ -119,6 +120,10 @@ class Tokens:
         """Return the capability and the token's signature, which is what its children are signed with."""
         import jwt
 
+        if token.count(".") != _DOTS:
+            raise Refused(
+                "capability_token is no capability token: it is what opening the workspace answered, three parts with dots"
+            )
         try:
             header = jwt.get_unverified_header(token)
             if header.get("typ") == TYPE:

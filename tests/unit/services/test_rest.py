@@ -140,9 +140,12 @@ async def test_bodies_are_json_bounded_and_not_too_deep(web: Web) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/nowhere", "/v1/tools/files.read/x"])
 async def test_what_is_not_here_is_a_problem_too(web: Web, path: str) -> None:
-    assert problem(await web("GET", path))[:2] == (404, "NOT_FOUND")
+    nowhere = await web("GET", path)
+    assert problem(nowhere)[:2] == (404, "NOT_FOUND")
+    assert path in nowhere.json["detail"]
     wrong = await web("PUT", "/v1/workspaces", {})
     assert problem(wrong)[:2] == (405, "METHOD_NOT_ALLOWED")
+    assert wrong.json["detail"] == "/v1/workspaces takes POST, not PUT"
     assert wrong.headers["Allow"] == "POST"
 
 

@@ -98,7 +98,7 @@ def answering(calls: int) -> Middleware:
             retry_after = (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
             return problem(http_status_of(error), error.code, error.message, retry_after)
         except web.HTTPException as error:
-            return _of_aiohttp(error)
+            return _of_aiohttp(request, error)
         except Exception:  # the edge of the process: a bug's own text is not for callers
             log.exception("a request failed by a bug", path=request.path)
             return problem(500, "INTERNAL", "internal error; the server's log says more")
@@ -108,8 +108,13 @@ def answering(calls: int) -> Middleware:
     return answer
 
 
-def _of_aiohttp(error: web.HTTPException) -> web.Response:
-    response = problem(error.status, _CODES.get(error.status, "INVALID_REQUEST"), error.text or error.reason)
+def _of_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
+    said = error.text or error.reason
+    if isinstance(error, web.HTTPNotFound):
+        said = f"there is nothing at {request.path[:100]}; docs/doors.md says what there is"
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        said = f"{request.path[:100]} takes {', '.join(sorted(error.allowed_methods))}, not {error.method[:20]}"
+    response = problem(error.status, _CODES.get(error.status, "INVALID_REQUEST"), said)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
