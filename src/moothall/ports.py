@@ -135,6 +135,14 @@ class Bucket(Protocol):
         """Return the document or None."""
         ...
 
+    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        """Return the document and its revision; None and 0 where there is none."""
+        ...
+
+    async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
+        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was faster."""
+        ...
+
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
         """Return all that is there now."""
         ...

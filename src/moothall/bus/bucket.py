@@ -37,16 +37,25 @@ class KvBucket:
         except AlreadyExists as error:
             raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
 
+    async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
+        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was faster, and what `put` raises."""
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        await self.stored.put_raw(self.spec.subject(key), await self.packer.pack_document(document), headers)
+
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
+        return (await self.revised(key))[0]
+
+    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        """Return the document and its revision; None and 0 where there is none."""
         subject = self.spec.subject(key)
         try:
             found = await self.stored.patiently(
                 f"return {self.spec.name} {key}", lambda: self.stored.js.get_msg(self.spec.stream, subject=subject)
             )
         except NotFoundError:
-            return None
-        return await self.packer.unpack_document(found.data or b"")
+            return None, 0
+        return await self.packer.unpack_document(found.data or b""), found.seq or 0
 
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""

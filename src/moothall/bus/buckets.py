@@ -43,6 +43,7 @@ BUCKETS: Mapping[str, BucketSpec] = {
         BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
         BucketSpec("parked", "<tenant>.<id>: denied requests that an operator may allow, and what was said", max_age=7 * DAY),
         BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
+        BucketSpec("rates", "<tenant>.<tool>: when its last calls were made, by whatever process", max_age=DAY),
         BucketSpec(
             "workflows",
             "<tenant>.<workspace>.<id>: whether a workflow is under way, and how its workspace is opened again",

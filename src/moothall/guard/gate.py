@@ -165,7 +165,7 @@ class Gate:
                 raise
             approval = await check_approval(rules.parking, seat, call, stopped)
             await self._record_approval(replace(entry, phase="approved", approved_by=approval.approver))
-        check_rate(self._rates, seat, checked.spec)
+        await check_rate(self._rates, rules.rates, seat, checked.spec)
         check_limits(seat.meter, self._limits)
         return checked
 

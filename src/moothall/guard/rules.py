@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from moothall.guard.grants import Grants, shipped
 from moothall.guard.parking import Parking
 from moothall.guard.policy import Policy
+from moothall.guard.rates import SharedRates
 from moothall.guard.tokens import Tokens
 from moothall.ports import Toolkit
 from moothall.tools.catalogue import CATALOGUE
@@ -47,6 +48,7 @@ class Rules:
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
     parking: Parking | None = None
+    rates: SharedRates | None = None
     left: Callable[[str], Awaitable[None]] = _no_trace
 
     def without(self, tenant: str) -> Collection[str]:

@@ -82,6 +82,7 @@ class MemoryBucket:
         self._name = name
         self._packer = packer
         self._stored: dict[str, bytes] = {}
+        self._revisions: dict[str, int] = {}
         self._said: list[str] = []
         self._changed = asyncio.Event()
 
@@ -90,6 +91,7 @@ class MemoryBucket:
         bucket_of(self._name).subject(key)
         self._stored[key] = await self._packer.pack_document(document)
         self._said.append(key)
+        self._revisions[key] = len(self._said)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -98,6 +100,16 @@ class MemoryBucket:
         if key in self._stored:
             raise AlreadyExists(f"{self._name} has a {key} already")
         await self.put(key, document)
+
+    async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
+        """Store what stands in for a revision."""
+        if self._revisions.get(key, 0) != revision:
+            raise AlreadyExists(f"{self._name} has another {key}")
+        await self.put(key, document)
+
+    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        """Return the document and its revision."""
+        return await self.get(key), self._revisions.get(key, 0)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""

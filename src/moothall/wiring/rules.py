@@ -17,6 +17,7 @@ from moothall.guard.approvals import Approvals
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
 from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
 from moothall.guard.policy import Policy
+from moothall.guard.rates import SharedRates
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bucket, Toolkit
@@ -80,6 +81,7 @@ async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
             tokens=tokens,
             policy=policy,
             parking=waiting,
+            rates=SharedRates(bus.bucket("rates")),
             toolkits=toolkits,
             catalogue=catalogue,
             left=docker.left,

@@ -206,7 +206,14 @@ async def test_buckets(opened: Any) -> None:
         await bucket.create("local.files.read", {"enabled": False})
         with pytest.raises(AlreadyExists):
             await bucket.create("local.files.read", {"enabled": True})
-        await bucket.put("local.git.diff", {"enabled": True})
+        assert await bucket.revised("local.git.diff") == (None, 0)
+        await bucket.replace("local.git.diff", {"enabled": False}, 0)
+        document, revision = await bucket.revised("local.git.diff")
+        assert (document, revision > 0) == ({"enabled": False}, True)
+        await bucket.replace("local.git.diff", {"enabled": True}, revision)
+        for stale in (0, revision):
+            with pytest.raises(AlreadyExists):
+                await bucket.replace("local.git.diff", {"enabled": False}, stale)
         assert await bucket.get("local.files.read") == {"enabled": False}
         assert await bucket.entries() == {"local.files.read": {"enabled": False}, "local.git.diff": {"enabled": True}}
         async with aclosing(bucket.follow()) as changes:

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import Grant, ToolResult, ToolStatus
+from moothall.errors import BusUnavailable
 from moothall.guard.breaker import Breakers
 from moothall.guard.cache import ResultCache, cache_key
-from moothall.guard.rates import Rates
+from moothall.guard.rates import Rates, SharedRates
 from moothall.guard.seat import Stopped
+from moothall.testing.bus import MemoryBus
+from moothall.testing.gate import open_house, tool_call
 from moothall.tools.arguments import Arguments
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.outputs import Output
@@ -183,3 +190,56 @@ def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
     assert found is not None
     assert replace(found, request_id="r-2").request_id == "r-2"
     assert cache.get("a") == result()
+
+
+async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_workspace(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    statuses: list[ToolStatus] = []
+    async with AsyncExitStack() as stack:
+        houses = [
+            await stack.enter_async_context(open_house(tmp_path / str(number), rates=SharedRates(bus.bucket("rates"))))
+            for number in range(3)
+        ]
+
+        async def push(number: int) -> None:
+            house = houses[number % 3]
+            grant = Grant(("git.*", "files.*"))
+            result = await house.gate.call(house.seat(grant=grant), tool_call("git.push", number=number, branch="x"))
+            statuses.append(result.status)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(24):
+                group.create_task(push(number))
+        assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
+        assert sum(len(house.room.calls) for house in houses) == 10
+        # What stays in a workspace asks nobody.
+        before = await bus.bucket("rates").entries()
+        assert (await houses[0].gate.call(houses[0].seat(), tool_call(path="a"))).status is ToolStatus.SUCCESS
+        assert await bus.bucket("rates").entries() == before
+
+
+async def test_shared_windows_slide(tmp_path: Path) -> None:
+    del tmp_path
+    now = 1000.0
+    rates = SharedRates(MemoryBus().bucket("rates"), lambda: now)
+    for _ in range(10):
+        assert await rates.take("local", PUSH) == 0
+        now += 2
+    assert await rates.take("local", PUSH) == 40
+    assert await rates.take("elsewhere", PUSH) == 0
+    now = 1060.0
+    assert [await rates.take("local", PUSH) == 0 for _ in range(2)] == [True, False]
+    now = 1062.0
+    assert await rates.take("local", PUSH) == 0
+
+
+async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
+    class Away:
+        async def revised(self, key: str) -> Any:
+            raise BusUnavailable(f"no {key}")
+
+    away: Any = Away()
+    async with open_house(tmp_path, rates=SharedRates(away)) as house:
+        seat = house.seat(grant=Grant(("git.*",)))
+        result = await house.gate.call(seat, tool_call("git.push", branch="x"))
+    assert (result.status, house.room.calls) == (ToolStatus.RATE_LIMITED, [])
