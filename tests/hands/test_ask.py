@@ -99,7 +99,7 @@ async def test_own_changes_are_in_the_way(command: Command, repo: Path) -> None:
     assert (repo / "src/utils.py").read_text(encoding="utf-8") == "# my unfinished work\n"
 
 
-@pytest.mark.parametrize(("typed", "applied"), [("y", True), ("n", False)])
+@pytest.mark.parametrize(("typed", "applied"), [("y\n", True), ("n\n", False), ("\x04", False)])
 async def test_on_a_terminal_its_owner_is_asked(command: Command, repo: Path, typed: str, *, applied: bool) -> None:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
@@ -116,7 +116,7 @@ async def test_on_a_terminal_its_owner_is_asked(command: Command, repo: Path, ty
         async with asyncio.timeout(180):
             while b"Apply this to your files?" not in said:
                 said += await process.stderr.read(4096) or pytest.fail(said.decode())
-            os.write(ours, f"{typed}\n".encode())
+            os.write(ours, typed.encode())
             _, rest = await process.communicate()
     finally:
         os.close(ours)

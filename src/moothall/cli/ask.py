@@ -93,7 +93,9 @@ def ask(
         show_answer(Console(file=out, highlight=False), outcome)
     applied: tuple[str, ...] = ()
     try:
-        if diff and asked.files is not None and _wanted(yes=yes, quiet=as_json):
+        if diff and asked.files is None:
+            click.echo("not applied: the repository's files are not on this machine", err=True)
+        elif diff and asked.files is not None and _wanted(yes=yes, quiet=as_json):
             applied = _apply(settings, asked.files, diff)
     finally:
         if as_json:
@@ -138,7 +140,11 @@ def _wanted(*, yes: bool, quiet: bool) -> bool:
     if not sys.stdin.isatty():
         click.echo("not applied: there is no terminal to ask on; --yes applies without asking", err=True)
         return False
-    return click.confirm("Apply this to your files?", default=False, err=True)
+    try:
+        return click.confirm("Apply this to your files?", default=False, err=True)
+    except click.Abort:  # Ctrl-C or the end of input is a no
+        click.echo("\nnot applied", err=True)
+        return False
 
 
 def _apply(settings: Settings, files: Path, diff: str) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ async def _python(settings: Settings) -> Finding:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
     try:
         detail = await tried(settings)
-    except MoothallError as error:
-        return Finding("python blocks", ok=False, detail=error.message, mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
+    except (MoothallError, OSError) as error:  # its folder may be what is wrong
+        return Finding("python blocks", ok=False, detail=str(error), mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
     offered = settings.llm.context_tokens >= settings.runner.offer_from_tokens
     words = "offered in prompts" if offered else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
     return Finding("python blocks", ok=True, detail=f"{detail}; {words}")
