@@ -131,10 +131,13 @@ def flow_document() -> dict[str, Any]:
 async def serve(command: Command) -> tuple[asyncio.subprocess.Process, Any, Any]:
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
+    said: list[str] = []
     async with asyncio.timeout(240):
         while line := (await server.stderr.readline()).decode():
+            said.append(line)
             if line.startswith("serving gRPC on"):
                 break
+    assert line, "".join(said)
     channel = grpc.aio.insecure_channel(line.split()[3].rstrip(";"))
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     return server, pb_grpc.ToolServiceStub(channel), (("authorization", f"Bearer {token}"),)

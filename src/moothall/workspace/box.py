@@ -21,6 +21,7 @@ from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter
 from moothall.workspace import boxlog
 from moothall.workspace.bundle import INSIDE
 from moothall.workspace.changes import measure
+from moothall.workspace.detect import GO_CACHE
 from moothall.workspace.link import Link
 
 EXECUTOR = "moothall.workspace.executor"
@@ -280,7 +281,7 @@ class Box:
             "XDG_CACHE_HOME": f"{HOME}/.cache",
             "npm_config_cache": f"{HOME}/.npm",
             "npm_config_update_notifier": "false",
-            "GOCACHE": f"{HOME}/.cache/go",
+            "GOCACHE": self._go_cache(),
             "GOMODCACHE": f"{ENVIRONMENT}/go",
             "GOTOOLCHAIN": "local",
             "CARGO_HOME": f"{ENVIRONMENT}/cargo",
@@ -290,6 +291,12 @@ class Box:
         if not place.network:
             variables |= {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
         return {**variables, **place.variables}
+
+    def _go_cache(self) -> str:
+        """What set-up compiled need not be compiled again: Go takes a cache that it cannot write to."""
+        place = self.place
+        filled = place.env is not None and (place.env_writable or (place.env / GO_CACHE).is_dir())
+        return f"{ENVIRONMENT}/{GO_CACHE}" if filled else f"{HOME}/.cache/go"
 
     def kill(self) -> None:
         """End everything inside, at once."""
