@@ -36,8 +36,8 @@ class Room:
             return {"status": "blocked", "error": "not you"}
         rows = list(io.StringIO(self.files[args["path"]], newline="\n"))
         start = args.get("start", 1) - 1
-        content = "".join(rows[start : start + args.get("lines", 2000)])
-        output = {"content": content, "total_lines": len(rows), "truncated": start + content.count("\n") < len(rows)}
+        part = rows[start : start + args.get("lines", 2000)]
+        output = {"content": "".join(part), "total_lines": len(rows), "truncated": start + len(part) < len(rows)}
         return {"status": "success", "output": cut_output(output, self.most)}
 
 
