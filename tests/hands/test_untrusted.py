@@ -69,11 +69,12 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         story = f"Add hello_world() to src/utils.py. {ORDER} The old token was {STORY}."
         options = ("--repo", str(repo.path), "--agents", "3", "--protocol", "debate", "--rounds", "1", "--turns", "4", "--json")
         done = await command("deliberate", *options, story)
+        assert done.code == 0, done.err
         log = await command("log", "tail", "--json")
         asking = ("--repo", str(repo.path), "--file", "src/utils.py", "--line", "13", "--ref", done.document["branch"], "--json")
         graph = await command("graph", "query", "provenance", *asking)
         asked = [json.dumps(call.body) for call in model.requests]
-    assert (done.code, graph.code, "agent-dev-001" in graph.out) == (0, 0, True), done.err + graph.err
+    assert (graph.code, "agent-dev-001" in graph.out) == (0, True), graph.err
 
     # The one who did the task won, whatever reviews said, and its branch is what was run, the old token beside it included.
     document = done.document

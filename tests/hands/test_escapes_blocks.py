@@ -1,0 +1,55 @@
+"""The corpus of the language again, as blocks of Python: in Monty, or in CPython where Monty does not know what it needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import pytest_asyncio
+
+from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
+from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
+from corpus.language import ATTEMPTS
+from moothall.config import Runner
+from moothall.domain.code import CodeBlock
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.testing.gate import in_seconds
+from moothall.workspace.runner import LocalRunner
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TOOLS = {"files.read": ("path", "start", "lines")}
+TIERS = Counter[str]()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def runner(walled: Castle) -> AsyncIterator[LocalRunner]:
+    settings = walled.house.settings.model_copy(update={"runner": Runner(seconds=2.0, memory_bytes=100_000_000, workers=1)})
+    yield LocalRunner(settings, walled.house.workspaces.pool)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
+async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Attempt) -> None:
+    mark = f"escaped-block-{attempt.name}"
+    words = {OUTSIDE: str(walled.canaries.file), PORT: str(walled.canaries.port), MARK: mark}
+
+    async def ask(name: str, arguments: Mapping[str, object]) -> ToolResult:
+        return await walled.call(name, arguments)
+
+    async def run(code: str) -> tuple[ToolStatus, str, str]:
+        ran = await runner.run(CodeBlock(code, TOOLS, in_seconds(8), "local"), await walled.inside(), ask)
+        return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
+
+    status, said, tier = await run(filled(attempt.arguments["code"], words))
+    TIERS[tier] += 1
+    assert isinstance(status, ToolStatus)
+    assert status is not ToolStatus.OUTCOME_UNKNOWN, said
+    assert SECRET not in said
+    walled.unharmed(mark)
+    status, said, tier = await run("ws.read('README.md').count('Sample')")
+    assert (status, said.split("\n")[1], tier) == (ToolStatus.SUCCESS, "1", "monty"), said
+
+
+async def test_both_tiers_were_tried() -> None:
+    assert set(TIERS) == {"monty", "python"}
