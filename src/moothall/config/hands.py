@@ -70,6 +70,9 @@ class Runner(Section):
     full: bool = Field(
         default=True, description="run what the first tier cannot in CPython, in a sandbox of the workspace's kind"
     )
+    full_workers: int = Field(
+        4, ge=1, le=64, description="blocks that run in CPython side by side, for each depth of agents; more wait"
+    )
     agents_depth: int = Field(1, ge=0, le=4, description="how deep agents.run may stand in itself; 0: no sub-agents")
     agents_fan_out: int = Field(6, ge=1, le=64, description="sub-agents of one block")
     agents_at_once: int = Field(4, ge=1, le=64, description="sub-agents of one block side by side; more wait")

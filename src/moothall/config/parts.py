@@ -106,6 +106,7 @@ class Web(Section):
     tls_key: Path | None = None
     body_bytes: int = Field(4_000_000, ge=1000, description="one request's body; more is refused")
     calls: int = Field(256, ge=1, description="requests in flight; more are refused")
+    head_seconds: float = Field(20.0, gt=0, description="from a connection's beginning to its first request; then it is closed")
     grace_seconds: float = Field(5.0, ge=0, description="what requests in flight get to end when the server stops")
 
 

@@ -73,6 +73,7 @@ class Coding:
             tenant=context.tenant,
             agents=caller.depth < self.settings.agents_depth,
             full=granted(context.grant, _READS),
+            depth=caller.depth,
         )
         with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:
             ran = await self.runner.run(block, context.workspace, ask)

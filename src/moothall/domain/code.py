@@ -32,6 +32,8 @@ class CodeBlock:
     """Whether it may go to CPython, which reads all files of the workspace."""
     seconds: float = 0.0
     memory_bytes: int = 0
+    depth: int = 0
+    """How many agents deep: 0 is a seat's own block, or a caller's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,19 +10,33 @@ from moothall.domain.code import Ask, CodeRun
 from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.workspace.box import Answer
+from moothall.workspace.face import plain
 
 _ERROR_CHARS = 4000
+_ENDS = frozenset({"success", "error", "memory"})
+"""How a block may say that it ended: all else only those can know who watch it."""
 
 
 class Asking:
-    """Answers a box's questions with `ask`; remembers what that raised, which is not the box's fault."""
+    """Answers a box's questions with `ask`; remembers what that raised, which is not the box's fault. One that goes on asking after
+    `most` questions, whatever it was answered, is `endless`: its time stands still while it asks.
+    """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, most: int) -> None:
         self._ask = ask
+        self._left = most
         self.failed: MoothallError | None = None
 
+    @property
+    def endless(self) -> bool:
+        """Whether it asked too often."""
+        return self._left < 0
+
     async def __call__(self, message: Answer) -> Answer:
-        """Return the answer to a question."""
+        """Return the answer to a question. Raises `WorkspaceFailed` where it is one too many."""
+        self._left -= 1
+        if self.endless:
+            raise WorkspaceFailed("it asked for more than it may, again and again")
         arguments = message.get("args")
         try:
             result = await self._ask(str(message.get("name")), arguments if isinstance(arguments, Mapping) else {})
@@ -40,10 +55,12 @@ def code_run(answer: Answer, most: int) -> CodeRun:
     except (TypeError, ValueError, AttributeError) as error:
         raise WorkspaceFailed(f"the runner broke its protocol: {error}") from error
     value, error_text = answer.get("value"), cut(str(answer.get("error") or ""))
-    if status is ToolStatus.SUCCESS and _size(value) > most:
+    if status is not ToolStatus.SUCCESS:
+        value = None
+    elif _size(value) > most:
         status, value, error_text = ToolStatus.OUTPUT, None, f"its last expression has more than {most} bytes; keep it small"
-    printed = str(answer.get("printed") or "")[: 2 * most]
-    return CodeRun(status, value, printed, error_text, duration_ms=duration, usage=usage)
+    printed = clean(str(answer.get("printed") or "")[: 2 * most])
+    return CodeRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
 
 
 def full_run(answer: Answer, most: int) -> CodeRun:
@@ -57,7 +74,24 @@ def full_run(answer: Answer, most: int) -> CodeRun:
         return code_run(
             {**told, "status": "error", "error": f"it ended by itself with exit code {answer.get('exit_code')}"}, most
         )
-    return code_run({**told, "status": end.get("status"), "value": end.get("value"), "error": end.get("error")}, most)
+    said = end.get("status")
+    ended = said if isinstance(said, str) and said in _ENDS else "error"
+    return code_run({**told, "status": ended, "value": end.get("value"), "error": end.get("error")}, most)
+
+
+def most_asked(tool_calls: int) -> int:
+    """Return how often a block may ask that may call so many tools: refusals are heard, and the last of them."""
+    return 2 * tool_calls + 100
+
+
+def asked_too_often() -> CodeRun:
+    """Return how a block ended that was `endless`."""
+    return CodeRun(ToolStatus.BUDGET_EXCEEDED, error="it went on asking for more than tools may be called, and was ended")
+
+
+def _read(value: Any) -> Any:
+    """Return a value as plain JSON, which every door can tell: no NaN, no depths, no halves of characters."""
+    return json.loads(clean(json.dumps(plain(value), ensure_ascii=False)))
 
 
 def _size(value: Any) -> int:
@@ -74,4 +108,10 @@ def _size(value: Any) -> int:
 
 def cut(text: str) -> str:
     """Return the end of a text, where errors say what they are."""
+    text = clean(text)
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
+
+
+def clean(text: str) -> str:
+    """Return the text with halves of characters, which no encoding takes, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.config import Sandbox, Settings
-from moothall.errors import SandboxUnavailable, WorkspaceFailed
+from moothall.errors import MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.inside import BOOT, HOME
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
@@ -207,7 +207,10 @@ class Box:
             killed = self._killed_for_memory() if message["op"] in _OF_OTHERS else None
             number, answer = self._link.ask(message)
             try:
-                result = await self._follow(number, answer, wall, killed, disk=op != "setup", asked=asked)
+                if killed is None:
+                    result = await self._follow(number, answer, wall, asked)
+                else:
+                    result = await self._watched(number, self._follow(number, answer, wall, asked), killed, disk=op != "setup")
             except WorkspaceFailed as error:
                 raise WorkspaceFailed(f"{error.message}: {self._sandbox.log_tail() or 'it said nothing'}") from error
             except asyncio.CancelledError:
@@ -223,41 +226,52 @@ class Box:
     def _killed_for_memory(self) -> int:
         return self._sandbox.cgroup.killed_for_memory() if self._sandbox and self._sandbox.cgroup else 0
 
-    async def _follow(
-        self,
-        number: int,
-        answer: asyncio.Future[Answer],
-        wall: float,
-        killed: int | None,
-        *,
-        disk: bool,
-        asked: Asked | None,
-    ) -> Answer:
-        """Wait for an answer. Unless `killed` is None (nothing of others runs) look at memory and disk meanwhile."""
+    async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None) -> Answer:
+        """Wait for an answer, and answer what is asked meanwhile."""
         link = self._link
         assert link is not None  # noqa: S101 - request made sure
         loop = asyncio.get_running_loop()
-        end, pause, stopped = loop.time() + wall + _GRACE_SECONDS, _LOOK_PAUSE, False
+        end = loop.time() + wall + _GRACE_SECONDS
         while True:
-            await asyncio.wait([answer], timeout=max(0.0, end - loop.time()) if killed is None else pause)
-            if answer.done():
-                said = answer.result()
-                if asked is None or said.get("op") != "call":
-                    return said
-                begun = loop.time()
-                answer = link.reply(number, await asked(said))
-                end += loop.time() - begun
-                continue
-            if loop.time() >= end:
+            await asyncio.wait([answer], timeout=max(0.0, end - loop.time()))
+            if not answer.done():
                 self.kill()
                 raise WorkspaceFailed(f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended")
-            if killed is not None and not stopped:
-                begun = loop.time()
-                broken = "memory" if self._killed_for_memory() > killed else "disk" if disk and await self._disk_is_full() else ""
-                if broken:
-                    link.stop(number, broken)
-                    stopped = True
-                pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
+            said = answer.result()
+            if asked is None or said.get("op") != "call":
+                return said
+            begun = loop.time()
+            answer = link.more(number)  # it may be stopped, or die, while it waits
+            told = await asked(said)
+            end += loop.time() - begun
+            if not answer.done():
+                link.reply(number, told)
+
+    async def _watched(self, number: int, following: Awaitable[Answer], killed: int, *, disk: bool) -> Answer:
+        """Follow what runs code of others, and look at memory and disk meanwhile, also while it waits for an answer of ours."""
+        result: Answer | MoothallError
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch(number, killed, disk=disk), name=f"watch {self.name}")
+            try:
+                result = await following
+            except MoothallError as error:  # it goes out of here as it is, and not as one of a group
+                result = error
+            finally:
+                watch.cancel()
+        if isinstance(result, MoothallError):
+            raise result
+        return result
+
+    async def _watch(self, number: int, killed: int, *, disk: bool) -> None:
+        """Stop a request whose memory or disk is used up."""
+        loop, pause, broken = asyncio.get_running_loop(), _LOOK_PAUSE, ""
+        while not broken:
+            await asyncio.sleep(pause)
+            begun = loop.time()
+            broken = "memory" if self._killed_for_memory() > killed else "disk" if disk and await self._disk_is_full() else ""
+            pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
+        if self._link:
+            self._link.stop(number, broken)
 
     async def _disk_is_full(self) -> bool:
         limit = self._limits.disk_bytes

@@ -55,7 +55,7 @@ class Executor:
                 if not self._receive():
                     return
             request = self._waiting.pop(0)
-            if request.get("op") != "stop":
+            if request.get("op") not in {"stop", "answer"}:  # for what has ended meanwhile
                 self._answer(request)
 
     def _receive(self) -> bool:

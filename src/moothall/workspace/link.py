@@ -42,17 +42,20 @@ class Link(asyncio.Protocol):
             raise WorkspaceFailed(f"the request cannot be sent: {error}") from error
         return self._last, answer
 
-    def reply(self, request: int, message: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
-        """Answer what a request that runs asked us meanwhile; return the future of what it says next."""
+    def more(self, request: int) -> asyncio.Future[dict[str, Any]]:
+        """Return the future of what a request that runs says next."""
+        if self._gone:
+            raise WorkspaceFailed(self._gone)
+        return self._expect(request)
+
+    def reply(self, request: int, message: dict[str, Any]) -> None:
+        """Answer what a request that runs asked us."""
         if self._gone or self._transport is None:
             raise WorkspaceFailed(self._gone or "the executor is not connected")
-        said = self._expect(request)
         try:
             self._transport.write(pack({"op": "answer", **message, "id": request}))
         except ProtocolError as error:
-            del self._asked[request]
             raise WorkspaceFailed(f"the answer cannot be sent: {error}") from error
-        return said
 
     def stop(self, request: int, reason: str) -> None:
         """Ask for the end of a request that runs; its answer will have `reason` as its status."""

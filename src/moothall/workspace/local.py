@@ -32,7 +32,7 @@ from moothall.errors import (
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import checks, sessions
 from moothall.workspace import rules
-from moothall.workspace.asking import Asking, full_run
+from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
 from moothall.workspace.box import Box
 from moothall.workspace.changes import Caps, collect
 from moothall.workspace.clone import Change, TrustedClone
@@ -204,7 +204,7 @@ class LocalWorkspace:
             tree=(self._box.upper, *self._box.place.tree),
             limits=sandbox.model_copy(update={"memory_bytes": memory}),
         )
-        asking = Asking(ask)
+        asking = Asking(ask, most_asked(runner.tool_calls))
         python = f"{ENVIRONMENT}/bin/python" if place.env else str(interpreter())
         told = {
             "code": block.code,
@@ -220,6 +220,8 @@ class LocalWorkspace:
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if asking.failed is not None:
                 raise asking.failed from error
+            if asking.endless:
+                return asked_too_often()
             return CodeRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
         return full_run(answer, runner.output_bytes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sysconfig
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.workspace.asking import Asking, code_run, cut
+from moothall.workspace.asking import Asking, asked_too_often, code_run, cut, most_asked
 from moothall.workspace.box import Answer, Box, Place
 from moothall.workspace.coder import MONTY
 from moothall.workspace.pool import Pool
@@ -70,6 +71,10 @@ class LocalRunner:
         self._place = Place("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
         self._idle: dict[str, list[Box]] = {}
         self._slots = asyncio.Semaphore(settings.runner.workers)
+        # Of each depth its own: a block holds its box while it waits for agents whose blocks want one.
+        self._full_slots: defaultdict[int, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(settings.runner.full_workers)
+        )
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
         """Run a block. See `ports.CodeRunner`."""
@@ -82,7 +87,8 @@ class LocalRunner:
                 if not (self._settings.full and block.full):
                     return replace(ran, error=f"this Python cannot run it: {why}; write it without")
                 log.info("a block goes to CPython", reason=why)
-                return replace(await workspace.run_code(block, ask), tier="python", why=why)
+                async with self._full_slots[block.depth]:
+                    return replace(await workspace.run_code(block, ask), tier="python", why=why)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -105,7 +111,7 @@ class LocalRunner:
             await slot.take()
             return result
 
-        asking, slot = Asking(waiting), _Slot(self._slots)
+        asking, slot = Asking(waiting, most_asked(self._settings.tool_calls)), _Slot(self._slots)
         async with slot:
             try:
                 box = await self._take(block.tenant)
@@ -118,6 +124,8 @@ class LocalRunner:
             except WorkspaceFailed as error:
                 if asking.failed is not None:
                     raise asking.failed from error
+                if asking.endless:
+                    return asked_too_often(), ""
                 log.warning("a runner was lost", reason=error.message)
                 return CodeRun(ToolStatus.ERROR, error="the interpreter was lost while it ran this; its tool calls stand"), ""
             finally:

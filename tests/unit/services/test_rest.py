@@ -376,3 +376,31 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
     with pytest.raises(ConfigurationError, match="needs a token"):
         async with http_server(config.Web(port=0), doors_of(MemoryDesk()), {}, configured=True):
             pass
+
+
+async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(behind: Visiting) -> None:
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    async with serving_http(doors, head_seconds=0.3) as web:
+        silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
+        for _, writer in silent[10:]:
+            writer.write(b"GET /tasks HTTP/1.1\r\nHost: ")
+        kept_reader, kept = await asyncio.open_connection("127.0.0.1", web.port)
+        ask = f"GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+        for pause in (0.0, 0.6):
+            await asyncio.sleep(pause)
+            kept.write(ask)
+            assert b"200 OK" in await kept_reader.readuntil(b"\r\n\r\n")
+            await kept_reader.readuntil(b"]}")
+        async with asyncio.timeout(10):
+            assert [await reader.read() for reader, _ in silent] == [b""] * 20
+        for _, writer in (*silent, (None, kept)):
+            writer.close()
+
+
+@pytest.mark.parametrize("header", ["Authorization: Bearer SECRET\x01WORD", "Authorization : Bearer SECRET", "A: SECRET" * 2000])
+async def test_what_is_no_http_is_in_no_log(web: Web, header: str, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    writer.write(f"GET /tasks HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\n\r\n".encode())
+    assert b" 400 " in await reader.read(100)
+    writer.close()
+    assert "SECRET" not in caplog.text

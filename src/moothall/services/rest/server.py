@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import cast
 
 from aiohttp import web
 
@@ -14,12 +17,14 @@ from moothall.errors import ConfigurationError
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, is_loopback
 from moothall.services.rest import edge
+from moothall.services.rest.connections import Connections, quiet
 from moothall.services.rest.state import OPEN_PATHS, StateRoutes
 from moothall.services.rest.tools import ToolRoutes
 
 log = telemetry.get_logger(__name__)
 
 DEFAULT_PORT = 8080
+_BACKLOG = 128
 
 
 @asynccontextmanager
@@ -34,9 +39,11 @@ async def http_server(
     if not tokens or not all(tokens):
         raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
     context = _tls(settings, configured=configured)
+    connections = Connections(settings.head_seconds)
     application = web.Application(
         client_max_size=settings.body_bytes,
         middlewares=(
+            connections.heard,
             edge.watched,
             edge.answering(settings.calls),
             edge.called_rightly(settings.host, settings.hosts),
@@ -48,10 +55,17 @@ async def http_server(
     if doors.visits is not None:
         application.add_routes(ToolRoutes(doors.visits, doors.parking, doors.workflows).routes())
     # A request that dies with its client is cancelled, and its tool with it.
-    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=settings.grace_seconds)
+    runner = web.AppRunner(
+        application, access_log=None, handler_cancellation=True, shutdown_timeout=settings.grace_seconds, logger=quiet()
+    )
     await runner.setup()
     try:
-        yield await _listen(runner, settings, context)
+        listening = await _listen(partial(connections.begun, cast("web.Server", runner.server)), settings, context)
+        try:
+            yield listening.sockets[0].getsockname()[1] if listening else 0
+        finally:
+            if listening:
+                listening.close()
     finally:
         await runner.cleanup()
 
@@ -76,14 +90,15 @@ def _tls(settings: config.Web, *, configured: bool) -> ssl.SSLContext | None:
     return context
 
 
-async def _listen(runner: web.AppRunner, settings: config.Web, context: ssl.SSLContext | None) -> int:
+async def _listen(
+    begun: Callable[[], asyncio.BaseProtocol], settings: config.Web, context: ssl.SSLContext | None
+) -> asyncio.Server | None:
     wanted = DEFAULT_PORT if settings.port is None else settings.port
     try:
-        await web.TCPSite(runner, settings.host, wanted, ssl_context=context).start()
+        return await asyncio.get_running_loop().create_server(begun, settings.host, wanted, ssl=context, backlog=_BACKLOG)
     except OSError as error:
         said = f"HTTP cannot be served on {settings.host}:{wanted}: {error.strerror or error}"
         if settings.port is not None:
             raise ConfigurationError(f"{said}; choose another web.port, or 0 for any free one") from error
         log.warning("no HTTP door; set web.port to a free one, or to 0", reason=said)
-        return 0
-    return int(runner.addresses[0][1])
+        return None
