@@ -45,6 +45,7 @@ class Coder:
         self._waiting: list[Message] = []
         self._current = -1
         self._cpu = 0
+        self._worker = "none"
         self._printed: list[str] = []
         self._room = self._asked = 0
 
@@ -64,7 +65,7 @@ class Coder:
 
     def _answer(self, request: Message) -> None:
         self._current = int(request["id"])
-        self._cpu = _cpu_ms()
+        self._cpu = self._usage()["cpu_ms"]
         self._printed, self._room, self._asked = [], int(request["output_bytes"]), 0
         begun = time.monotonic()
         if why := self._unsupported(request["code"]):
@@ -75,8 +76,14 @@ class Coder:
 
     def _end(self, answer: Message, begun: float) -> None:
         duration = round((time.monotonic() - begun) * 1000)
-        usage = {"cpu_ms": max(0, _cpu_ms() - self._cpu), "max_rss_bytes": _most_rss()}
+        usage = self._usage()
+        usage["cpu_ms"] = max(0, usage["cpu_ms"] - self._cpu)
         self._send({**answer, "id": self._current, "printed": "".join(self._printed), "duration_ms": duration, "usage": usage})
+
+    def _usage(self) -> dict[str, int]:
+        if not os.path.exists(f"/proc/{self._worker}/stat"):  # noqa: PTH110 - pathlib costs start time
+            self._worker = next(iter(others()), "none")
+        return _used(self._worker)
 
     def _unsupported(self, code: str) -> str:
         """Ask Monty about what the code imports, before any of it runs: why it is not for Monty, or nothing."""
@@ -151,23 +158,17 @@ class Coder:
             data = data[os.write(self._link, data) :]
 
 
-def _cpu_ms() -> int:
-    """Return what this process and its workers used so far; the kernel counts in hundredths of a second."""
-    own, ticks = os.times(), 0
-    for pid in others():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start time
+def _used(worker: str) -> dict[str, int]:
+    """Return what this process and its worker used so far; the kernel counts in hundredths of a second."""
+    own, ticks, most = os.times(), 0, 0
+    with contextlib.suppress(OSError):  # it was just replaced
+        with open(f"/proc/{worker}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start time
             fields = file.read().rpartition(b")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return round((own.user + own.system) * 1000) + ticks * 1000 // os.sysconf("SC_CLK_TCK")
-
-
-def _most_rss() -> int:
-    """Return the most memory that a worker has had."""
-    most = 0
-    for pid in others():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above
-            most = max(most, *(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM")), 0)
-    return most
+        ticks = int(fields[11]) + int(fields[12])
+        with open(f"/proc/{worker}/status", "rb") as file:  # noqa: PTH123 - as above
+            most = next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM")), 0)
+    cpu = round((own.user + own.system) * 1000) + ticks * 1000 // os.sysconf("SC_CLK_TCK")
+    return {"cpu_ms": cpu, "max_rss_bytes": most}
 
 
 def _probes(tree: ast.AST) -> list[str]:
