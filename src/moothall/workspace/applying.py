@@ -7,6 +7,7 @@ from moothall.workspace.gitcmd import GitRunner
 from moothall.workspace.sources import Local
 
 _SHOWN = 5
+_FROM_ELSEWHERE = (b" rename ", b" copy ")
 _FILTERS = ("clean=", "smudge=", "process=", "required=false")
 _NOWHERE = {"GIT_DIR": "/dev/null"}
 """In no repository: what is applied then is text to files, without attributes and so without filters."""
@@ -25,6 +26,12 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str) -> tuple[str, 
     counted = await git.call("apply", "--numstat", "-z", "-", cwd=local.top, stdin=raw, env=_NOWHERE)
     if counted.status:
         raise RepositoryError(f"this is no diff that git can apply: {counted.reason}")
+    told = await git.call("apply", "--summary", "-", cwd=local.top, stdin=raw, env=_NOWHERE)
+    if any(line.startswith(_FROM_ELSEWHERE) for line in told.out.splitlines()):
+        # Their other end is in no list of paths, and may be a file that git ignores: a secret would come where all can read it.
+        raise RepositoryError(
+            "the diff renames or copies files: ask for one without (git diff --no-renames); nothing was applied"
+        )
     rows = [row.split(b"\t", 2) for row in counted.out.split(b"\0") if row]
     paths = tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
     if own := await _changed(git, local, paths):
@@ -44,6 +51,15 @@ async def _changed(git: GitRunner, local: Local, paths: tuple[str, ...]) -> list
     known = await git.call(*where, "config", "--null", "--name-only", "--get-regexp", r"^filter\.", cwd=local.top)
     drivers = {name.decode(errors="replace").rpartition(".")[0] for name in known.out.split(b"\0") if name}
     none = [word for driver in sorted(drivers) for what in _FILTERS for word in ("-c", f"{driver}.{what}")]
-    status = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all", "--")
+    status = (
+        "status",
+        "--porcelain=v1",
+        "-z",
+        "--no-renames",
+        "--untracked-files=all",
+        "--ignored",
+        "--ignore-submodules=all",
+        "--",
+    )
     changed = await git.run(*where, *none, *status, *paths, cwd=local.top)
     return [item[3:].decode(errors="replace") for item in changed.split(b"\0") if item]

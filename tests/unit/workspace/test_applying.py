@@ -74,7 +74,7 @@ async def test_staged_and_ignored_files_are_not_overwritten_either(repo: Repo, d
         await apply(repo, diff, tmp_path)
     repo.git("reset", "--hard", "--quiet")
     repo.write({".git/info/exclude": "src/new*\n", NEW: "mine\n"})
-    with pytest.raises(RepositoryError, match="does not fit"):
+    with pytest.raises(RepositoryError, match="changes of your own in src/new"):
         await apply(repo, diff, tmp_path)
     assert (repo.path / NEW).read_text() == "mine\n"
     assert (repo.path / "README.md").exists()
@@ -121,3 +121,21 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
     repo.git("clone", "--quiet", "--bare", str(repo.path), str(tmp_path / "bare"))
     with pytest.raises(RepositoryError, match="bare"):
         await apply(Repo(tmp_path / "bare"), diff, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("similarity index 100%\nrename from .env\nrename to public.txt\n", "renames or copies"),
+        ("similarity index 100%\ncopy from .env\ncopy to public.txt\n", "renames or copies"),
+        ("deleted file mode 100644\n--- a/.env\n+++ /dev/null\n@@ -1 +0,0 @@\n-KEY=1\n", "changes of your own in .env"),
+        ("--- a/.env\n+++ b/.env\n@@ -1 +1 @@\n-KEY=1\n+KEY=2\n", "changes of your own in .env"),
+    ],
+)
+async def test_files_that_git_ignores_are_their_owners(repo: Repo, tmp_path: Path, change: str, words: str) -> None:
+    repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
+    other = "public.txt" if "public" in change else ".env"
+    with pytest.raises(RepositoryError, match=words):
+        await apply(repo, f"diff --git a/.env b/{other}\n{change}", tmp_path)
+    assert (repo.path / ".env").read_text() == "KEY=1\n"
+    assert not (repo.path / "public.txt").exists()
