@@ -223,6 +223,7 @@ def _read_json_turn(text: str) -> Turn:
     value = data[said[0]]
     if not isinstance(value, str) or not value.strip():
         raise MalformedReplyError(f"{said[0]!r} is a text that is not empty.")
+    value = value.encode("utf-8", "replace").decode()  # JSON can spell half a character, and no digest takes such a text
     return Turn(thought, python=value) if said == ["python"] else Turn(thought, finish=value)
 
 

@@ -1,0 +1,29 @@
+"""What a model replies that no encoding takes: a real model server, gate and runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.testing.council import ONE, code, outcomes
+from moothall.testing.model import step_of
+from moothall.testing.python import open_coding_council
+from moothall.testing.repos import SOLUTION
+
+pytestmark = pytest.mark.e2e
+APPEND = f"ws.write('src/utils.py', ws.read('src/utils.py') + {SOLUTION!r})"
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize("half", [f"x = '{HALF}'\nprint(x)", f"ws.write('a.txt', '{HALF}')", f"import socket\nprint('{HALF}')"])
+async def test_half_a_character_in_a_block_is_no_end_of_a_seat(tmp_path: Path, half: str) -> None:
+    turns = (code(half), code(APPEND, HALF))
+
+    def answer(_body: Any, headers: Any) -> Any:
+        return turns[min(int(step_of(headers).split(".")[1]), len(turns)) - 1]
+
+    async with open_coding_council(tmp_path, answer) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert outcomes(events) == {ONE: "proposed"}, events[-1]
