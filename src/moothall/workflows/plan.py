@@ -92,7 +92,7 @@ class _Step(_Call):
     id: str = Field(pattern=f"^{ID_PATTERN}$")
     needs: list[str] | None = None
     retry: _Retry = _Retry()
-    timeout: float = Field(0.0, ge=0)
+    timeout: float = Field(0.0, ge=0, le=_LONGEST_WAIT)  # what no calendar holds would end the process that serves
     on_failure: Literal["stop", "continue", "compensate"] = "stop"
     accept: Literal["success", "any"] = "success"
     compensate: _Call | None = None

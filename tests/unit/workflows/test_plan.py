@@ -119,3 +119,11 @@ def test_any_plan_without_a_circle_has_an_order_in_which_needs_come_first(order:
         assert set(step.needs) <= seen
         seen.add(step.id)
     assert len(seen) == 6
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e12, float("inf"), float("nan"), -1])
+def test_a_time_that_no_calendar_holds_is_refused_before_it_ends_the_server(seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match="timeout"):
+        plan_of({**READ, "timeout": seconds})
+    with pytest.raises(InvalidRequest, match="seconds"):
+        plan_of({**READ, "retry": {"seconds": seconds}})
