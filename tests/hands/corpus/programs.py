@@ -6,6 +6,7 @@ from corpus.attempt import MARK, OUTSIDE, Attempt, shell
 
 _NO = ("invalid", "blocked", "error")
 _RAN = ("success",)
+_SLOW = ("success", "error", "cpu", "timeout", "processes")  # three starts of npm take seconds of a busy machine
 _OUT = f"open('{OUTSIDE}').read()"
 _WRITES = f"open('/etc/{MARK}', 'w')"
 _REPORT = "/tmp/moothall-report.xml"
@@ -183,7 +184,7 @@ ATTEMPTS = (
         "npm-configuration",
         "tests.npm",
         {},
-        (*_RAN, "error"),
+        _SLOW,
         "",
         plants={
             ".npmrc": "script-shell=/workspace/evil.sh\nnode-options=--require=/workspace/evil.js\nuserconfig=@OUTSIDE@\nregistry=http://127.0.0.1:@PORT@/\ncache=/etc/@MARK@\n",
@@ -194,7 +195,7 @@ ATTEMPTS = (
         "npm-fetches",
         "tests.npm",
         {},
-        _RAN,
+        _SLOW,
         "",
         plants={
             "package.json": '{"name": "x", "scripts": {"test": "npm install --registry=http://127.0.0.1:@PORT@/ left-pad; npx --yes --registry=http://127.0.0.1:@PORT@/ x"}}'

@@ -76,7 +76,7 @@ ATTEMPTS = (
             tool,
             {"url": f"http://{SITE}/to/{code}?where={target}", **more},
             _NO,
-            "redirects|not a public|user or",
+            "redirects|not a public|user or|canonical",
         )
         for n, (target, (tool, code, more)) in enumerate(
             zip(
