@@ -190,6 +190,11 @@ async def _connected(where: str, options: dict[str, Any]) -> AsyncIterator[None]
         raise
     except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
         raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        # Ray's word for a node that does not come up in time, on a machine with too much to do, is the bare class.
+        raise ConfigurationError(f"Ray could not be started {where}: {error}") from error
     try:
         # Ray tells of a worker's death on stdout, where callers expect our own document only.
         with contextlib.redirect_stdout(sys.stderr):

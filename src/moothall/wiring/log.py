@@ -47,6 +47,7 @@ async def found(settings: Settings, tell: Tell) -> lock.Address:
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError as error:
         raise ConfigurationError(
-            f"another process holds {settings.data_dir} but does not say where it serves; set MOOTHALL_DATA_DIR to another one"
+            f"another process holds {settings.data_dir} but does not say where it serves: it still starts, or hangs. Wait, end it, or set "
+            "MOOTHALL_DATA_DIR to another folder"
         ) from error
     return address
