@@ -85,7 +85,8 @@ class LocalRunner:
                 if not why:
                     return ran
                 if not (self._settings.full and block.full):
-                    return replace(ran, error=f"this Python cannot run it: {why}; write it without")
+                    other = ", or let it read files too (files.read), as CPython wants" if self._settings.full else ""
+                    return replace(ran, error=f"this Python cannot run it: {why}; write it without{other}")
                 log.info("a block goes to CPython", reason=why)
                 async with self._full_slots[block.depth]:
                     return replace(await workspace.run_code(block, ask), tier="python", why=why)
