@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.bus.registry import EVENT_SPECS
+from moothall.bus.event_specs import EVENT_SPECS
 from moothall.testing.recovery.matrix import check_covered
 from moothall.testing.recovery.scene import NOT_SCRIPTED
 

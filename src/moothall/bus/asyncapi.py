@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from moothall import __version__
-from moothall.bus.registry import DEAD, DURABLES, EVENT_SPECS, SIGNALS, STREAMS, WORK, EventSpec, stream_of
+from moothall.bus.event_specs import EVENT_SPECS, EventSpec
+from moothall.bus.registry import DEAD, DURABLES, SIGNALS, STREAMS, WORK, stream_of
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _TEXT = {"type": "string"}

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moothall.bus.registry import EVENT_SPECS
+from moothall.bus.event_specs import EVENT_SPECS
 from moothall.domain.event import Event, EventType
 from moothall.errors import InvalidRequest
 

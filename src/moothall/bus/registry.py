@@ -1,6 +1,6 @@
-"""The only registry of streams, subjects, event types and durable consumers; `moothall.bus.buckets` is that of buckets.
+"""The only registry of streams, subjects and durable consumers; `event_specs` is that of event types, `buckets` of buckets.
 
-Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from it.
+Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache
 from string import Formatter
 from typing import Literal
 
+from moothall.bus.event_specs import EVENT_SPECS
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import ROLES
 from moothall.errors import InvalidRequest
@@ -32,16 +33,6 @@ class StreamSpec:
     retention: Literal["limits", "workqueue"]
     about: str
     max_age: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class EventSpec:
-    """Where a type of event travels and what its data holds. `subject` is filled in from the data."""
-
-    type: EventType
-    subject: str
-    fields: Mapping[str, str]
-    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,228 +81,6 @@ COUNCILS = StreamSpec(
     "Who sits for which role, by tenant. Apart from the log, so that pruning forgets no council.",
 )
 STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
-
-_TASK = {"task_id": "the deliberation", "story_id": "its story, if any"}
-_SEAT = {"task_id": "the deliberation", "seat": "the seat's stable id"}
-_STORY = {"story_id": "the story", "title": "title", "brief": "what the product owner asks for"}
-_TOOL = {
-    "request_id": "unique within a tenant",
-    "tool": "name in the catalogue",
-    "workspace": "the workspace it acts in",
-    "task_id": "the deliberation",
-    "seat": "who asked",
-}
-_FLOW = {"workflow_id": "unique within the workspace", "workspace": "the workspace it acts in"}
-_ROLE = {"tenant": "from the event", "role": "kind of work"}
-_COUNCIL = "council.{tenant}"
-_RESULTS, _RESPONSES, _AGILE = "agent.results.{task_id}", "agent.responses.{task_id}", "agile.events.{story_id}"
-
-
-def _spec(kind: EventType, subject: str, known: Mapping[str, str], **more: str) -> EventSpec:
-    return EventSpec(kind, subject, {**known, **more})
-
-
-_E = EventType
-EVENT_SPECS: Mapping[EventType, EventSpec] = {
-    spec.type: spec
-    for spec in (
-        _spec(_E.STORY_CREATED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
-        _spec(_E.STORY_CHANGED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
-        _spec(_E.STORY_TRANSITIONED, _AGILE, _STORY, from_state="before", to_state="after", event="what led there", actor="who"),
-        _spec(_E.STORY_COMMENTED, _AGILE, _STORY, comment="the words", actor="who"),
-        _spec(
-            _E.PLAN_DERIVED,
-            _AGILE,
-            {"story_id": "the story"},
-            plan_id="the plan",
-            tasks="its tasks, in order",
-            publish="whether councils get them",
-        ),
-        _spec(
-            _E.DELIBERATION_REQUESTED,
-            _RESULTS,
-            _TASK,
-            role="kind of work",
-            description="the task",
-            constraints="rubric, requirements, limits",
-            repository="id, url, ref",
-            base_sha="the pinned commit",
-            protocol="single, vote, debate, tests_then_verify, ask",
-            seats="the seats, in order",
-            rounds="review-and-revise rounds",
-            budget="tokens, seconds, calls, money",
-            deadline="UTC instant",
-        ),
-        _spec(_E.DELIBERATION_STARTED, _RESULTS, _TASK, seats="the seats, in order"),
-        _spec(
-            _E.DELIBERATION_DECIDED,
-            _RESPONSES,
-            _TASK,
-            status="how it ended",
-            winner_id="the winning seat, or empty",
-            proven="whether a test that the author didn't write shows it",
-            results="rank, score, reasons, checks, evidence, diff or its reference",
-            final_state="committed, no_winner, failed, timeout, cancelled, answered",
-            branch="where the winner lies",
-            commit_sha="the winner's commit",
-            usage="tokens, calls, money",
-            duration_ms="from request to decision",
-        ),
-        _spec(_E.DELIBERATION_CANCELLED, _RESPONSES, _TASK, reason="why"),
-        _spec(_E.SEAT_STARTED, _RESULTS, _SEAT, role="kind of work", agent_id="the agent", approach="what it will try"),
-        _spec(
-            _E.SEAT_TURN,
-            _RESULTS,
-            _SEAT,
-            round="from 0",
-            turn="from 0",
-            operations="tool calls with status",
-            thought="the model's words",
-            usage="tokens, calls, money",
-            checks="check name to verdict",
-        ),
-        _spec(_E.SEAT_PROPOSED, _RESULTS, _SEAT, candidate="id of the proposal", proposal="content, diff, commit, operations"),
-        _spec(
-            _E.SEAT_REVIEWED,
-            _RESULTS,
-            _SEAT,
-            candidate="what was judged",
-            fingerprint="of what was judged",
-            review="score, met, unmet, comment",
-        ),
-        _spec(_E.SEAT_REVISED, _RESULTS, _SEAT, candidate="id of the revision", proposal="content, diff, commit, operations"),
-        _spec(_E.SEAT_FAILED, _RESULTS, _SEAT, error="code and message"),
-        _spec(_E.SEAT_FINISHED, _RESULTS, _SEAT, outcome="status, error, usage; the seat's last event"),
-        _spec(
-            _E.MODEL_CALLED,
-            _RESULTS,
-            _SEAT,
-            call_id="deterministic id of the call",
-            phase="plan, propose, critique, revise, verify, derive, coach",
-            prompt_sha256="of the prompt's bytes",
-            model="name that the server gave",
-            sampling="temperature, seed, max_tokens",
-            usage="tokens, calls, money",
-            answer="the whole answer or its reference",
-            finish_reason="stop, length, …",
-            duration_ms="wall time",
-        ),
-        _spec(
-            _E.TOOL_REQUESTED,
-            "tool.requests.{workspace}",
-            {
-                "request_id": "unique within the workspace",
-                "workspace": "the workspace it is for",
-                "tool": "name in the catalogue",
-            },
-            arguments="an object",
-            capability_token="bound to this request",  # noqa: S106 - what it is, not one
-            deadline="UTC instant; may be left out",
-            context="story_id, task_id, seat, role, session_id, persona_id; may be left out",
-        ),
-        _spec(_E.TOOL_STARTED, "tool.results.{workspace}", _TOOL, arguments_digest="sha256 of the canonical arguments"),
-        _spec(
-            _E.TOOL_FINISHED,
-            "tool.results.{workspace}",
-            _TOOL,
-            status="success, error, invalid, blocked, …",
-            output="the tool's answer",
-            error="a sentence, if it failed",
-            duration_ms="wall time",
-            usage="cpu_ms, max_rss_bytes",
-            audit_id="its audit record",
-        ),
-        _spec(
-            _E.WORKFLOW_STARTED,
-            "tool.results.{workspace}",
-            _FLOW,
-            name="its name",
-            plan="its document, as it was sent",
-            digest="of the document",
-            commit_sha="the workspace's files as they were",
-            steps="how many there are",
-        ),
-        _spec(
-            _E.WORKFLOW_STEP,
-            "tool.results.{workspace}",
-            _FLOW,
-            step="the step's id",
-            state="started, parked, retrying, succeeded, failed, unknown, skipped",
-            compensation="whether it is the step's compensation",
-            attempt="from 1",
-            result="of the attempt that ended: as a tool.finished",
-            error="why it is no success",
-            commit_sha="the workspace's files as they are now, where the step may have changed them",
-            done="steps that are over",
-            steps="how many there are",
-        ),
-        _spec(
-            _E.WORKFLOW_FINISHED,
-            "tool.results.{workspace}",
-            _FLOW,
-            state="succeeded, partial, failed, compensated, cancelled",
-            error="why it is no success",
-            done="steps that are over",
-            steps="how many there are",
-        ),
-        _spec(
-            _E.CHECK_FINISHED,
-            _RESULTS,
-            _SEAT,
-            candidate="what was checked",
-            fingerprint="of the proposal that was checked: two hosts at once may make two of one name",
-            evidence="check, verdict, counts, output",
-            assessment="applies, required, regressions, proven, behaviour; with the check `applies`",
-            cross_author="whose tests, with the check `cross`",
-            cross_fingerprint="of the proposal that these tests are taken from",
-        ),
-        _spec(
-            _E.DECISION_MADE,
-            _AGILE,
-            {"story_id": "the story", "task_id": "the deliberation"},
-            approver="who",
-            decision="approved, rejected, changes",
-            comment="why",
-        ),
-        _spec(
-            _E.AGENT_PROGRESS,
-            "agent.progress.{agent_id}",
-            {"agent_id": "the agent"},
-            workstream="part of the work",
-            progress="0..1",
-            current_task="what it is at",
-            metrics="numbers",
-        ),
-        _spec(
-            _E.GUARD_ALERTED,
-            "audit.{tenant}",
-            {"tenant": "from the event", "kind": "denials, or escapes: attempts to get past the walls"},
-            count="how many of them",
-            seconds="within how long",
-            principal="who asked",
-            task_id="the deliberation, or the workspace of a caller from outside",
-            seat="the seat of the last one",
-            workspace="the workspace of the last one",
-            tool="what the last one asked for",
-            reason="why it was refused",
-            request_id="its request",
-        ),
-        _spec(_E.AUDIT_RECORDED, "audit.{tenant}", {"tenant": "from the event"}, record="the chained record"),
-        _spec(
-            _E.PLAN_FINISHED,
-            _AGILE,
-            {"story_id": "the story"},
-            plan_id="the plan",
-            derivation_id="the plan.derived event that it ends",
-            status="completed, or failed",
-            tasks="task id to how it ended; SKIPPED where a dependency did not complete",
-        ),
-        _spec(_E.COUNCIL_CREATED, _COUNCIL, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),
-        _spec(_E.COUNCIL_DELETED, _COUNCIL, _ROLE),
-        _spec(_E.AGENT_REGISTERED, _COUNCIL, _ROLE, agent="id, capabilities, endpoint, metadata"),
-        _spec(_E.AGENT_UNREGISTERED, _COUNCIL, _ROLE, agent_id="which"),
-    )
-}
 
 DURABLES: Mapping[str, DurableSpec] = {
     spec.name: spec

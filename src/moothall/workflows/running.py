@@ -32,6 +32,7 @@ log = get_logger(__name__)
 BUCKET = "workflows"
 _ALL_TOOLS = Grant(("*",))
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_BUG = "it was ended by a bug of ours; the log of the server says more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,11 @@ class Workflows:
                 log.warning("a workflow waits for the bus", workflow=plan.id, reason=str(group.exceptions[0]))
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
+            except* Exception:  # a bug over one plan must neither end the server nor come again at each of its starts
+                log.exception("a workflow ended by a bug", workflow=plan.id)
+                await chronicle.finish(End.FAILED, _BUG, done=0, steps=len(plan.steps))
+                await self._over(entry)
+                over = True
 
     async def _until_closed(self, chronicle: Chronicle, plan: Plan, entry: Begun, loan: Loan, record: Record) -> tuple[End, str]:
         hands = VisitHands(self._visits, loan, entry.token, plan.id, self._bus)
@@ -266,9 +272,17 @@ class Workflows:
         await self._index.put(entry.key, replace(entry, token="", running=False).document())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._group.create_task(work, name=f"workflow {name}")
+        task = self._group.create_task(bounded(work, name), name=f"workflow {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def bounded(work: Coroutine[Any, Any, None], name: str) -> None:
+    """One workflow: what goes wrong in it is its own."""
+    try:
+        await work
+    except Exception:  # the group holds all workflows of the process, and with them the server
+        log.exception("a workflow was given up by a bug", workflow=name)
 
 
 def _returning(loan: Loan, who: Principal) -> Returning:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moothall.bus.registry import EVENT_SPECS
+from moothall.bus.event_specs import EVENT_SPECS
 from moothall.domain.event import EventType
 from moothall.testing.recovery.house import KINDS, Kind
 from moothall.testing.recovery.lane import Blow, Lane, Plan, lane
