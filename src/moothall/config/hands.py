@@ -135,6 +135,7 @@ class Guard(Section):
     policy_seconds: float = Field(1.0, gt=0, description="what the OPA server gets for one answer; none in time is a no")
     policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
     visits: int = Field(16, ge=1, description="workspaces that callers from outside have open at a time")
+    visit_result_bytes: int = Field(20_000_000, ge=100_000, description="results that each such workspace keeps for repeats")
     visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")
     workflow_steps: int = Field(100, ge=1, description="steps of one workflow")
     workflow_attempts: int = Field(10, ge=1, description="attempts that a workflow may ask for at one step")

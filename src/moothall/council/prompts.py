@@ -71,6 +71,14 @@ _FINISH = {
     "blocks": "<finish>Added is_even to src/maths.py.</finish>",
 }
 
+# An answer to a question, shown: without it a small model takes the example of a change for its task.
+_ANSWERS = {
+    "json": '{"thought": "read it first", "actions": [{"tool": "files.read", "args": {"path": "src/maths.py"}}]}\n'
+    '{"thought": "it says so", "finish": "False: -3 % 2 is 1 in Python, and is_even compares it with 0."}',
+    "blocks": '<tool>{"name": "files.read", "args": {"path": "src/maths.py"}}</tool>\n'
+    "<finish>False: -3 % 2 is 1 in Python, and is_even compares it with 0.</finish>",
+}
+
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.
 {data}
 
@@ -140,17 +148,18 @@ def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ..
 
 
 def seat_prompt(
-    system: str, shared: str, role: str, approach: str, *, about_text: bool, asked: bool = False
+    system: str, shared: str, role: str, approach: str, *, about_text: bool, asked: ReplyMode | None = None
 ) -> tuple[Message, ...]:
-    """The first messages of a seat's conversation: the seat's own part comes last. `asked`: an answer will do."""
+    """The first messages of a seat's conversation: the seat's own part comes last. `asked`: an answer will do, spelt so."""
     way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
     ask = "Do the task now: reply with the actions that make the change."
     if about_text:
         ask = "Write the whole answer now."
     elif asked:
         ask = (
-            "If the task is a question, look at what you need with actions, change nothing, and finish with the whole answer. "
-            "If it asks for a change, make it."
+            "If the task asks for a change, make it. If it is a question, change nothing: look at what you need, then finish with the "
+            'whole answer. For "What does is_even return for -3?" the replies would be these two:\n'
+            f"{_ANSWERS[asked]}\nNow do the task."
         )
     return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
 

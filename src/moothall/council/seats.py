@@ -81,7 +81,12 @@ async def propose(council: Council, sitting: Sitting) -> None:
         seat=sitting.seat,
         role=d.role,
         head=prompts.seat_prompt(
-            council.system, council.shared, d.role, approach, about_text=council.about_text, asked=d.is_answer("")
+            council.system,
+            council.shared,
+            d.role,
+            approach,
+            about_text=council.about_text,
+            asked=council.mode if d.is_answer("") else None,
         ),
         voice=Voice(council.mode, warmth, d.seed),
         model=council.model,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from moothall.domain.ids import read_role
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
+from moothall.guard.answers import Answers
 from moothall.guard.gate import Gate
 from moothall.guard.lending import Kept, Loan, Returning
 from moothall.guard.parking import Parked
@@ -31,7 +31,6 @@ from moothall.tools.spec import Danger, ToolSpec
 
 log = get_logger(__name__)
 
-_RESULTS_KEPT = 2000
 _REQUEST_ID_CHARS = 200
 _PARKED_KEPT = 100
 SEAT = "visitor"
@@ -70,7 +69,7 @@ class _Visit:
     close: asyncio.Event
     keeper: asyncio.Task[None]
     slots: asyncio.Semaphore
-    answers: OrderedDict[str, tuple[str, asyncio.Future[ToolResult]]] = field(default_factory=OrderedDict)
+    answers: Answers
     parked: dict[str, ToolCall] = field(default_factory=dict)
     settled: dict[str, asyncio.Event] = field(default_factory=dict)
     flow: str = ""
@@ -177,7 +176,8 @@ class Visits:
                 persona=persona,
             )
         )
-        self._visits[name] = _Visit(seat, workspace, close, keeper, asyncio.Semaphore(self._settings.seat_in_flight))
+        slots = asyncio.Semaphore(self._settings.seat_in_flight)
+        self._visits[name] = _Visit(seat, workspace, close, keeper, slots, Answers(self._settings.visit_result_bytes))
         self._group.create_task(self._end(name, seconds), name=f"end {name}")
         return Opened(name, seat.token, deadline)
 
@@ -296,7 +296,7 @@ class Visits:
         spec = self._gate.catalogue.get(call.tool)
         if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
-        while (known := visit.answers.get(call.request_id)) is not None:
+        while (known := visit.answers.find(call.request_id)) is not None:
             if known[0] != digest:
                 raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request")
             if not granted(capability.grant, call.tool):  # it was asked for under a token that allows more
@@ -307,8 +307,7 @@ class Visits:
         return await self._once(visit, token, call, digest)
 
     async def _once(self, visit: _Visit, token: str, call: ToolCall, digest: str) -> ToolResult:
-        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        visit.answers[call.request_id] = (digest, answer)
+        answer = visit.answers.begin(call.request_id, digest)
         seat = (
             visit.seat if visit.seat.token == token else replace(visit.seat, token=token)
         )  # the same meter, under a narrower token
@@ -316,18 +315,11 @@ class Visits:
             async with visit.slots:
                 result = await self._gate.call(seat, call)
         except BaseException as error:
-            visit.answers.pop(call.request_id, None)
-            if isinstance(error, asyncio.CancelledError):
-                answer.cancel()
-            else:
-                answer.set_exception(error)
-                answer.exception()
+            visit.answers.fail(call.request_id, answer, error)
             raise
-        answer.set_result(result)
+        visit.answers.settle(answer, result)
         if result.status is ToolStatus.PARKED and len(visit.parked) < _PARKED_KEPT:
             visit.parked[call.request_id] = call
-        while len(visit.answers) > _RESULTS_KEPT and next(iter(visit.answers.values()))[1].done():
-            visit.answers.popitem(last=False)
         return result
 
     async def settled(self, workspace: str, request_id: str) -> None:
@@ -361,13 +353,13 @@ class Visits:
         if item.state == "allowed":
             self._group.create_task(self._resume(visit, call), name=f"resume {item.id}")
         else:
-            visit.answers.pop(call.request_id, None)  # asked for again, it is refused
+            visit.answers.forget(call.request_id)  # asked for again, it is refused
             visit.settled.setdefault(call.request_id, asyncio.Event()).set()
 
     async def _resume(self, visit: _Visit, call: ToolCall) -> None:
         deadline = datetime.now(UTC) + timedelta(seconds=self._settings.call_seconds)
         again = replace(call, deadline=deadline)
-        visit.answers.pop(call.request_id, None)
+        visit.answers.forget(call.request_id)
         try:
             # Its own token was looked at when it was parked, and may have been for a moment only.
             await self._once(visit, visit.seat.token, again, request_digest(again))
