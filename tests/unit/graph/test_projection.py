@@ -92,6 +92,11 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.COUNCIL_DELETED,
         EventType.AGENT_REGISTERED,
         EventType.AGENT_UNREGISTERED,
+        # Visits are outside of deliberations; the tools that workflows call are projected one by one.
+        EventType.WORKFLOW_STARTED,
+        EventType.WORKFLOW_STEP,
+        EventType.WORKFLOW_FINISHED,
+        EventType.GUARD_ALERTED,
     }
     assert set(EventType) - READERS.keys() == left_out
 
