@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -50,3 +51,31 @@ async def serving_http(doors: Doors, **settings: Any) -> AsyncIterator[Web]:
     asked = config.Web(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with http_server(asked, doors, TOKENS, configured=True) as port, aiohttp.ClientSession() as session:
         yield Web(session, port)
+
+
+async def opened(web: Web, **more: Any) -> dict[str, Any]:
+    """Open a workspace on the repository `sample` and return what its opener is told."""
+    answer = await web("POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **more})
+    if answer.status != HTTPStatus.CREATED:
+        raise AssertionError(answer.json)
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def call(opened: Mapping[str, Any], request_id: str = "r-1", **arguments: Any) -> dict[str, Any]:
+    """Return the body of a tool call."""
+    return {
+        "request_id": request_id,
+        "workspace_id": opened["workspace_id"],
+        "capability_token": opened["capability_token"],
+        "arguments": arguments,
+    }
+
+
+def problem(answer: Answer) -> tuple[int, str, str]:
+    """Return status, code and detail of an answer that is an error. Raises `AssertionError` for one that is none."""
+    told = answer.json
+    kind, wanted = answer.headers["Content-Type"], f"urn:moothall:error:{told['code']}"
+    if not kind.startswith("application/problem+json") or (told["status"], told["type"]) != (answer.status, wanted):
+        raise AssertionError(f"{kind}: {told}")
+    return answer.status, told["code"], told["detail"]

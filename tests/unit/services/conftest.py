@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from moothall.testing.callers import Client, Serving, serving
+from moothall.testing.bus import MemoryBus
+from moothall.testing.callers import Client, Serving, doors_of, serving
 from moothall.testing.desk import MemoryDesk
+from moothall.testing.rest import Web, serving_http
+from moothall.testing.visits import Visiting, visiting
 
 
 @pytest.fixture
@@ -22,3 +27,16 @@ async def house(desk: MemoryDesk) -> AsyncIterator[Serving]:
 @pytest.fixture
 def client(house: Serving) -> Client:
     return house.client
+
+
+@pytest.fixture
+async def behind(tmp_path: Path) -> AsyncIterator[Visiting]:
+    async with visiting(tmp_path, MemoryBus(), limits={"visits": 3}) as found:
+        yield found
+
+
+@pytest.fixture
+async def web(behind: Visiting) -> AsyncIterator[Web]:
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    async with serving_http(doors, body_bytes=20_000) as found:
+        yield found

@@ -1,0 +1,24 @@
+"""Asking a database tool as the gate would."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moothall.config import Db
+from moothall.domain.tool import ToolCall, ToolResult
+from moothall.testing.gate import Room, in_seconds
+from moothall.toolkits.databases import DatabaseTools
+from moothall.tools.db_tools import SPECS
+
+_ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
+PASSWORD = "r-secret-42"
+
+
+async def ask(tool: str, settings: Db, tenant: str = "local", **arguments: Any) -> ToolResult:
+    """Ask as the gate would: arguments checked, defaults filled in."""
+    checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
+    result = await DatabaseTools(settings).call(ToolCall("request-1", tool, checked, in_seconds(60)), Room(), tenant)
+    json.dumps(dict(result.output), allow_nan=False)
+    assert PASSWORD not in str(result)
+    return result
