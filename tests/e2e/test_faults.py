@@ -16,7 +16,7 @@ import pytest_asyncio
 from house import Command, all_gone, by_task, descendants, git, mounts_below, scripted
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
 
 TASK = "Add hello_world() function to src/utils.py"
 

@@ -10,7 +10,7 @@ from moothall.domain.event import EventType
 from moothall.testing.recovery.house import KINDS
 from moothall.testing.recovery.matrix import Matrix, kills
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 
 async def test_each_kind_of_process_killed_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:

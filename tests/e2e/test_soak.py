@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.soak import soak
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 
 async def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
     EventType.TOOL_REQUESTED: "work of callers from outside; seats call the gate themselves",
     EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
+    EventType.WORKFLOW_STARTED: "workflows of callers from outside: tests/hands/test_workflow_kills.py kills under them",
+    EventType.WORKFLOW_STEP: "as workflow.started",
+    EventType.WORKFLOW_FINISHED: "as workflow.started",
+    EventType.GUARD_ALERTED: "of many refusals or attempts to get out, which no scripted seat makes",
     EventType.AUDIT_RECORDED: "the audit is a file of each host, not on the log",
 }
 """Event types that no scripted run here produces, and why."""
