@@ -31,6 +31,7 @@ from moothall.guard.rules import Rules
 from moothall.guard.seat import Meter, SeatContext
 from moothall.guard.standing import StandingWorkspace
 from moothall.sandbox.spawn import drop_uid
+from moothall.telemetry import get_logger
 from moothall.testing.gate import Facts, in_seconds
 from moothall.testing.local import PYTEST, Local, local
 from moothall.toolkits.web import WebTools
@@ -71,6 +72,8 @@ _HOST_PLACES = (
     "/proc/1",
     "/sys",
 )
+
+log = get_logger(__name__)
 
 
 @dataclass
@@ -166,7 +169,7 @@ class Castle:
         try:
             result = await self._face(attempt)
         except AssertionError:
-            self.standing._reopen(await self.inside())
+            await self.standing.rewind("")  # what it left must not fail the attempts after it
             raise
         await self.clean()
         return result
@@ -233,8 +236,9 @@ class Castle:
         try:
             assert swept.output["output"] == "", swept
             await inside.restore([])
-        except (PatchRefused, WorkspaceFailed, AssertionError):
-            self.standing._reopen(inside)
+        except (PatchRefused, WorkspaceFailed, AssertionError) as error:
+            log.warning("the workspace is opened anew", reason=str(error))
+            await self.standing.rewind("")
 
 
 @asynccontextmanager
