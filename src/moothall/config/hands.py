@@ -66,6 +66,7 @@ class Runner(Section):
     memory_bytes: int = Field(128_000_000, ge=16_000_000, description="of a block; in CPython sandbox.memory_bytes holds")
     recursion: int = Field(400, ge=50, le=1000, description="depth of calls")
     output_bytes: int = Field(50_000, ge=1000, description="what a block may print, and how large its value may be")
+    kept_bytes: int = Field(20_000_000, ge=100_000, description="answers to SecureRunner's callers that are kept for repeats")
     tool_calls: int = Field(100, ge=1, description="tool calls of one block, those of its sub-agents included")
     full: bool = Field(
         default=True, description="run what the first tier cannot in CPython, in a sandbox of the workspace's kind"

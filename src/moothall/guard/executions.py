@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import keyword
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,6 +14,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
+from moothall.guard.answers import GONE, Answers
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.guard.visits import Visits
 from moothall.ports import CodeRunner
@@ -58,7 +57,12 @@ class Executions:
         self._visits = visits
         self._runner = runner
         self._settings = settings
-        self._answers: OrderedDict[tuple[str, str], tuple[str, asyncio.Future[Execution]]] = OrderedDict()
+        self._answers: Answers[tuple[str, str], Execution] = Answers(
+            settings.kept_bytes,
+            _KEPT,
+            size=lambda ended: len(repr(ended.run.value)) + len(ended.run.printed) + len(ended.run.error),
+            slim=lambda ended: replace(ended, run=replace(ended.run, value=None, printed="", error=GONE)),
+        )
 
     async def execute(self, who: Principal, order: Order) -> Execution:
         """Return the one answer to an execution id; the same order again has the same answer and runs nothing.
@@ -74,12 +78,13 @@ class Executions:
         tools = {name: tuple(offered[name].arguments.model_fields) for name in order.tools if name in offered}
         signature = _digest(order, tools)
         key = (order.workspace, order.execution_id)
-        while (known := self._answers.get(key)) is not None:
-            if known[0] != signature:
-                raise AlreadyExists(f"the execution id {order.execution_id[:80]!r} was used for another execution, or token")
-            await asyncio.wait({known[1]})
-            if not known[1].cancelled():  # else it died with who asked first, and is made for who asks now
-                return known[1].result()
+        try:
+            given = await self._answers.given(key, signature)
+        except AlreadyExists as error:
+            told = f"the execution id {order.execution_id[:80]!r} was used for another execution, or token"
+            raise AlreadyExists(told) from error
+        if given is not None:
+            return given
         limits = self._settings
         now = datetime.now(UTC)
         deadline = datetime.fromtimestamp(capability.expires, UTC)
@@ -107,24 +112,17 @@ class Executions:
 
     async def _once(self, key: tuple[str, str], signature: str, block: CodeBlock, calls: BlockCalls) -> Execution:
         workspace = self._visits.workspace(key[0])
-        answer: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self._answers[key] = (signature, answer)
+        answer = self._answers.begin(key, signature)
         try:
             ran = await self._runner.run(block, workspace, _only(block, calls))
         except BaseException as error:
-            self._answers.pop(key, None)
-            if isinstance(error, asyncio.CancelledError):
-                answer.cancel()
-            else:
-                answer.set_exception(error)
-                answer.exception()  # nobody else may be waiting
+            self._answers.fail(key, answer, error)
             raise
         if calls.exhausted and ran.status is ToolStatus.ERROR:
             ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
-        answer.set_result(Execution(ran, len(calls.made)))
-        while len(self._answers) > _KEPT and next(iter(self._answers.values()))[1].done():
-            self._answers.popitem(last=False)
-        return answer.result()
+        ended = Execution(ran, len(calls.made))
+        self._answers.settle(key, answer, ended)
+        return ended
 
 
 def _only(block: CodeBlock, calls: BlockCalls) -> Ask:

@@ -17,7 +17,7 @@ from moothall.domain.ids import read_role
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
-from moothall.guard.answers import Answers
+from moothall.guard.answers import GONE, Answers
 from moothall.guard.gate import Gate
 from moothall.guard.lending import Kept, Loan, Returning
 from moothall.guard.parking import Parked
@@ -32,6 +32,7 @@ from moothall.tools.spec import Danger, ToolSpec
 log = get_logger(__name__)
 
 _REQUEST_ID_CHARS = 200
+_RESULTS_KEPT = 2000
 _PARKED_KEPT = 100
 SEAT = "visitor"
 
@@ -69,7 +70,7 @@ class _Visit:
     close: asyncio.Event
     keeper: asyncio.Task[None]
     slots: asyncio.Semaphore
-    answers: Answers
+    answers: Answers[str, ToolResult]
     parked: dict[str, ToolCall] = field(default_factory=dict)
     settled: dict[str, asyncio.Event] = field(default_factory=dict)
     flow: str = ""
@@ -177,7 +178,7 @@ class Visits:
             )
         )
         slots = asyncio.Semaphore(self._settings.seat_in_flight)
-        self._visits[name] = _Visit(seat, workspace, close, keeper, slots, Answers(self._settings.visit_result_bytes))
+        self._visits[name] = _Visit(seat, workspace, close, keeper, slots, _answers(self._settings.visit_result_bytes))
         self._group.create_task(self._end(name, seconds), name=f"end {name}")
         return Opened(name, seat.token, deadline)
 
@@ -296,15 +297,16 @@ class Visits:
         spec = self._gate.catalogue.get(call.tool)
         if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
-        while (known := visit.answers.find(call.request_id)) is not None:
-            if known[0] != digest:
-                raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request")
+
+        def covered() -> None:
             if not granted(capability.grant, call.tool):  # it was asked for under a token that allows more
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
-            await asyncio.wait({known[1]})
-            if not known[1].cancelled():  # else it died with who asked first, and is made for who asks now
-                return known[1].result()
-        return await self._once(visit, token, call, digest)
+
+        try:
+            given = await visit.answers.given(call.request_id, digest, covered)
+        except AlreadyExists as error:
+            raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request") from error
+        return given or await self._once(visit, token, call, digest)
 
     async def _once(self, visit: _Visit, token: str, call: ToolCall, digest: str) -> ToolResult:
         answer = visit.answers.begin(call.request_id, digest)
@@ -317,7 +319,7 @@ class Visits:
         except BaseException as error:
             visit.answers.fail(call.request_id, answer, error)
             raise
-        visit.answers.settle(answer, result)
+        visit.answers.settle(call.request_id, answer, result)
         if result.status is ToolStatus.PARKED and len(visit.parked) < _PARKED_KEPT:
             visit.parked[call.request_id] = call
         return result
@@ -373,3 +375,12 @@ class Visits:
         if visit is None or visit.seat.tenant != tenant or visit.seat.principal.name != principal:
             raise NotFound(f"there is no open workspace {workspace[:80]!r}; it was closed, its time is over, or it is not yours")
         return visit
+
+
+def _answers(most_bytes: int) -> Answers[str, ToolResult]:
+    return Answers(
+        most_bytes,
+        _RESULTS_KEPT,
+        size=lambda result: len(repr(result.output)) + len(result.error),
+        slim=lambda result: replace(result, output={}, error=GONE),
+    )
