@@ -18,9 +18,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One run of one check. `cases` maps a test's id to passed | failed | errored | skipped.
+    """One run of one check. `cases` maps a test's id, as its runner prints it, to passed | failed | errored | skipped.
 
-    `status` is the tool status (success when the command ran to its end, whatever it said).
+    `status` is the tool status (success when the command ran to its end, whatever it said). `details` says of red cases what
+    they printed (a traceback), cut to length; `durations` is milliseconds by case, where the runner tells; `findings` are what
+    a linter or type checker found, one line each, without line numbers.
     """
 
     check: str
@@ -30,6 +32,9 @@ class CheckRun:
     duration_ms: int = 0
     exit_code: int = 0
     status: str = "success"
+    details: Mapping[str, str] = field(default_factory=dict)
+    durations: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ class Profile:
     """How to set up and check a repository; detected, or said by `.moothall.toml` or the registry.
 
     `setup` are argv lists run once per lock file; `checks` maps a check's name (tests, lint, build)
-    to its argv, and every one of them is required. `protected` are path patterns (gitignore style,
+    to its argv, run in the folder that `folders` names (the root by default). Every check is required but those in
+    `advisory`, whose result is shown and decides nothing. `protected` are path patterns (gitignore style,
     from the root) of tests and test configuration: a candidate is judged with them as they were on
     the base. `known_failures` are test ids that may stay red.
     """
@@ -23,6 +24,8 @@ class Profile:
     protected: tuple[str, ...] = ()
     known_failures: tuple[str, ...] = ()
     lock_digest: str = ""
+    advisory: tuple[str, ...] = ()
+    folders: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,14 @@ class Prepared:
     """A base that is ready to work on: set up, checked once as it is.
 
     `files` are the paths of the base in order, `runs` what each check says of the untouched base.
-    `key` names the shared read-only checkout and environment.
+    `key` names the shared read-only checkout and environment. `flaky` are the cases that differed between two runs of it.
     """
 
     base: Base
     key: str
     files: tuple[str, ...]
     runs: Mapping[str, CheckRun] = field(default_factory=dict)
+    flaky: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
