@@ -14,6 +14,7 @@ from moothall.council.context import show
 from moothall.council.facts import Facts
 from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import RecordedModel, Recording
+from moothall.council.reply import Action
 from moothall.council.text import tokens
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
@@ -101,6 +102,8 @@ class Council:
     python: bool
     system: str
     shared: str
+    example: tuple[Action, ...]
+    """The actions of the worked example in `system`: a seat that replies with just these has copied it."""
     work_until: datetime
     until: datetime
     sittings: tuple[Sitting, ...]
@@ -164,6 +167,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         python=python,
         system=system,
         shared=prompts.shared_text(d, shown),
+        example=prompts.example_of(shown),
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),

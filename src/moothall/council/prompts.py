@@ -7,9 +7,11 @@ inputs give the same bytes. Everything that others wrote is fenced.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from moothall.council.context import Shown
+from moothall.council.reply import Action
 from moothall.council.text import fence
 from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
@@ -105,6 +107,14 @@ def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = Fa
         example=_EXAMPLE[mode],
         finish=_FINISH[mode],
     )
+
+
+def example_of(shown: Shown | None) -> tuple[Action, ...]:
+    """Return the actions of the worked example in the system prompt, in order; none about text.
+
+    A reply whose actions equal these was copied and not thought of: it is refused before it runs.
+    """
+    return () if shown is None else (Action("files.append", {"path": "src/maths.py", "content": json.loads(f'"{_IS_EVEN}"')}),)
 
 
 def sub_agent_prompt(specs: Sequence[ToolSpec], mode: ReplyMode, prompt: str) -> tuple[Message, ...]:

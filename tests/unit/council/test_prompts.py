@@ -48,10 +48,15 @@ def test_the_worked_example_is_itself_a_turn(mode: Any) -> None:
     example = system.split("A good reply:\n")[1].split("\nThe tests passed then")[0]
     finish = system.split("the last reply was:\n")[1]
     turn = read_turn(ChatReply(example, "stop", Usage()), mode)
+    assert turn.actions == prompts.example_of(Shown((), (), ""))
     assert turn.actions[0].tool == "files.append"
     compile(turn.actions[0].args["content"], "src/text.py", "exec")
     assert read_turn(ChatReply(finish, "stop", Usage()), mode).finish
     assert not any(mark in example for mark in ("<path>", "<content>", "TODO", "your_"))
+
+
+def test_a_council_about_text_has_no_example_to_copy() -> None:
+    assert prompts.example_of(None) == ()
 
 
 def test_the_seats_part_comes_last() -> None:
