@@ -1,0 +1,182 @@
+"""Released source packages, fetched once by their ecosystem's own client, checked by hash and made into git repositories.
+
+What packing added (PKG-INFO, egg-info, cargo's notes) is left out and the release is tagged, so that a repository looks as it did
+where the package came from: a version that comes from a tag has to be found there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from platformdirs import user_cache_path
+
+from moothall.testing.repos import Repo
+
+LIST = Path(__file__).with_name("projects.toml")
+_ADDED = ("PKG-INFO", ".cargo_vcs_info.json", "Cargo.toml.orig", ".cargo-ok")
+PROGRAMS = {"python": "python3", "go": "go", "rust": "cargo", "node": "npm"}
+_SECONDS = 300
+_WORKSPACES = {
+    "rust": ("Cargo.toml", '[workspace]\nresolver = "2"\nmembers = ["packages/*"]\n'),
+    "node": (
+        "package.json",
+        '{"name": "all", "private": true, "workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}\n',
+    ),
+    "python": ("README.md", "# Several packages\n"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go), sha512 integrity (Node)."""
+
+    name: str
+    version: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A repository made of one package, or a workspace of several under `packages/`. `why` says what it was taken for."""
+
+    name: str
+    ecosystem: str
+    packages: tuple[Package, ...]
+    why: str = ""
+
+
+def projects() -> list[Project]:
+    """Return the list, in its order."""
+    found = tomllib.loads(LIST.read_text(encoding="utf-8"))
+    return [
+        Project(
+            name,
+            entry["ecosystem"],
+            tuple(
+                Package(each["name"], each["version"], each["hash"]) for each in entry.get("packages", [{"name": name, **entry}])
+            ),
+            entry.get("why", ""),
+        )
+        for name, entry in found.items()
+    ]
+
+
+def cache_folder() -> Path:
+    """Where packages are kept between runs: MOOTHALL_REPOSITORIES_CACHE, or the user's cache."""
+    return Path(os.environ.get("MOOTHALL_REPOSITORIES_CACHE") or user_cache_path("moothall") / "repositories")
+
+
+def make_repository(project: Project, folder: Path) -> Repo:
+    """Make `folder` a repository with the project's sources in one tagged commit. Raises `LookupError` where a hash differs."""
+    folder.mkdir(parents=True)
+    several = len(project.packages) > 1
+    for package in project.packages:
+        target = folder / "packages" / package.name.rpartition("/")[2] if several else folder
+        unpack(fetch(project.ecosystem, package), target)
+    if several:
+        name, text = _WORKSPACES[project.ecosystem]
+        (folder / name).write_text(text, encoding="utf-8")
+    repo = Repo(folder)
+    repo.git("init", "--quiet")
+    repo.commit(message=f"{project.name} {project.packages[0].version}")
+    repo.git("tag", f"v{project.packages[0].version.removeprefix('v')}")
+    return repo
+
+
+def fetch(ecosystem: str, package: Package) -> Path:
+    """Return the package's archive from the cache, fetched first where it is not there."""
+    kept = cache_folder() / ecosystem / f"{package.name.replace('/', '_')}-{package.version}.archive"
+    if not kept.is_file() or _hash(ecosystem, kept) != package.hash:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[ecosystem](package, Path(folder))
+            if (found := _hash(ecosystem, got)) != package.hash:
+                raise LookupError(f"{package.name} {package.version}: its hash is {found}, projects.toml says {package.hash}")
+            making = kept.with_suffix(f".{os.getpid()}")
+            shutil.copyfile(got, making)
+            making.rename(kept)
+    return kept
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack an archive without the folder that all its files lie in and without what packing added."""
+    with tempfile.TemporaryDirectory() as folder:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                zipped.extractall(folder)  # noqa: S202 - its hash was checked
+        else:
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+        top = Path(folder)
+        while len(inside := list(top.iterdir())) == 1 and inside[0].is_dir():  # Go's modules lie several folders deep
+            top = inside[0]
+        shutil.copytree(top, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
+
+
+def _added(folder: str, names: list[str]) -> list[str]:
+    del folder
+    return [name for name in names if name in _ADDED or PurePosixPath(name).suffix == ".egg-info"]
+
+
+def _sdist(package: Package, folder: Path) -> Path:
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.hash}\n", encoding="utf-8")
+    options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(wanted)]
+    _run(sys.executable, "-m", "pip", "download", "--quiet", *options, cwd=folder)
+    found = [path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
+    return found[0]
+
+
+def _module(package: Package, folder: Path) -> Path:
+    told = json.loads(_run("go", "mod", "download", "-json", f"{package.name}@{package.version}", cwd=folder))
+    return Path(told["Zip"])
+
+
+def _crate(package: Package, folder: Path) -> Path:
+    (folder / "src").mkdir()
+    (folder / "src/lib.rs").touch()
+    manifest = f'[package]\nname = "fetching"\nversion = "0.0.0"\nedition = "2021"\n[dependencies]\n{package.name} = "={package.version}"\n'
+    (folder / "Cargo.toml").write_text(manifest, encoding="utf-8")
+    _run("cargo", "fetch", "--quiet", cwd=folder)
+    home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
+    return next(home.glob(f"registry/cache/*/{package.name}-{package.version}.crate"))
+
+
+def _tarball(package: Package, folder: Path) -> Path:
+    packed = json.loads(_run("npm", "pack", "--silent", "--json", f"{package.name}@{package.version}", cwd=folder))
+    return folder / str(packed[0]["filename"]).replace("@", "").replace("/", "-")
+
+
+def _hash(ecosystem: str, archive: Path) -> str:
+    if ecosystem == "go":
+        return _go_hash(archive)
+    if ecosystem == "node":
+        return f"sha512-{base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()}"
+    return hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def _go_hash(archive: Path) -> str:
+    """As go.sum has it: the sha256 of the list of the files' own."""
+    with zipfile.ZipFile(archive) as zipped:
+        lines = [f"{hashlib.sha256(zipped.read(name)).hexdigest()}  {name}\n" for name in sorted(zipped.namelist())]
+    return f"h1:{base64.b64encode(hashlib.sha256(''.join(lines).encode()).digest()).decode()}"
+
+
+def _run(program: str, *words: str, cwd: Path) -> str:
+    command = [shutil.which(program) or program, *words]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        raise LookupError(f"{' '.join(command)}: {done.stderr[-1000:]}")
+    return done.stdout

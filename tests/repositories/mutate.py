@@ -1,0 +1,184 @@
+"""Small faults that a script can put into a function: an operator turned round, a number off by one, an answer not given.
+
+    for fault in faults("src/sums.py", text): fault.broken(text)
+
+Pure. Python is read as such (ast); Go, Rust and JavaScript word by word, with comments, strings and patterns left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_SUMMED: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add}
+_SWAPS = (
+    (" == ", " != "),
+    (" != ", " == "),
+    (" === ", " !== "),
+    (" !== ", " === "),
+    (" < ", " >= "),
+    (" >= ", " < "),
+    (" > ", " <= "),
+    (" <= ", " > "),
+    (" && ", " || "),
+    (" || ", " && "),
+    (" + ", " - "),
+    (" - ", " + "),
+    (" += ", " -= "),
+    (" true", " false"),
+    (" false", " true"),
+    ("if !", "if "),
+    ("if (!", "if ("),
+)
+# What a word-by-word reading must step over. A slash begins a pattern where no value can stand before it.
+_COMMENT, _DOUBLE, _SINGLE = r"//[^\n]*|/\*.*?\*/", r'"(?:\\.|[^"\\\n])*"', r"'(?:\\.|[^'\\\n])*'"
+_PATTERN = r"(?:(?<=[(,=:\[!&|?{};+])|(?<=return)) ?/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/"
+_SKIPPED = {
+    ".go": (_COMMENT, _DOUBLE, "`[^`]*`", _SINGLE),
+    ".rs": (_COMMENT, r'b?r(#*)".*?"\1', r'b?"(?:\\.|[^"\\])*"', r"b?'(?:\\[^\n']+|[^'\\\n])'"),
+    ".js": (_COMMENT, _DOUBLE, r"`(?:\\.|[^`\\])*`", _SINGLE, _PATTERN),
+}
+_LIKE = {".mjs": ".js", ".cjs": ".js"}
+_FUNCTIONS = {
+    ".go": re.compile(r"^func (?:\([^)]*\) )?(\w+)", re.MULTILINE),
+    ".rs": re.compile(r"\bfn (\w+)"),
+    ".js": re.compile(r"\bfunction\s*\*?\s*(\w+)|\b(\w+)\s*=\s*(?:async\s*)?(?:function\b|\([^()]*\)\s*=>|\w+\s*=>)"),
+}
+_RUST_TESTS = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n(?:#[^\n]*\n)*\s*mod \w+ \{")
+_INSIDE = re.compile(r"(?m)^(?:[ \t]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One change: the characters from `start` to `end` of a file become `new`, inside `function` (its name, or empty)."""
+
+    path: str
+    start: int
+    end: int
+    new: str
+    kind: str
+    function: str
+
+    def broken(self, text: str) -> str:
+        """Return the file's text with this fault in it."""
+        return text[: self.start] + self.new + text[self.end :]
+
+
+def mutable(path: str) -> bool:
+    """Whether a file is of a language that faults are known for, and library code by its place."""
+    pure = PurePosixPath(path)
+    suffix = _LIKE.get(pure.suffix, pure.suffix)
+    aside = {
+        "docs",
+        "doc",
+        "examples",
+        "example",
+        "benches",
+        "benchmarks",
+        "bench",
+        "benchmark",
+        "fuzz",
+        "tasks",
+        "scripts",
+        "ci",
+    }
+    return suffix in {".py", *_SKIPPED} and not aside & set(pure.parts) and not _aside(pure)
+
+
+def _aside(path: PurePosixPath) -> bool:
+    return path.name in {"setup.py", "noxfile.py", "build.rs", "conftest.py", "doc.go"} or ".min." in path.name
+
+
+def faults(path: str, text: str) -> list[Fault]:
+    """Return every fault known for a file, in the order of its text; none where it cannot be read."""
+    suffix = PurePosixPath(path).suffix
+    found = _python(path, text) if suffix == ".py" else _words(path, text, _LIKE.get(suffix, suffix))
+    return sorted(found, key=lambda fault: (fault.start, fault.end, fault.new))
+
+
+def _python(path: str, text: str) -> Iterator[Fault]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    starts = [0]
+    for row in text.split("\n"):
+        starts.append(starts[-1] + len(row) + 1)
+    rows = [row.encode() for row in text.split("\n")]
+
+    def offset(line: int, column: int) -> int:
+        return starts[line - 1] + len(rows[line - 1][:column].decode(errors="ignore"))
+
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in (below for statement in function.body for below in _own(statement)):
+            for kind, changed in _changed(node):
+                if isinstance(node, ast.expr | ast.stmt) and node.end_lineno and node.end_col_offset is not None:
+                    start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+                    yield Fault(path, start, end, changed, kind, function.name)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it but nested functions, annotations and f-strings (their places are not told before 3.12)."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.AnnAssign):
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _own(child)
+
+
+def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
+    match node:
+        case ast.Compare(ops=[operator], left=left, comparators=others) if type(operator) in _COMPARED:
+            yield "comparison", f"({ast.unparse(ast.Compare(left, [_COMPARED[type(operator)]()], others))})"
+        case ast.BoolOp(op=operator, values=values):
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield "and/or", f"({ast.unparse(ast.BoolOp(other, values))})"
+        case ast.BinOp(op=operator, left=left, right=right) if type(operator) in _SUMMED:
+            yield "arithmetic", f"({ast.unparse(ast.BinOp(left, _SUMMED[type(operator)](), right))})"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "not", f"({ast.unparse(operand)})"
+        case ast.Constant(value=bool(value)):
+            yield "constant", str(not value)
+        case ast.Constant(value=int(number)):
+            yield "off by one", f"({number + 1})"
+        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+            yield "return", "return None"
+
+
+def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
+    if suffix == ".rs" and (tests := _RUST_TESTS.search(text)):
+        text = text[: tests.start()]
+    bare = re.sub("|".join(_SKIPPED[suffix]), lambda found: re.sub(r"[^\n]", "\0", found[0]), text, flags=re.DOTALL)
+    heads = [(found.start(), next(name for name in found.groups() if name)) for found in _FUNCTIONS[suffix].finditer(bare)]
+    for old, new in _SWAPS:
+        for found in re.finditer(re.escape(old), bare):
+            if name := _inside(bare, heads, found.start()):
+                yield Fault(path, found.start(), found.end(), new, old.strip(), name)
+    for found in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
+        if name := _inside(bare, heads, found.start()):
+            yield Fault(path, found.start(), found.end(), str(int(found[0]) + 1), "off by one", name)
+
+
+def _inside(bare: str, heads: list[tuple[int, str]], at: int) -> str:
+    """The last function that begins before a place, where the place's line is indented as a body's is; else nothing."""
+    line = bare.rfind("\n", 0, at) + 1
+    if not _INSIDE.match(bare[line : line + 1]):
+        return ""
+    return next((name for start, name in reversed(heads) if start < line), "")

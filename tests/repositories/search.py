@@ -1,0 +1,125 @@
+"""Finding faults that a repository's own tests see, in the same sandbox and environment in which a council will work."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+
+from moothall.config import Settings
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.ports import Workspaces
+from moothall.wiring.trusted import open_hands, register
+from moothall.workspace.rules import matches
+from mutate import Fault, faults, mutable
+
+TESTS = "tests"
+_TRIES = 24
+_LEAST_SECONDS = 20.0
+_TIMES_LONGER = 5
+_MOST = 0.5
+"""Of the green cases a fault may break this share: one that breaks everything is found without looking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Two faults in different functions, what each turns red, and what the search took. `base` is the run of the sources as released.
+
+    A candidate that mends `first` and brings `second` in would turn cases red that the broken repository has green.
+    """
+
+    first: Fault
+    second: Fault
+    red: frozenset[str]
+    base: CheckRun
+    tried: int
+    setup_seconds: float
+    check_seconds: float
+    search_seconds: float
+
+
+class NothingFound(LookupError):
+    """A project cannot be taken: its tests do not run, or see none of the faults that were tried."""
+
+
+async def search(settings: Settings, folder: Path, seed: str) -> Found:
+    """Set the repository up, run its tests, and try faults in an order that `seed` says. Raises `NothingFound`."""
+    begun = time.monotonic()
+    async with open_hands(settings) as hands:
+        base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
+        prepared = await hands.repositories.prepare(base)
+        ready = time.monotonic()
+        run = prepared.runs.get(TESTS)
+        if run is None or (not _green(run) and run.verdict is not Verdict.PASSED):
+            raise NothingFound(f"nothing is green before: {run.output[-2000:] if run else 'no check named tests'}")
+        kept: list[tuple[Fault, frozenset[str]]] = []
+        tried = 0
+        async for fault, red in _tell(hands.workspaces, prepared, _shuffled(folder, prepared, seed)):
+            tried += 1
+            if red and (not kept or (fault.function != kept[0][0].function and not red <= kept[0][1])):
+                kept.append((fault, red))
+            if len(kept) == 2:
+                break
+        if len(kept) < 2:
+            raise NothingFound(f"of {tried} faults {len(kept)} made a test red")
+    (first, red), (second, _) = kept
+    checked = run.duration_ms / 1000
+    return Found(first, second, red, run, tried, ready - begun - checked, checked, time.monotonic() - ready)
+
+
+def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
+    """Every fault of the sources: first files in turn, so that a long table does not crowd the others out."""
+    order = random.Random(seed)  # noqa: S311 - a test's dice
+    protected = prepared.base.profile.protected
+    rows = []
+    for path in prepared.files:
+        if mutable(path) and not matches(protected, path) and "test" not in path.lower() and "spec/" not in path:
+            found = faults(path, (folder / path).read_text(encoding="utf-8", errors="replace"))
+            order.shuffle(found)
+            rows.append(found[:_TRIES])
+    order.shuffle(rows)
+    return [row[turn] for turn in range(_TRIES) for row in rows if turn < len(row)]
+
+
+async def _tell(
+    workspaces: Workspaces, prepared: Prepared, order: Sequence[Fault]
+) -> AsyncIterator[tuple[Fault, frozenset[str]]]:
+    before = prepared.runs[TESTS]
+    for fault in islice(order, _TRIES):
+        seconds = max(_LEAST_SECONDS, _TIMES_LONGER * before.duration_ms / 1000)
+        async with workspaces.open(prepared, "fault") as workspace:
+            deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+            read = await workspace.call(ToolCall("read", "files.read", {"path": fault.path, "lines": 100_000}, deadline))
+            text = str(read.output.get("content", ""))
+            if read.status is not ToolStatus.SUCCESS or read.output.get("truncated"):
+                continue
+            args: Mapping[str, str] = {"path": fault.path, "content": fault.broken(text)}
+            written = await workspace.call(ToolCall("write", "files.write", args, deadline))
+            if written.status is not ToolStatus.SUCCESS:
+                continue
+            after = await workspace.check(TESTS, deadline=deadline)
+        yield fault, _lost(before, after)
+
+
+def _green(run: CheckRun) -> set[str]:
+    return {case for case, outcome in run.cases.items() if outcome == "passed"}
+
+
+def _lost(before: CheckRun, after: CheckRun) -> frozenset[str]:
+    """What the fault turned red; nothing where it hung, or broke so much that it is no riddle.
+
+    A check that tells no cases is one case under its own name.
+    """
+    if after.status != "success":
+        return frozenset()
+    green = _green(before)
+    if not green:
+        return frozenset({TESTS}) if after.verdict is Verdict.FAILED else frozenset()
+    lost = frozenset(case for case in green if after.cases.get(case) in {"failed", "errored"})
+    return lost if len(lost) <= _MOST * len(green) else frozenset()

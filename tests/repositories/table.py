@@ -1,0 +1,72 @@
+"""What a run of the corpus came to, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fetch import Project
+from search import Found
+
+PAGE = Path(__file__).parents[2] / "docs/repositories.md"
+_ECOSYSTEMS = {"python": "Python", "go": "Go", "rust": "Rust", "node": "Node"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One project that went as it must. Seconds: of the deliberation, and of everything."""
+
+    project: Project
+    found: Found
+    council_seconds: float
+    right: int
+    seconds: float = 0.0
+
+
+def show(row: Row) -> str:
+    """Return a line about it."""
+    found = row.found
+    return (
+        f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests {found.check_seconds:5.1f} s, "
+        f"{found.tried} faults in {found.search_seconds:4.0f} s, {_fault(row)}, {row.right} right, mended in {row.council_seconds:4.0f} s"
+    )
+
+
+def write(rows: Sequence[Row]) -> None:
+    """Write the table into the page, between its marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, begin, rest = text.partition("<!-- table -->\n")
+    _, end, tail = rest.partition("<!-- end -->\n")
+    PAGE.write_text(head + begin + _table(rows) + end + tail, encoding="utf-8")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| project | taken for | tests | set-up | tests run | the fault | seats right | mended in |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found, versions = row.found, ", ".join(package.version.removeprefix("v") for package in row.project.packages)
+        lines.append(
+            f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: {row.project.why} | {_cases(row)} "
+            f"| {found.setup_seconds:.0f} s | {found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | {row.council_seconds:.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cases(row: Row) -> str:
+    counts = Counter(row.found.base.cases.values())
+    red = counts["failed"] + counts["errored"]
+    told = [
+        f"{counts['passed']} green",
+        *([f"{red} red"] if red else []),
+        *([f"{counts['skipped']} skipped"] if counts["skipped"] else []),
+    ]
+    return ", ".join(told) if row.found.base.cases else "told as one"
+
+
+def _fault(row: Row) -> str:
+    fault = row.found.first
+    return f"{fault.kind} in `{fault.function}`, {len(row.found.red)} red"

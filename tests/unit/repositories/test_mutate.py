@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fetch
+import search
+from mutate import Fault, faults, mutable
+from scripted import SEATS, Player, Riddle
+
+_GO = """package sum
+
+var limit = 10
+
+// If a == b, nothing is done.
+func (s *Sum) Add(a, b int) bool {
+	if s.name == "a == b" {
+		return a < b && true
+	}
+	return a + 1 > b
+}
+"""
+_JS = "module.exports = function add(a, b) {\n    if (/a && b/.test('a && b')) { return a && b; }\n    return a - b;\n};\n"
+_RUST = "pub fn add(a: u8) -> bool {\n    a == 1\n}\n#[cfg(test)]\nmod tests {\n    fn f() { assert!(1 == 1); }\n}\n"
+
+
+def _told(path: str, text: str) -> list[tuple[str, str, str]]:
+    return [(fault.function, text[fault.start : fault.end].strip(), fault.new.strip()) for fault in faults(path, text)]
+
+
+def test_every_fault_of_python_is_one_change_that_still_can_be_read() -> None:
+    text = inspect.getsource(search)
+    found = faults("src/all.py", text)
+    assert len(found) > 20
+    for fault in found:
+        broken = fault.broken(text)
+        assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text)), fault
+        assert fault.function
+
+
+def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
+    text = textwrap.dedent(
+        '''
+        LIMIT = 1 + 2
+
+
+        def néw(a, b):
+            """Text: a == 1."""
+            return a != b and not True
+        '''
+    )
+    found = [(fault.kind, fault.function, text[fault.start : fault.end]) for fault in faults("a.py", text)]
+    assert set(found) == {
+        ("return", "néw", "return a != b and not True"),
+        ("and/or", "néw", "a != b and not True"),
+        ("comparison", "néw", "a != b"),
+        ("not", "néw", "not True"),
+        ("constant", "néw", "True"),
+    }
+
+
+def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alone() -> None:
+    assert _told("sum.go", _GO) == [
+        ("Add", "==", "!="),
+        ("Add", "<", ">="),
+        ("Add", "&&", "||"),
+        ("Add", "true", "false"),
+        ("Add", "+", "-"),
+        ("Add", "1", "2"),
+        ("Add", ">", "<="),
+    ]
+    assert [(old, new) for _, old, new in _told("add.js", _JS)] == [("&&", "||"), ("-", "+")]
+    assert _told("src/lib.rs", _RUST) == [("add", "==", "!="), ("add", "1", "2")]
+
+
+@pytest.mark.parametrize("path", ["docs/conf.py", "setup.py", "benches/a.rs", "dist/a.min.js", "a.txt", "examples/x.go"])
+def test_what_is_no_library_code_is_left_alone(path: str) -> None:
+    assert not mutable(path)
+
+
+@given(st.text(alphabet="ab \n\t=<>!&|+-1/'\"`{}()#r\\:;,é", max_size=200), st.sampled_from(["a.py", "a.go", "a.rs", "a.js"]))
+def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
+    for fault in faults(path, f"def f():\n    return 1\n{text}" if path == "a.py" else f"fn f() {{\n{text}"):
+        assert fault.start < fault.end
+
+
+def _riddle(text: str, first: int, second: int) -> Riddle:
+    found = faults("src/sums.py", text)
+    return Riddle({"src/sums.py": text}, found[first], found[second], ("tests/test_sums.py",))
+
+
+def _after(text: str, actions: list[dict[str, object]]) -> str:
+    for action in actions:
+        args = action["args"]
+        assert isinstance(args, dict)
+        if action["tool"] == "files.edit":
+            assert text.count(args["old"]) == 1
+            text = text.replace(args["old"], args["new"])
+    return text
+
+
+_SUMS = "def add(a, b):\n    return a + b\n\n\ndef less(a, b):\n    return a < b\n\n\ndef add_again(a, b):\n    return a + b\n"
+
+
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_a_right_seat_brings_the_release_back_and_a_wrong_one_does_not(first: int, second: int) -> None:
+    riddle = _riddle(_SUMS, first, second)
+    assert _after(riddle.broken, riddle.right()) == _SUMS
+    if riddle.first.function != riddle.second.function:
+        assert _after(riddle.broken, riddle.wrong(0)) == riddle.second.broken(_SUMS)
+    for how in (1, 2):
+        assert _after(riddle.broken, riddle.wrong(how)) == riddle.broken
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_somebody_is_right_unless_nobody_shall_be(task_id: str) -> None:
+    assert Player(0.5).right_seats(task_id)
+    assert Player(0.5).right_seats(task_id) == Player(0.5).right_seats(task_id) <= frozenset(SEATS)
+    assert not Player(0.0).right_seats(task_id)
+
+
+def test_half_of_the_seats_are_right() -> None:
+    counts = [len(Player(0.5).right_seats(str(number))) for number in range(400)]
+    assert 1.6 < sum(counts) / len(counts) < 1.85  # 12/7: nobody is right in one of eight, and is drawn again
+
+
+def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> None:
+    listed = fetch.projects()
+    count = {name: sum(project.ecosystem == name for project in listed) for name in ("python", "go", "rust", "node")}
+    assert len(listed) >= 30
+    assert count["python"] >= 12
+    assert min(count["go"], count["rust"], count["node"]) >= 6
+    assert all(project.why and package.version and len(package.hash) >= 43 for project in listed for package in project.packages)
+    assert len({project.name for project in listed}) == len(listed)
+
+
+def test_a_fault_is_made_of_what_it_says() -> None:
+    assert Fault("a.py", 0, 1, "b", "constant", "f").broken("ac") == "bc"
