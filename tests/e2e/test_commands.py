@@ -34,7 +34,7 @@ async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
 
 
 async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> None:
-    asked = await command("deliberate", "--agents", "1", "--json", "Write a HAIKU")
+    asked = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     task_id = asked.document["task_id"]
     done = await command("log", "tail", "--task", task_id, "--json")
     events = [json.loads(line) for line in done.out.splitlines()]

@@ -59,7 +59,7 @@ async def test_a_winner_that_no_test_proves_says_so(command: Command, repo: Path
 
 
 async def test_a_deliberation_about_text_needs_no_repository(command: Command) -> None:
-    done = await command("deliberate", "--agents", "2", "--rubric", "seventeen syllables", "--json", "Write a HAIKU")
+    done = await command("deliberate", "--text", "--agents", "2", "--rubric", "seventeen syllables", "--json", "Write a HAIKU")
     assert done.code == 3, done.err  # no test can prove a text
     assert done.document["results"][0]["content"] == "An old silent pond"
     assert done.document["final_state"] == "answered"

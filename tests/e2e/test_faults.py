@@ -121,15 +121,15 @@ async def test_a_broken_model_is_an_outcome_never_an_answer(fault: Fault, code: 
         command = Command(
             tmp_path / "data", server.base_url, {"MOOTHALL_LLM__RETRIES": "1", "MOOTHALL_LLM__RETRY_SECONDS": "0.05"}
         )
-        done = await command("deliberate", "--agents", "2", "--json", "Write a HAIKU")
-    assert done.code == 1, done.err
+        done = await command("deliberate", "--text", "--agents", "2", "--json", "Write a HAIKU")
+    assert done.code == 2, done.err
     assert done.document["status"] == "FAILED"
     assert {seat["error_code"] for seat in done.document["seats"]} == {code}
 
 
 async def test_a_model_server_that_is_down_is_named_before_anything_starts(tmp_path: Path) -> None:
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1", {"MOOTHALL_LLM__RETRIES": "0"})
-    done = await command("deliberate", "--agents", "1", "--json", "Write a HAIKU")
+    done = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert done.code in {1, 2}
     assert "127.0.0.1:9" in done.out + done.err
     assert "Traceback" not in done.err

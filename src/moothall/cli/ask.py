@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 from rich.console import Console
@@ -14,13 +14,19 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from moothall.cli.council import Narrator, hold_council
+from moothall.cli.exits import exit_code
+from moothall.cli.options import example, json_option, repository_options, text_option
 from moothall.cli.plain import plain
-from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG, errors_spoken, result_of, settings_of
+from moothall.cli.run import errors_spoken, result_of, settings_of
 from moothall.cli.show import changed_lines
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest
+
+if TYPE_CHECKING:  # imported by the command that runs
+    from moothall.wiring.asking import Named
 
 _LONG = 20_000
 
@@ -33,10 +39,10 @@ class _Asked:
     files: Path | None
 
 
-@click.command()
+@click.command(epilog=example('moothall ask "What does the retry decorator do?"'))
 @click.argument("prompt")
-@click.option("--repo", default="", help="A path, a URL or the id of a registered repository; by default the one you are in.")
-@click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
+@repository_options
+@text_option
 @click.option("--role", default="DEV", show_default=True, help="Whose eyes: dev, qa, architect, devops, data, po.")
 @click.option(
     "--server", default="", help="HOST:PORT of a `moothall serve` to ask, by its kernel; --repo is then a name or path of its."
@@ -49,7 +55,7 @@ class _Asked:
 @click.option("--turns", type=int, default=0, help="Turns that the agent may take; limits.turns by default.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and prompt are the same task.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@json_option
 @click.pass_context
 @errors_spoken
 def ask(
@@ -58,6 +64,8 @@ def ask(
     prompt: str,
     repo: str,
     ref: str,
+    profile: Path | None,
+    text: bool,
     role: str,
     server: str,
     token_file: Path | None,
@@ -69,6 +77,8 @@ def ask(
     as_json: bool,
 ) -> None:
     """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply.
+
+    It is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
 
     Exit codes: 0 an answer or a proven change, 3 an unproven change, 1 nothing, 2 wrong use, a broken part or a diff that
     --yes could not apply. A change is left as branch moothall/<task_id>, too.
@@ -83,11 +93,15 @@ def ask(
         seed=seed,
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
-    where = RepositoryRef(url=repo, ref=ref)
+    from moothall.wiring.asking import Named
+
+    named = Named(repo, ref, text, profile)
+    if server and profile:
+        raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
     if server:
-        asked = result_of(_ask_server(settings, request, where, server, token_file, quiet=as_json))
+        asked = result_of(_ask_server(settings, request, named, server, token_file, quiet=as_json))
     else:
-        asked = result_of(_ask(settings, request, where, quiet=as_json))
+        asked = result_of(_ask(settings, request, named, quiet=as_json))
     outcome, diff = asked.outcome, _diff(asked.outcome)
     if not as_json:
         show_answer(Console(file=out, highlight=False), outcome)
@@ -100,17 +114,21 @@ def ask(
     finally:
         if as_json:
             _document(out, outcome, applied)
-    sys.exit(_code(outcome))
+    sys.exit(exit_code(outcome, answers=True))
 
 
-async def _ask(settings: Settings, request: DeliberationRequest, where: RepositoryRef, *, quiet: bool) -> _Asked:
-    from moothall.wiring.asking import asked_about, files_of
+async def _ask(settings: Settings, request: DeliberationRequest, named: Named, *, quiet: bool) -> _Asked:
+    from moothall.wiring.asking import asked_about, files_of, unseen
     from moothall.wiring.house import check_early, open_house
 
     narrator = Narrator(quiet=quiet, thoughts=True)
+    named.check()
     check_early(settings, request)
-    repository = await asked_about(settings, where.url, where.ref)
-    if repository is None:
+    repository = await asked_about(settings, named)
+    if repository is not None:
+        if said := await unseen(settings, repository):
+            narrator.say(said)
+    elif not named.text:
         narrator.say("you are in no repository: this is about text alone")
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(request, repository=repository, about_text=repository is None)
@@ -120,15 +138,16 @@ async def _ask(settings: Settings, request: DeliberationRequest, where: Reposito
 
 
 async def _ask_server(
-    settings: Settings, request: DeliberationRequest, where: RepositoryRef, server: str, token_file: Path | None, *, quiet: bool
+    settings: Settings, request: DeliberationRequest, named: Named, server: str, token_file: Path | None, *, quiet: bool
 ) -> _Asked:
     """Ask a server elsewhere. What it has is not what is here: its diff is applied to the files that one is in, if it fits."""
     from moothall.wiring.asking import files_here, kernel_of, names
 
     narrator = Narrator(quiet=quiet, thoughts=True)
-    files = await files_here(settings, where.url)
-    named = names(where, files)
-    request = replace(request, repository=named, about_text=named is None)
+    named.check()
+    files = None if named.text else await files_here(settings, named.repo)
+    repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
+    request = replace(request, repository=repository, about_text=repository is None)
     async with kernel_of(settings, server, token_file) as kernel:
         return _Asked(await hold_council(kernel, request, narrator), files)
 
@@ -161,14 +180,6 @@ def _diff(outcome: Outcome) -> str:
 
 def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:
     click.echo(json.dumps({**dump(outcome), "applied": list(applied)}, indent=2), file=out)
-
-
-def _code(outcome: Outcome) -> int:
-    if not outcome.winner_id:
-        return EXIT_NONE
-    if outcome.final_state == "failed":
-        return EXIT_WRONG
-    return 0 if outcome.proven or outcome.final_state == "answered" else EXIT_UNPROVEN
 
 
 def show_answer(console: Console, outcome: Outcome) -> None:

@@ -8,8 +8,9 @@ from contextlib import aclosing
 
 import click
 
+from moothall.cli.exits import EXIT_NONE
 from moothall.cli.plain import plain
-from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
+from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 
 

@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from moothall.cli.exits import exit_code
 from moothall.cli.plain import plain
-from moothall.cli.run import EXIT_NONE, EXIT_UNPROVEN, EXIT_WRONG
 from moothall.cli.show import as_json, line_of, show_outcome, thought_of
 from moothall.collector.progress import Progress, describe
 from moothall.domain.codec import load
@@ -108,7 +108,7 @@ async def _cancel(desk: Course, task_id: str) -> None:
 
 
 def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
-    """Print the end and return the exit code: 0 proven, 3 unproven, 1 no winner, 2 one that could not be delivered.
+    """Print the end and return the exit code.
 
     `out` is the process's stdout as it was before a house was opened: inside, stray prints go to stderr.
     """
@@ -116,8 +116,4 @@ def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
         click.echo(as_json(outcome), file=out)
     else:
         show_outcome(Console(file=out, highlight=False), outcome)
-    if not outcome.winner_id:
-        return EXIT_NONE
-    if outcome.final_state == "failed":
-        return EXIT_WRONG
-    return 0 if outcome.proven else EXIT_UNPROVEN
+    return exit_code(outcome)

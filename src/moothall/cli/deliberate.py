@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli.council import Narrator, hold_council, tell_outcome
+from moothall.cli.options import example, json_option, repository_options, text_option
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.errors import InvalidRequest
+
+if TYPE_CHECKING:  # imported by the command that runs
+    from moothall.wiring.asking import Named
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        'moothall deliberate "parse_date() must accept ISO weeks"',
+        'moothall deliberate --repo ../other --agents 5 "Fix the failing tests"',
+    )
+)
 @click.argument("task")
-@click.option("--repo", default="", help="A path, a URL or the id of a registered repository. None: a deliberation about text.")
-@click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
+@repository_options
+@text_option
 @click.option("--role", default="DEV", show_default=True, help="Which council: dev, qa, architect, devops, data, po.")
 @click.option("--agents", type=int, default=0, help="Seats; 3 by default.")
 @click.option("--rounds", type=int, default=None, help="Rounds of review and revision; the protocol's by default.")
@@ -33,7 +45,7 @@ from moothall.domain.task import Constraints, DeliberationRequest
 @click.option("--turns", type=int, default=0, help="Turns that a seat may take; limits.turns by default.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@json_option
 @click.pass_context
 @errors_spoken
 def deliberate(
@@ -42,6 +54,8 @@ def deliberate(
     task: str,
     repo: str,
     ref: str,
+    profile: Path | None,
+    text: bool,
     role: str,
     agents: int,
     rounds: int | None,
@@ -58,6 +72,8 @@ def deliberate(
 ) -> None:
     """Let a council work on TASK and leave the winner as branch moothall/<task_id>.
 
+    TASK is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
+
     Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 wrong use or a broken part.
     """
     request = DeliberationRequest(
@@ -72,16 +88,25 @@ def deliberate(
         peer_review=peer_review,
         seed=seed,
     )
-    run(_deliberate(settings_of(context, narrated=True), request, repo, ref, as_json=as_json))
+    from moothall.wiring.asking import Named
+
+    settings = settings_of(context, narrated=True)
+    run(_deliberate(settings, request, Named(repo, ref, text, profile), as_json=as_json))
 
 
-async def _deliberate(settings: Settings, request: DeliberationRequest, repo: str, ref: str, *, as_json: bool) -> int:
+async def _deliberate(settings: Settings, request: DeliberationRequest, named: Named, *, as_json: bool) -> int:
+    from moothall.wiring.asking import asked_about, unseen
     from moothall.wiring.house import check_early, open_house
-    from moothall.wiring.trusted import register
 
     narrator, out = Narrator(quiet=as_json), sys.stdout
+    named.check()
     check_early(settings, request)
-    if repo:
-        request = replace(request, repository=await register(settings, repo, ref))
+    repository = await asked_about(settings, named)
+    if repository is not None:
+        if said := await unseen(settings, repository):
+            narrator.say(said)
+    elif not (named.text or settings.repository):
+        raise InvalidRequest("you are in no git repository: name one with --repo, or say --text for an answer in words")
+    request = replace(request, repository=repository, about_text=named.text)
     async with open_house(settings, narrator.say) as house:
         return tell_outcome(await hold_council(house.desk, request, narrator), out, json_wanted=as_json)

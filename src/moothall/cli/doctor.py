@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from moothall.cli.exits import EXIT_NONE
 from moothall.cli.finding import Finding
-from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
+from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.errors import MoothallError
 

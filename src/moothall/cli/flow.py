@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moothall.cli.exits import EXIT_NONE
 from moothall.cli.plain import plain
-from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
+from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.task import RepositoryRef
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from moothall.cli.run import EXIT_NONE, errors_spoken, run, settings_of
+from moothall.cli.exits import EXIT_NONE
+from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import InvalidRequest

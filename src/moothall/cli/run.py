@@ -13,14 +13,13 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from moothall.cli.exits import EXIT_INTERRUPTED, EXIT_WRONG
 from moothall.config import Settings, load_settings, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:

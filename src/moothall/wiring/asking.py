@@ -1,35 +1,77 @@
-"""The repository that `moothall ask` is about, and taking over what came of it."""
+"""The repository that a command is about, and taking over what came of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError, RepositoryError
+from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
 from moothall.wiring.trusted import register, trusted_repositories
 from moothall.workspace import sources
-from moothall.workspace.applying import apply_to_files
+from moothall.workspace.applying import apply_to_files, changed_files
 from moothall.workspace.gitcmd import GitRunner
+from moothall.workspace.profile import OWN_FILE
 
 if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
 
+_SHOWN = 5
 
-async def asked_about(settings: Settings, where: str, ref: str) -> RepositoryRef | None:
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Which repository a caller named: a path, a URL or an id, its ref, a file with its profile; or none, with `text`."""
+
+    repo: str = ""
+    ref: str = ""
+    text: bool = False
+    profile: Path | None = None
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for what contradicts itself."""
+        wrong = [name for name, given in (("--repo", self.repo), ("--ref", self.ref), ("--profile", self.profile)) if given]
+        if self.text and wrong:
+            raise InvalidRequest(f"--text is about no repository; leave it or {wrong[0]} out")
+
+
+async def asked_about(settings: Settings, named: Named) -> RepositoryRef | None:
     """Return the repository that was named, or the one round the current folder; None where that is in none."""
-    if where:
-        return await register(settings, where, ref)
+    named.check()
+    if named.text:
+        return None
+    if named.repo:
+        return await register(settings, named.repo, named.ref, named.profile)
     try:
         await sources.find_local(_git(settings), await asyncio.to_thread(Path.cwd))
     except RepositoryError:
         return None
-    return await register(settings, ".", ref)
+    return await register(settings, ".", named.ref, named.profile)
+
+
+async def unseen(settings: Settings, repository: RepositoryRef) -> str:
+    """Return a sentence about uncommitted changes in the files of a repository, which no council sees; '' where there are none."""
+    top = files_of(settings, repository)
+    if top is None:
+        return ""
+    git = _git(settings)
+    local = await sources.find_local(git, top)
+    if local.top == local.git_dir:
+        return ""
+    changed = await changed_files(git, local)
+    if not changed:
+        return ""
+    sha = await sources.local_commit(git, local, repository.ref)
+    shown = ", ".join(changed[:_SHOWN]) + (", …" if len(changed) > _SHOWN else "")
+    where = f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not seen: {shown}"
+    own = f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}" if OWN_FILE in changed else ""
+    return f"works on the commit {sha[:10]}; {where}{own}"
 
 
 def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:

@@ -18,6 +18,7 @@ from moothall.workspace.clone import TrustedClone
 from moothall.workspace.gitremote import Remote
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
+from moothall.workspace.profile import Commands, parse_own
 from moothall.workspace.repositories import TrustedRepositories
 from moothall.workspace.runner import LocalRunner
 
@@ -35,16 +36,32 @@ def trusted_repositories(settings: Settings) -> TrustedRepositories:
     return TrustedRepositories(settings.data_dir, settings.workspace, _Hosts(), secrets=environment())
 
 
-async def register(settings: Settings, where: str, ref: str) -> RepositoryRef:
-    """Register what this user named on the command line (a path, a URL or an id) and check that it can be used."""
+async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
+    """Register what this user named on the command line (a path, a URL or an id) and check that it can be used.
+
+    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says something.
+    """
     repositories = trusted_repositories(settings)
     try:
         known = "" if await asyncio.to_thread(Path(where).exists) else repositories.registry.get(where, LOCAL.tenant).id
     except (NotFound, InvalidRequest):
         known = ""
-    named = RepositoryRef(id=known or (await repositories.register(where)).id, ref=ref)
+    entry = repositories.registry.find(known) if known else await repositories.register(where)
+    if profile is not None:
+        entry = await repositories.with_profile(entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands))
+    named = RepositoryRef(id=entry.id, ref=ref)
     await repositories.resolve(named)
     return named
+
+
+def read_file(path: Path) -> Commands:
+    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`, `RepositoryError`."""
+    try:
+        return parse_own(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigurationError(f"the profile {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"the profile {path} is not text") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str) -> tuple[str, 
         )
     rows = [row.split(b"\t", 2) for row in counted.out.split(b"\0") if row]
     paths = tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
-    if own := await _changed(git, local, paths):
+    if own := await changed_files(git, local, paths, ignored=True):
         more = ", …" if len(own) > _SHOWN else ""
         raise RepositoryError(
             f"there are changes of your own in {', '.join(own[:_SHOWN])}{more}: nothing was applied; commit or stash them first"
@@ -45,21 +45,15 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str) -> tuple[str, 
     return paths
 
 
-async def _changed(git: GitRunner, local: Local, paths: tuple[str, ...]) -> list[str]:
-    """Return those of the paths that are not as they were committed, or are there without being known."""
+async def changed_files(git: GitRunner, local: Local, paths: tuple[str, ...] = (), *, ignored: bool = False) -> list[str]:
+    """Return those of the paths (none: of all files) that are not as they were committed, or are there without being known.
+
+    No filter of the repository's runs. `ignored`: what git ignores counts too.
+    """
     where = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
     known = await git.call(*where, "config", "--null", "--name-only", "--get-regexp", r"^filter\.", cwd=local.top)
     drivers = {name.decode(errors="replace").rpartition(".")[0] for name in known.out.split(b"\0") if name}
     none = [word for driver in sorted(drivers) for what in _FILTERS for word in ("-c", f"{driver}.{what}")]
-    status = (
-        "status",
-        "--porcelain=v1",
-        "-z",
-        "--no-renames",
-        "--untracked-files=all",
-        "--ignored",
-        "--ignore-submodules=all",
-        "--",
-    )
-    changed = await git.run(*where, *none, *status, *paths, cwd=local.top)
+    status = ["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all"]
+    changed = await git.run(*where, *none, *status, *(["--ignored"] if ignored else []), "--", *paths, cwd=local.top)
     return [item[3:].decode(errors="replace") for item in changed.split(b"\0") if item]

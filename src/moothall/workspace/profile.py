@@ -108,18 +108,18 @@ def make_profile(objects: Mapping[str, str], texts: Mapping[str, str], registere
     )
 
 
-def parse_own(text: str) -> Commands:
-    """Return what a `.moothall.toml` says; raises `RepositoryError` with the line that is wrong."""
+def parse_own(text: str, name: str = OWN_FILE) -> Commands:
+    """Return what a `.moothall.toml`, or another file like it, says; raises `RepositoryError` with the line that is wrong."""
     try:
         return Commands.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise RepositoryError(f"{OWN_FILE} is not TOML: {error}") from error
+        raise RepositoryError(f"{name} is not TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         keys = [str(part) for part in first["loc"] if part != "[key]"]
         known = "" if first["type"] != "extra_forbidden" else f"; the keys are {', '.join(Commands.model_fields)}"
         raise RepositoryError(
-            f"{OWN_FILE}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first['msg']}{known}"
+            f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first['msg']}{known}"
         ) from error
 
 

@@ -27,7 +27,8 @@ class Registered(BaseModel):
     """A repository of a tenant. `origin` is the absolute path of a local one, or a URL.
 
     `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing.
-    Not `listed`: it was only used once; commits pinned then can still be used.
+    Not `listed`: it was only used once; commits pinned then can still be used. Where `of` names
+    another record, this is that one with the commands of a file that a caller named: found by its id alone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,6 +40,12 @@ class Registered(BaseModel):
     push: PushPolicy = "none"
     commands: Commands = Commands()
     listed: bool = True
+    of: str = ""
+
+    @property
+    def clone(self) -> str:
+        """The id under which its clone lies."""
+        return self.of or self.id
 
     @property
     def local(self) -> bool:
@@ -113,12 +120,12 @@ class Registry:
 
     def of_origin(self, origin: str, tenant: str) -> Registered | None:
         """Return the tenant's record of a path or URL, a listed one first."""
-        found = [entry for entry in self._all() if (entry.origin, entry.tenant) == (origin, tenant)]
+        found = [entry for entry in self._all() if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")]
         return next((entry for entry in found if entry.listed), found[0] if found else None)
 
     def list(self, tenant: str) -> tuple[Registered, ...]:
         """Return what the tenant registered, by id."""
-        return tuple(entry for entry in self._all() if entry.tenant == tenant and entry.listed)
+        return tuple(entry for entry in self._all() if entry.tenant == tenant and entry.listed and not entry.of)
 
     def _all(self) -> tuple[Registered, ...]:
         return tuple(self._read(path) for path in sorted(self._folder.glob("[a-z0-9]*.json")))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from moothall.config import Workspace as Settings
+from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, PatchRefused, Refused
@@ -57,7 +58,10 @@ class TrustedRepositories:
 
     def clone(self, repository: str) -> TrustedClone:
         """Return the trusted clone of a repository id."""
-        return TrustedClone(self._clones / f"{self.registry.find(repository).id}.git", self._settings, self._git)
+        return self._clone(self.registry.find(repository))
+
+    def _clone(self, entry: Registered) -> TrustedClone:
+        return TrustedClone(self._clones / f"{entry.clone}.git", self._settings, self._git)
 
     async def register(
         self,
@@ -94,13 +98,20 @@ class TrustedRepositories:
         await asyncio.to_thread(self.registry.add, entry)
         return entry
 
+    async def with_profile(self, entry: Registered, commands: Commands) -> Registered:
+        """Record `entry` once more, with other commands, for those who ask for just these; the same for the same commands."""
+        own = f"{entry.id[:80]}-{digest(commands.model_dump_json())[:12]}"
+        variant = entry.model_copy(update={"id": own, "of": entry.clone, "commands": commands})
+        await asyncio.to_thread(self.registry.add, variant)
+        return variant
+
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`, `InvalidRequest`.
 
         A full commit id that this tenant pinned before is answered from the clone, wherever the source is now.
         """
         entry = await self._entry(ref, tenant)
-        clone = TrustedClone(self._clones / f"{entry.id}.git", self._settings, self._git)
+        clone = self._clone(entry)
         pinned = _SHA.fullmatch(ref.ref) is not None and await clone.has(ref.ref)
         sha = ref.ref if pinned else await self._fetch(clone, entry, ref.ref)
         profile = await read_profile(clone, sha, entry.commands)

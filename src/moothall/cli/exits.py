@@ -1,0 +1,39 @@
+"""What a command's exit code says of how a deliberation ended."""
+
+from __future__ import annotations
+
+from moothall.domain.outcome import Outcome
+from moothall.domain.proposal import SeatStatus
+
+EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+BROKEN = frozenset(
+    {
+        "AUDIT_UNAVAILABLE",
+        "BUS_UNAVAILABLE",
+        "CONFIGURATION",  # a wrong URL or model name, a key that the server refuses
+        "INTERNAL",
+        "INVALID_REQUEST",
+        "MODEL_REPLY_INVALID",
+        "MODEL_UNAVAILABLE",
+        "NOTHING_TO_JUDGE",
+        "POLICY_UNAVAILABLE",
+        "REPOSITORY_UNUSABLE",
+        "SANDBOX_UNAVAILABLE",
+        "WORKSPACE_FAILED",
+    }
+)
+"""Codes of seats that a part failed; the others (no change, malformed replies, out of turns) tell of the model's answer."""
+
+
+def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
+    """Return 0 for a proven winner, 3 for an unproven one, 1 for none, 2 where a part was broken: the winner could not be
+    delivered, or no seat could work at all. `answers`: an answer in words needs no proof.
+    """
+    if outcome.winner_id:
+        if outcome.final_state == "failed":
+            return EXIT_WRONG
+        return 0 if outcome.proven or (answers and outcome.final_state == "answered") else EXIT_UNPROVEN
+    seats = [seat for seat in outcome.seats if seat.status is not SeatStatus.UNSTARTED or seat.error_code]
+    broken = bool(seats) and all(seat.status is SeatStatus.FAILED and seat.error_code in BROKEN for seat in seats)
+    return EXIT_WRONG if broken and not outcome.results else EXIT_NONE
