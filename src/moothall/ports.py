@@ -183,8 +183,12 @@ class Workspace(Protocol):
         """
         ...
 
-    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
-        """Run one of the profile's checks; `paths` narrows a tests check to these test files."""
+    async def check(
+        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+    ) -> CheckRun:
+        """Run one of the profile's checks; `paths` narrows a tests check to these test files, `cases` to these cases, by the ids
+        of an earlier run. Where its runner cannot be narrowed, all of it runs.
+        """
         ...
 
     async def patch(self, message: str) -> Patch:

@@ -117,6 +117,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
                 # Tests of other seats ran only where they fail on the base.
                 proven=facts.value.proven or any(run.passed and run.author != proposal.seat for run in candidate.cross),
                 behaviour=facts.value.behaviour,
+                fixed=facts.value.fixed,
             )
         found.append(candidate)
     return tuple(found)

@@ -317,14 +317,23 @@ class Agent:
         state.patch = patch
         with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
             state.runs = {name: await context.workspace.check(name, deadline=context.deadline) for name in profile.checks}
-        found = assess(prepared.runs, state.runs, profile, own_tests=patch.tests, applies=True)
+        found = assess(
+            prepared.runs,
+            state.runs,
+            profile,
+            own_tests=patch.tests,
+            applies=True,
+            flaky=prepared.flaky,
+            changed=patch.paths,
+            task=self._facts.d.description,
+        )
         seen = Candidate(
             Proposal(self.seat, self.role, "", patch.diff),
             evidence=found.evidence,
             required=found.required,
             regressions=found.regressions,
         )
-        state.green, state.proven = passes_gates(seen), found.proven
+        state.green, state.proven = passes_gates(seen), found.done
         return True
 
     def _report(self, did: _Did, state: _Checked, prepared: Prepared, *, ran: bool, again: bool) -> str:

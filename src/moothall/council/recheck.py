@@ -17,7 +17,7 @@ from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspaces
-from moothall.ranking import Assessment, assess, passes_gates
+from moothall.ranking import Assessment, assess, changed_files, passes_gates
 
 _OUTPUT = 8000
 _TRIES = 3  # an executor may be killed under a check
@@ -52,6 +52,7 @@ class Judged:
             proven=found.proven or any(run.passed for run in self.cross),
             cross=self.cross,
             behaviour=found.behaviour,
+            fixed=found.fixed,
         )
 
     @property
@@ -106,7 +107,16 @@ class Bench:
                 break
             except (WorkspaceFailed, SandboxUnavailable):
                 continue  # what did not run is missing, and missing never passes
-        return assess(base.runs, runs, base.base.profile, own_tests=proposal.own_tests, applies=applies)
+        return assess(
+            base.runs,
+            runs,
+            base.base.profile,
+            own_tests=proposal.own_tests,
+            applies=applies,
+            flaky=base.flaky,
+            changed=changed_files(proposal.diff),
+            task=self._facts.d.description,
+        )
 
     async def _publish(self, judged: Judged) -> None:
         found, proposal = judged.assessment, judged.proposal
@@ -122,6 +132,8 @@ class Bench:
                 "regressions": list(found.regressions),
                 "proven": found.proven,
                 "behaviour": found.behaviour,
+                "fixed": list(found.fixed),
+                "still_red": list(found.still_red),
             },
         )
         for item in found.evidence:

@@ -37,9 +37,17 @@ class CheckRun:
     findings: tuple[str, ...] = ()
 
 
+RED = frozenset({"failed", "errored"})
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The recorded result of a check for a proposal; `proven` as in docs/architecture.md."""
+    """The recorded result of a check for a proposal; `proven` as in docs/architecture.md.
+
+    `failed` counts all red cases, `before` those of them that were red on the base; `red` names what stands against the
+    proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from run to
+    run: of each the first few. `why` says what stopped a check that did not run to its end.
+    """
 
     check: str
     verdict: Verdict
@@ -49,3 +57,8 @@ class Evidence:
     duration_ms: int = 0
     output: str = ""
     proven: bool = False
+    before: int = 0
+    red: tuple[str, ...] = ()
+    red_before: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
+    why: str = ""

@@ -99,7 +99,8 @@ class Candidate:
 
     `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
-    on the base and are not any more. `cross` holds accepted tests of other authors only.
+    on the base and are not any more, `fixed` those that were red there, not by the author, and are green now.
+    `cross` holds accepted tests of other authors only.
     """
 
     proposal: Proposal
@@ -112,6 +113,7 @@ class Candidate:
     behaviour: str = ""
     reviews: tuple[Review, ...] = ()
     about_text: bool = False
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,12 @@ class StandingWorkspace:
                         return ToolResult(call.request_id, call.tool, ToolStatus.OUTCOME_UNKNOWN, error=words)
         return ToolResult(call.request_id, call.tool, ToolStatus.ERROR, error=f"the executor died {_TRIES} times over this call")
 
-    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+    async def check(
+        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+    ) -> CheckRun:
         """Run one of the profile's checks."""
         async with self._turn:
-            return await (await asyncio.shield(self._opened)).check(name, paths, deadline)
+            return await (await asyncio.shield(self._opened)).check(name, paths, deadline, cases)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far."""

@@ -1,24 +1,34 @@
-"""What the runs of a candidate's checks say, next to the runs of the untouched base."""
+"""What the runs of a candidate's checks say, next to the runs of the untouched base.
+
+Case by case: what was green must stay green, what was red may stay red, and what is new must be green. A check that tells no
+cases is one case of its own name.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from moothall.domain.evidence import CheckRun, Evidence, Verdict
+from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.repository import Profile
+from moothall.ranking.authors import containers, may_be_own, same_file
+from moothall.ranking.relevance import concerns
 
-TESTS = "tests"
-_RED = {"failed", "errored"}
+HIT_LIMIT = "hit the limit of"
+"""What the details of a case say that was stopped at its time limit."""
+_NAMED = 20
+_FIXED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
     """The facts that ranking needs of one candidate; the fields mean what they mean in `Candidate`.
 
-    `evidence` has one entry for every required check, also for one that did not run.
+    `evidence` has one entry for every check, also for one that did not run. `still_red` are cases that were red on the base and
+    still are.
     """
 
     applies: bool
@@ -27,6 +37,14 @@ class Assessment:
     proven: bool = False
     behaviour: str = ""
     evidence: tuple[Evidence, ...] = ()
+    fixed: tuple[str, ...] = ()
+    still_red: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is proven, and nothing beside what it mended is still red: no case of the same file or package."""
+        mended = {container for case in self.fixed for container in containers(case)[-1:]}
+        return self.proven and not any(mended & set(containers(case)) for case in self.still_red)
 
 
 def assess(
@@ -35,95 +53,177 @@ def assess(
     profile: Profile,
     own_tests: Sequence[str],
     applies: bool,  # noqa: FBT001 - a fact among facts; callers name it
+    *,
+    flaky: Sequence[str] = (),
+    changed: Sequence[str] = (),
+    task: str = "",
 ) -> Assessment:
     """Compare a candidate's runs on a clean checkout with the base's.
 
-    `own_tests` are the paths of test files that the author added or changed: what passes in them
-    proves nothing. A patch that does not apply has no runs that mean anything, so all are missing.
+    `own_tests` are the paths of test files that the author added or changed: what passes in them proves nothing. `flaky` are
+    cases that differ between two runs of the same tree: no evidence either way. `changed` are the paths that the candidate
+    changes, `task` what was asked for: a candidate that turned nothing green may leave red only what has to do with neither. A
+    patch that does not apply has no runs that mean anything, so all are missing.
     """
-    known = frozenset(profile.known_failures)
     runs = candidate_runs if applies else {}
+    forgiven = frozenset((*profile.known_failures, *flaky))
     names = (*profile.checks, *sorted(set(runs) - set(profile.checks)))
-    proving = {name for name in names if _proves(prepared_runs.get(name), runs.get(name), own_tests)}
-    evidence = tuple(_evidence(name, runs.get(name), known, proven=name in proving) for name in names)
+    required = tuple(name for name in profile.checks if name not in profile.advisory)
+    compared = [_Compared(name, prepared_runs.get(name), runs.get(name), forgiven, changed) for name in names]
+    fixed = {item.name: item.fixed(own_tests) for item in compared if item.name not in profile.advisory}
+    barren = not any(item.shows_green for item in compared if item.name in required)
+    proven = any(fixed.values())
+    evidence = tuple(
+        item.evidence(
+            proven=bool(fixed.get(item.name)),
+            undone=not proven and item.name in required and (barren or item.reaches(changed, task)),
+            flaky=frozenset(flaky),
+        )
+        for item in compared
+    )
+    lost = {case for item in compared if item.name in required for case in item.lost} if applies else set()
     return Assessment(
         applies=applies,
-        required=tuple(profile.checks),
-        regressions=_regressions(prepared_runs, runs, known) if applies else (),
-        proven=bool(proving),
-        behaviour=_behaviour(prepared_runs, runs, own_tests, evidence) if applies else "",
-        evidence=evidence,
-    )
-
-
-def _evidence(name: str, run: CheckRun | None, known: AbstractSet[str], *, proven: bool) -> Evidence:
-    if run is None:
-        return Evidence(check=name, verdict=Verdict.MISSING)
-    outcomes = list(run.cases.values())
-    return Evidence(
-        check=name,
-        verdict=_verdict(name, run, known),
-        passed=outcomes.count("passed"),
-        failed=sum(outcome in _RED for outcome in outcomes),
-        skipped=outcomes.count("skipped"),
-        duration_ms=run.duration_ms,
-        output=run.output,
+        required=required,
+        regressions=tuple(sorted(lost)),
         proven=proven,
+        behaviour=_behaviour(prepared_runs, runs, own_tests, evidence, forgiven) if applies else "",
+        evidence=evidence,
+        fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_FIXED],
+        still_red=tuple(sorted(case for item in compared if item.name in required for case in item.red_before)),
     )
 
 
-def _verdict(name: str, run: CheckRun, known: AbstractSet[str]) -> Verdict:
-    """A run's verdict, with known failures forgiven and a test run that tested nothing unmasked.
-
-    The exit code alone is not believed: code under test can end its process with any.
-    """
-    if run.verdict not in {Verdict.PASSED, Verdict.FAILED} or run.status != "success":
-        return Verdict.ERRORED if run.verdict is Verdict.PASSED else run.verdict
-    red = {case for case, outcome in run.cases.items() if outcome in _RED}
-    if red - known:
-        return Verdict.FAILED
-    if name == TESTS and "passed" not in run.cases.values():
-        return Verdict.MISSING if run.verdict is Verdict.PASSED else run.verdict
-    return Verdict.PASSED if red else run.verdict
+def cases_of(run: CheckRun) -> Mapping[str, str]:
+    """Return a run's cases; a check that tells none is one case of its own name, unless it did not run at all."""
+    if run.cases or run.verdict is Verdict.MISSING:
+        return run.cases
+    return {run.check: str(run.verdict) if run.status == "success" else "errored"}
 
 
-def _regressions(base: Mapping[str, CheckRun], now: Mapping[str, CheckRun], known: AbstractSet[str]) -> tuple[str, ...]:
-    lost: set[str] = set()
-    for name, run in base.items():
-        after = now[name].cases if name in now else {}
-        lost.update(case for case, outcome in run.cases.items() if outcome == "passed" and after.get(case) != "passed")
-    return tuple(sorted(lost - known))
+class _Compared:
+    """One check before and after."""
+
+    def __init__(
+        self, name: str, base: CheckRun | None, now: CheckRun | None, forgiven: AbstractSet[str], changed: Sequence[str]
+    ) -> None:
+        self.name, self.now = name, now
+        self._base = base
+        self._forgiven = forgiven
+        self._before = cases_of(base) if base else {}
+        self._after = cases_of(now) if now else {}
+        self.shows_green = any(outcome == "passed" for outcome in self._after.values())
+        red = [case for case, outcome in self._after.items() if outcome in RED and case not in forgiven]
+        self.red_before = [case for case in red if self._before.get(case) in RED]
+        self.new_red = [case for case in red if self._before.get(case) not in RED]
+        self._findings = _new_findings(base, now, changed)
+        if now and now.findings:
+            self.red_before, self.new_red = [], []  # a linter is judged by what it found
+
+    @property
+    def lost(self) -> list[str]:
+        """Cases that were green and are not any more, or are gone."""
+        before = self._base.cases if self._base else {}
+        return [
+            case
+            for case, outcome in before.items()
+            if outcome == "passed" and self._after.get(case) != "passed" and case not in self._forgiven
+        ]
+
+    def reaches(self, changed: Sequence[str], task: str) -> bool:
+        """Whether a case that is still red has to do with what was changed, or asked for."""
+        base, now = self._base, self.now
+        if base is None or now is None:
+            return False
+        return any(
+            concerns(case, base.details.get(case, ""), now.details.get(case, ""), changed, task) for case in self.red_before
+        )
+
+    def fixed(self, own_tests: Sequence[str]) -> list[str]:
+        """Cases that were red and are green, and not by the author; a linter proves nothing."""
+        base, now = self._base, self.now
+        if base is None or now is None or base.findings or now.findings:
+            return []
+        packages = frozenset(case.partition("::")[0] for case in self._after)
+        return [
+            case
+            for case, outcome in self._after.items()
+            if outcome == "passed"
+            and case not in self._forgiven
+            and _was_red(base, self._before, case)
+            and not _only_faster(base, now, case)
+            and not may_be_own(case, own_tests, packages)
+        ]
+
+    def evidence(self, *, proven: bool, undone: bool, flaky: AbstractSet[str]) -> Evidence:
+        run = self.now
+        if run is None:
+            return Evidence(check=self.name, verdict=Verdict.MISSING)
+        outcomes = list(run.cases.values())
+        return Evidence(
+            check=self.name,
+            verdict=self._verdict(run, undone=undone),
+            passed=outcomes.count("passed"),
+            failed=sum(outcome in RED for outcome in outcomes),
+            skipped=outcomes.count("skipped"),
+            duration_ms=run.duration_ms,
+            output=run.output,
+            proven=proven,
+            before=sum(case in run.cases for case in self.red_before),
+            red=tuple((*self.new_red, *self._findings)[:_NAMED]),
+            red_before=tuple(self.red_before[:_NAMED]),
+            flaky=tuple(sorted(flaky & self._after.keys())[:_NAMED]),
+            why=run.output.partition("\n")[0][:300] if run.status != "success" else "",
+        )
+
+    def _verdict(self, run: CheckRun, *, undone: bool) -> Verdict:
+        """The exit code alone is not believed where there are cases: code under test can end its process with any."""
+        if run.status != "success":
+            return Verdict.ERRORED
+        told_before = self._base is not None and self._base.cases
+        if run.verdict is Verdict.MISSING or (run.verdict is Verdict.PASSED and told_before and not run.cases):
+            return Verdict.MISSING
+        if run.verdict is Verdict.ERRORED and (not self._base or self._base.verdict is not Verdict.ERRORED):
+            return Verdict.ERRORED  # it did not run to its end, as it did on the base
+        if self.new_red or self._findings:
+            return Verdict.FAILED
+        if run.cases and not self.shows_green:
+            return Verdict.FAILED if self.red_before else Verdict.MISSING
+        return Verdict.FAILED if undone and self.red_before else Verdict.PASSED
 
 
-def _proves(base: CheckRun | None, now: CheckRun | None, own_tests: Sequence[str]) -> bool:
-    if base is None or now is None:
-        return False
-    return any(
-        outcome == "passed" and _was_red(base, case) and not _may_be_own(case, own_tests) for case, outcome in now.cases.items()
-    )
+def _new_findings(base: CheckRun | None, now: CheckRun | None, changed: Sequence[str]) -> list[str]:
+    """What a linter finds now and did not on the base: where it was red already, on changed files only."""
+    if now is None or not now.findings:
+        return []
+    before = Counter(base.findings) if base else Counter[str]()
+    new = list((Counter(now.findings) - before).elements())
+    if base is None or base.verdict is Verdict.PASSED or not changed:
+        return new if now.verdict is not Verdict.PASSED else []
+    return [line for line in new if any(same_file(line.partition(":")[0], path) for path in changed)]
 
 
-def _was_red(base: CheckRun, case: str) -> bool:
-    """A test that could not even be collected was red too; its file is then the failed case."""
-    if case in base.cases:
-        return base.cases[case] in _RED
-    return base.cases.get(case.partition("::")[0]) in _RED
+def _was_red(base: CheckRun, before: Mapping[str, str], case: str) -> bool:
+    """A test that could not even be collected or compiled was red too; its file, package or check is then the red case."""
+    if case in before:
+        return before[case] in RED
+    if not base.cases:
+        return before.get(base.check) in RED
+    return any(before.get(container) in RED for container in containers(case))
 
 
-def _may_be_own(case: str, own_tests: Sequence[str]) -> bool:
-    """Whether the author may have had a hand in this test. An id that names no file (Go, Rust) may be anyone's."""
-    file, separator, _ = case.partition("::")
-    if not separator or "." not in file.rsplit("/", 1)[-1]:
-        return bool(own_tests)
-    for path in own_tests:
-        module = path.rsplit(".", 1)[0].replace("/", ".")
-        if file in {path, module} or file.startswith(f"{module}."):
-            return True
-    return False
+def _only_faster(base: CheckRun, now: CheckRun, case: str) -> bool:
+    """Whether a case was only stopped at its limit on the base, and is hardly faster now."""
+    limit = base.durations.get(case, 0)
+    return HIT_LIMIT in base.details.get(case, "") and limit > 0 and now.durations.get(case, 0) * 2 > limit
 
 
 def _behaviour(
-    base: Mapping[str, CheckRun], now: Mapping[str, CheckRun], own_tests: Sequence[str], evidence: Sequence[Evidence]
+    base: Mapping[str, CheckRun],
+    now: Mapping[str, CheckRun],
+    own_tests: Sequence[str],
+    evidence: Sequence[Evidence],
+    forgiven: AbstractSet[str],
 ) -> str:
     """Equal for candidates that no shared test tells apart. A new test of the author's own is not
     shared: counting it would put everyone who wrote one into a cluster of one.
@@ -131,9 +231,10 @@ def _behaviour(
     parts = [f"{item.check}={item.verdict}" for item in evidence]
     for name in sorted(now):
         before = base[name].cases if name in base else {}
+        packages = frozenset(case.partition("::")[0] for case in now[name].cases)
         parts += [
             f"{name}/{case}={outcome}"
             for case, outcome in sorted(now[name].cases.items())
-            if case in before or not _may_be_own(case, own_tests)
+            if case not in forgiven and (case in before or not may_be_own(case, own_tests, packages))
         ]
     return digest(*parts)

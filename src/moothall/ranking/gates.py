@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Candidate
@@ -34,20 +34,34 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         if not runs or (bad and bad.verdict is Verdict.MISSING):
             yield f"Required check {plain(name)} is missing."
         elif bad:
-            yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}."
+            yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
     if lost := candidate.regressions:
-        more = ", …" if len(lost) > _SHOWN else ""
-        shown = ", ".join(plain(case) for case in lost[:_SHOWN])
-        yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {shown}{more}."
+        yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {named(lost)}."
 
 
 def counts(item: Evidence) -> str:
-    """Return ` (11 of 12 passed)` where the check counted anything, else nothing."""
+    """Return ` (11 of 13 passed, 1 red before)` where the check counted anything, else nothing."""
     total = item.passed + item.failed
-    return f" ({item.passed} of {total} passed)" if total else ""
+    before = f", {item.before} red before" if item.before else ""
+    return f" ({item.passed} of {total} passed{before})" if total else ""
 
 
-def plain(text: str) -> str:
+def named(cases: Sequence[str]) -> str:
+    """Return the first of some names."""
+    more = ", …" if len(cases) > _SHOWN else ""
+    return ", ".join(plain(case) for case in cases[:_SHOWN]) + more
+
+
+def _because(item: Evidence) -> str:
+    """What is new and red; else what stopped the check; else what should have become green."""
+    if item.red:
+        return f": {named(item.red)}"
+    if item.why:
+        return f": {plain(item.why, 200)}"
+    return f": red as on the base: {named(item.red_before)}" if item.red_before else ""
+
+
+def plain(text: str, chars: int = _NAME_CHARS) -> str:
     """Return a name that may come from a model as one short printable line."""
     line = "".join(char if char.isprintable() else "?" for char in text)
-    return line if len(line) <= _NAME_CHARS else f"{line[: _NAME_CHARS - 1]}…"
+    return line if len(line) <= chars else f"{line[: chars - 1]}…"

@@ -1,7 +1,7 @@
 """The order of candidates: total, deaf to the order in which they come and to their authors' names.
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
-other authors' accepted tests pass; how many distinct seats behave the same; mean review; fewer
+tests that were red on the base are green; how many other authors' accepted tests pass; how many distinct seats behave the same; mean review; fewer
 changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews
 decide.
 
@@ -10,6 +10,7 @@ The score shows the same order as one number, as digits of a mixed-radix number 
     v = (review + 1 / (2 + lines)) / 1001        review in thousandths, 0..1000
     v = (cluster + v) / (n + 1)                  n: the most seats or authors that could count
     v = (cross + v) / (n + 1)
+    v = (fixed + v) / (most fixed + 1)
     v = (proven + v) / 2
     score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
     score = (most - failed + v) / (most + 1) / 2 else, below 0.5; `most`: the most failed gates
@@ -20,15 +21,17 @@ so each digit outweighs all that follow it; only the hash is not in it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moothall.domain.evidence import Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Place
-from moothall.ranking.gates import counts, gate_failures, plain
+from moothall.ranking.gates import counts, gate_failures, named, plain
 
 _NEUTRAL = 500
+_FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class _Standing:
     candidate: Candidate
     failures: tuple[str, ...]
     proven: bool
+    fixed: int
     cross: int
     authors: int
     cluster: int
@@ -51,14 +55,14 @@ class _Standing:
         """Smaller is better. The last two only tell apart candidates with the very same answer."""
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
-            *(len(self.failures), not self.proven, -self.cross, -self.cluster, -self.review, self.lines),
+            *(len(self.failures), not self.proven, -self.fixed, -self.cross, -self.cluster, -self.review, self.lines),
             *(self.answer, self.candidate.proposal.revision, name),
         )
 
     @property
-    def evidence(self) -> tuple[bool, int, int]:
+    def evidence(self) -> tuple[bool, int, int, int]:
         """What is known without anyone's opinion."""
-        return (self.proven, self.cross, self.cluster)
+        return (self.proven, self.fixed, self.cross, self.cluster)
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
@@ -67,12 +71,13 @@ def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
     seats = len({item.candidate.proposal.seat for item in standings})
     radix = max([seats, *(item.cross for item in standings)], default=0) + 1
     most = max((len(item.failures) for item in standings), default=0)
+    fixed = max((item.fixed for item in standings), default=0)
     return tuple(
         Place(
             candidate=item.candidate.proposal.candidate,
             seat=item.candidate.proposal.seat,
             rank=number,
-            score=_score(item, radix, most),
+            score=_score(item, radix, fixed, most),
             reasons=(*_facts(item, standings), *_neighbours(number - 1, standings)),
             passed_gates=not item.failures,
             proven=item.proven,
@@ -105,6 +110,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             candidate=candidate,
             failures=failed,
             proven=candidate.proven and not candidate.about_text,
+            fixed=0 if candidate.about_text else len(candidate.fixed),
             cross=sum(votes.values()),
             authors=len(votes),
             cluster=0 if candidate.about_text or failed else len(clusters[candidate.behaviour or answer]),
@@ -156,6 +162,11 @@ def _mean(values: Iterable[float]) -> float:
     return math.fsum(found) / len(found)
 
 
+def changed_files(diff: str) -> tuple[str, ...]:
+    """Return the paths that a git diff changes, as they are after it or were before."""
+    return tuple(dict.fromkeys(match[1] for match in _FILE.finditer(diff)))
+
+
 def changed_lines(diff: str) -> int:
     """Return how many lines a git diff adds and removes; a binary patch counts by its own lines."""
     total, counting = 0, ""
@@ -171,10 +182,11 @@ def changed_lines(diff: str) -> int:
     return total
 
 
-def _score(item: _Standing, radix: int, most: int) -> float:
+def _score(item: _Standing, radix: int, fixed: int, most: int) -> float:
     value = (item.review + 1 / (2 + item.lines)) / 1001
     value = (item.cluster + value) / radix
     value = (item.cross + value) / radix
+    value = (item.fixed + value) / (fixed + 1)
     value = (item.proven + value) / 2
     value = 1 + value if not item.failures else (most - len(item.failures) + value) / (most + 1)
     return round(value / 2, 6)
@@ -188,9 +200,13 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         return
     yield from item.failures or (_passed(item.candidate),)
     if item.proven:
-        yield "Proven: a test that failed on the base, and that its author did not write, passes."
+        yield _proof(item.candidate.fixed)
     else:
         yield "Unproven: no test that failed on the base, and that its author did not write, passes."
+    if still := [case for found in item.candidate.evidence for case in found.red_before]:
+        yield f"Red before and still: {named(still)}."
+    if flaky := [case for found in item.candidate.evidence for case in found.flaky]:
+        yield f"No evidence, since they differ from run to run: {named(flaky)}."
     if item.authors:
         yield f"Passes the tests of {item.cross} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
     if item.cluster > 1:
@@ -198,6 +214,13 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     if item.reviewers:
         yield _reviews(item)
     yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."
+
+
+def _proof(fixed: Sequence[str]) -> str:
+    if len(fixed) > 1:
+        return f"Proven: {len(fixed)} tests that failed on the base, and that their author did not write, pass: {named(fixed)}."
+    name = f": {named(fixed)}" if fixed else ""
+    return f"Proven: a test that failed on the base, and that its author did not write, passes{name}."
 
 
 def _passed(candidate: Candidate) -> str:
@@ -228,6 +251,7 @@ def _difference(item: _Standing, other: _Standing) -> str:
     if item.proven != other.proven:
         return f"{'proven' if item.proven else 'unproven'}, the other {'proven' if other.proven else 'unproven'}"
     for what, mine, theirs in (
+        ("tests made green", item.fixed, other.fixed),
         ("tests of other authors passed", item.cross, other.cross),
         ("seats that behave the same", item.cluster, other.cluster),
         ("reviews", item.review / 1000, other.review / 1000),

@@ -158,22 +158,25 @@ class TempWorkspace:
     def _done(call: ToolCall, output: Mapping[str, Any]) -> ToolResult:
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
 
-    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+    async def check(
+        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+    ) -> CheckRun:
         """Run a check of the profile with a real command, or remember what it said of the same tree."""
         argv = self.prepared.base.profile.checks.get(name)
         if argv is None:
             return CheckRun(name, Verdict.MISSING)
         await asyncio.to_thread(self.repo.git, "add", "--all")
-        key = (await asyncio.to_thread(self.repo.git, "write-tree"), name, tuple(paths))
+        key = (await asyncio.to_thread(self.repo.git, "write-tree"), name, (*paths, *cases))
         if key not in self.owner.runs:
-            self.owner.runs[key] = await self._run(name, argv, paths, deadline)
+            self.owner.runs[key] = await self._run(
+                name, checks.narrowed(argv, paths, cases=cases) if name == "tests" else argv, deadline
+            )
         return self.owner.runs[key]
 
-    async def _run(self, name: str, argv: Sequence[str], paths: Sequence[str], deadline: datetime | None) -> CheckRun:
+    async def _run(self, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
         self.owner.checked += 1
         report = self.repo.path.with_name(f"{self.repo.path.name}.xml")
-        command = checks.narrowed(argv, paths) if name == "tests" else tuple(argv)
-        command = tuple(part.replace(checks.REPORT, str(report)) for part in command)
+        command = tuple(part.replace(checks.REPORT, str(report)) for part in argv)
         process = await asyncio.create_subprocess_exec(
             *command, cwd=self.repo.path, env=_ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -64,11 +64,11 @@ def pytest_command(argv: Sequence[str], paths: Sequence[str] = (), keyword: str 
     return (*argv[:split], *options, "--", *(_operands(paths) if paths else argv[split + 1 :]))
 
 
-def narrowed(argv: Sequence[str], paths: Sequence[str], keyword: str = "") -> tuple[str, ...]:
-    """Return the command of a tests check, narrowed to test files where its program can be."""
+def narrowed(argv: Sequence[str], paths: Sequence[str], keyword: str = "", cases: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command of a tests check, narrowed to test files or cases where its program can be."""
     argv = tuple(argv)
     if is_pytest(argv):
-        return pytest_command(argv, paths, keyword)
+        return pytest_command(argv, cases or paths, keyword)
     if not paths:
         return argv
     program = os.path.basename(argv[0])  # noqa: PTH119 - as above

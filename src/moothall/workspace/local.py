@@ -129,7 +129,9 @@ class LocalWorkspace:
     async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
         return await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
 
-    async def check(self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None) -> CheckRun:
+    async def check(
+        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+    ) -> CheckRun:
         """Run one of the profile's checks. See `ports.Workspace`."""
         argv = self.base.profile.checks.get(name)
         if not argv:
@@ -138,7 +140,7 @@ class LocalWorkspace:
         seconds = _seconds_left(deadline) if deadline else self._settings.sandbox.wall_seconds
         if seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
-        command = checks.narrowed(argv, paths)
+        command = checks.narrowed(argv, paths, cases=cases)
         return check_run(name, await self._run(command, seconds))
 
     async def changes(self) -> list[Change]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
 from moothall.ranking import Assessment, assess
+from moothall.ranking.authors import may_be_own
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})
 LINT = CheckRun("lint", Verdict.PASSED)
@@ -75,11 +77,12 @@ def test_known_failures_are_neither_regressions_nor_red() -> None:
 
 def test_an_unknown_failure_beside_a_known_one_is_red() -> None:
     profile = Profile(checks={"tests": ("pytest",)}, known_failures=(OLD,))
-    assert verdict(judge(suite(Verdict.FAILED, new="failed", old="failed"), profile=profile)) is Verdict.FAILED
+    run = suite(Verdict.FAILED, new="passed", old="failed", other="failed")
+    assert verdict(judge(run, profile=profile)) is Verdict.FAILED
 
 
 def test_an_exit_code_does_not_hide_a_failed_case() -> None:
-    assert verdict(judge(suite(Verdict.PASSED, new="failed", old="passed"))) is Verdict.FAILED
+    assert verdict(judge(suite(Verdict.PASSED, new="passed", old="failed"))) is Verdict.FAILED
 
 
 @pytest.mark.parametrize("cases", [{}, {"new": "skipped", "old": "skipped"}])
@@ -112,3 +115,159 @@ def test_behaviour_is_equal_only_when_no_shared_test_tells_two_apart() -> None:
         own=("tests/test_me.py",),
     )
     assert one.behaviour == same.behaviour == with_own.behaviour != other.behaviour
+
+
+def test_what_was_red_may_stay_red_and_is_named() -> None:
+    base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", other="failed"), "lint": LINT}
+    found = judge(suite(Verdict.FAILED, new="passed", old="passed", other="failed"), base=base)
+    tests = found.evidence[0]
+    assert (tests.verdict, tests.before, tests.red, tests.red_before) == (Verdict.PASSED, 1, (), ("other",))
+    assert (found.fixed, found.still_red, found.proven) == ((NEW,), ("other",), True)
+
+
+def test_a_new_case_must_be_green() -> None:
+    found = judge(suite(Verdict.FAILED, new="passed", old="passed", mine="failed"))
+    assert (found.evidence[0].verdict, found.evidence[0].red) == (Verdict.FAILED, ("mine",))
+
+
+def test_no_case_is_green_anywhere_is_no_pass() -> None:
+    profile = Profile(checks={"tests": ("pytest",)})
+    base = {"tests": CheckRun("tests", Verdict.FAILED, {NEW: "failed"})}
+    found = assess(base, base, profile, (), applies=True)
+    assert (found.evidence[0].verdict, found.evidence[0].red_before) == (Verdict.FAILED, (NEW,))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected", "proven"),
+    [
+        (Verdict.FAILED, Verdict.PASSED, Verdict.PASSED, True),
+        (Verdict.PASSED, Verdict.PASSED, Verdict.PASSED, False),
+        (Verdict.PASSED, Verdict.FAILED, Verdict.FAILED, False),
+        (Verdict.FAILED, Verdict.FAILED, Verdict.FAILED, False),
+        (Verdict.FAILED, Verdict.MISSING, Verdict.MISSING, False),
+    ],
+)
+def test_a_check_without_cases_is_one_case(before: Verdict, after: Verdict, expected: Verdict, *, proven: bool) -> None:
+    profile = Profile(checks={"tests": ("make", "test")})
+    found = assess({"tests": CheckRun("tests", before)}, {"tests": CheckRun("tests", after)}, profile, (), applies=True)
+    assert (found.evidence[0].verdict, found.proven) == (expected, proven)
+
+
+def test_a_check_that_was_red_as_a_whole_may_stay_so_beside_one_with_green_cases() -> None:
+    base = {"tests": BASE["tests"], "lint": CheckRun("lint", Verdict.FAILED)}
+    found = assess(base, {"tests": suite(new="passed", old="passed"), "lint": base["lint"]}, PROFILE, (), applies=True)
+    assert [item.verdict for item in found.evidence] == [Verdict.PASSED, Verdict.PASSED]
+
+
+def test_what_is_flaky_is_named_and_no_evidence() -> None:
+    base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", other="passed")}
+    run = suite(Verdict.FAILED, new="passed", old="failed", other="passed")
+    found = assess(base, {"tests": run}, Profile(checks={"tests": ("pytest",)}), (), applies=True, flaky=(NEW, OLD))
+    assert (found.evidence[0].verdict, found.proven, found.regressions) == (Verdict.PASSED, False, ())
+    assert found.evidence[0].flaky == (OLD, NEW)
+
+
+def test_an_advisory_check_decides_nothing() -> None:
+    profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=("lint",))
+    lint = CheckRun("lint", Verdict.FAILED, findings=("a.py: F401 x",))
+    found = assess(BASE, {"tests": suite(new="passed", old="passed"), "lint": lint}, profile, (), applies=True)
+    assert (found.required, verdict(found, "lint")) == (("tests",), Verdict.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("base", "now", "expected"),
+    [
+        (("a.py: F401 x",), ("a.py: F401 x",), Verdict.PASSED),
+        (("a.py: F401 x",), ("a.py: F401 x", "a.py: F401 x"), Verdict.FAILED),
+        (("a.py: F401 x",), ("b.py: F401 x",), Verdict.PASSED),
+        ((), ("b.py: F401 x",), Verdict.FAILED),
+        (("a.py: F401 x",), (), Verdict.PASSED),
+    ],
+)
+def test_only_new_findings_on_changed_files_count(base: tuple[str, ...], now: tuple[str, ...], expected: Verdict) -> None:
+    def lint(findings: tuple[str, ...]) -> CheckRun:
+        return CheckRun("lint", Verdict.FAILED if findings else Verdict.PASSED, findings=findings)
+
+    runs = {"tests": suite(new="passed", old="passed"), "lint": lint(now)}
+    found = assess({**BASE, "lint": lint(base)}, runs, PROFILE, (), applies=True, changed=("src/a.py",))
+    assert verdict(found, "lint") is expected
+
+
+def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
+    base = {
+        "tests": CheckRun("tests", Verdict.FAILED, {NEW: "failed"}, details={NEW: "hit the limit of 5 s"}, durations={NEW: 5000})
+    }
+
+    def proves(milliseconds: int) -> bool:
+        run = CheckRun("tests", Verdict.PASSED, {NEW: "passed"}, durations={NEW: milliseconds})
+        return assess(base, {"tests": run}, PROFILE, (), applies=True).proven
+
+    assert proves(100)
+    assert not proves(4900)
+
+
+@pytest.mark.parametrize(
+    ("case", "own", "maybe"),
+    [
+        ("github.com/google/uuid::TestParse", "uuid_test.go", True),
+        ("github.com/google/uuid/sub::TestParse", "sub/a_test.go", True),
+        ("github.com/google/uuid/sub::TestParse", "other/a_test.go", False),
+        ("itoa tests/test.rs::test_i64", "tests/test.rs", True),
+        ("itoa tests/test.rs::test_i64", "tests/other.rs", False),
+        ("tests.test_a.TestA.test_x", "tests/test_a.py", True),
+        ("test_a.TestA.test_x", "tests/test_a.py", True),
+        ("tests.test_a.TestA.test_x", "tests/test_b.py", False),
+        ("test/a.js::outer > inner", "test/a.js", True),
+        ("test/a.js::outer > inner", "test/b.js", False),
+        ("outer > inner", "test/b.js", True),
+    ],
+)
+def test_who_may_have_written_a_case(case: str, own: str, *, maybe: bool) -> None:
+    packages = frozenset({"github.com/google/uuid", "github.com/google/uuid/sub"})
+    assert may_be_own(case, (own,), packages) is maybe
+    assert not may_be_own(case, (), packages)
+
+
+@pytest.mark.parametrize(
+    ("red", "case"),
+    [
+        ("example.org/a", "example.org/a::TestX"),
+        ("example.org/a::TestX", "example.org/a::TestX/sub"),
+        ("tests.test_a", "tests.test_a.TestA.test_x"),
+        ("test/a.js", "test/a.js::outer > inner"),
+    ],
+)
+def test_a_part_of_what_was_red_was_red(red: str, case: str) -> None:
+    base = {"tests": CheckRun("tests", Verdict.FAILED, {red: "errored", OLD: "passed"})}
+    run = CheckRun("tests", Verdict.PASSED, {case: "passed", OLD: "passed"})
+    found = assess(base, {"tests": run}, PROFILE, (), applies=True)
+    assert found.fixed == (case,)
+
+
+def test_done_is_when_nothing_beside_what_it_mended_is_red() -> None:
+    assert Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("b.py::y",)).done
+    assert not Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("a.py::y",)).done
+
+
+OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "failed", OLD: "passed"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "task", "detail", "expected"),
+    [
+        ("src/utils.py", "add a helper", "", Verdict.PASSED),
+        ("src/net.py", "add a helper", "", Verdict.FAILED),
+        ("src/utils.py", "mend test_socket", "", Verdict.FAILED),
+        ("src/utils.py", "mend the socket", "", Verdict.FAILED),
+        ("src/utils.py", "add a helper", "E assert 'x' == 'y'", Verdict.FAILED),
+        ("src/utils.py", "add a helper", "E assert 'z' == 'y' at 0x12f", Verdict.PASSED),
+    ],
+)
+def test_what_stays_red_blocks_only_a_change_that_it_is_about(changed: str, task: str, detail: str, expected: Verdict) -> None:
+    case = "tests/test_net.py::test_socket"
+    before = replace(OUT, details={case: "E assert 'z' == 'y' at 0x34a"} if detail else {})
+    after = replace(OUT, details={case: detail} if detail else {})
+    profile = Profile(checks={"tests": ("pytest",)})
+    found = assess({"tests": before}, {"tests": after}, profile, (), applies=True, changed=(changed,), task=task)
+    assert verdict(found) is expected
+    assert not found.proven

@@ -1,0 +1,171 @@
+"""What the checks say of the untouched base, and whether anything could be judged by them. Pure.
+
+A base whose tests are red is fine: making them green is what is asked for. One whose checks cannot run is not: nobody could win.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moothall.domain.evidence import RED, CheckRun, Verdict
+from moothall.domain.repository import Prepared
+from moothall.ranking.assess import cases_of
+from moothall.ranking.gates import named, plain
+
+_SLOW_MS = 1000
+_SLOWEST = 5
+_TAIL = 2000
+_NOT_FOUND = 127
+_USAGE = 4  # pytest's: wrong options, or a conftest.py that cannot be imported
+_PROGRAM = re.compile(
+    r"(?m)^(?:cannot run '(?P<ours>[^'\n]{1,200})'|(?:.{0,40}sh: )?(?:\d+: |line \d+: )?(?P<shell>[\w./@+-]{1,100}): (?:command )?not found)"
+)
+_MODULE = re.compile(r"No module named '?(?P<name>\w+)")
+_OWN_FILE = ".moothall.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One check of the base. `slow` are its slowest cases with their milliseconds, `fault` says why it cannot judge, `advice` what
+    to write where, `output` the end of what it printed then; all three empty where it can.
+    """
+
+    check: str
+    verdict: Verdict
+    required: bool = True
+    green: int = 0
+    red: tuple[str, ...] = ()
+    skipped: int = 0
+    flaky: tuple[str, ...] = ()
+    slow: tuple[tuple[str, int], ...] = ()
+    findings: int = 0
+    duration_ms: int = 0
+    fault: str = ""
+    advice: str = ""
+    output: str = ""
+
+    @property
+    def line(self) -> str:
+        """The row in a few words: `tests 180 passed, 3 red (a, b, c)`."""
+        if self.fault:
+            said = self.fault
+        elif self.findings:
+            said = f"{self.findings} {'finding' if self.findings == 1 else 'findings'}"
+        elif self.green + len(self.red) + self.skipped:
+            counts = [(self.green, "passed"), (len(self.red), "red"), (self.skipped, "skipped"), (len(self.flaky), "flaky")]
+            names = {"red": self.red, "flaky": self.flaky}
+            said = ", ".join(
+                f"{count} {word}" + (f" ({named(names[word])})" if word in names else "") for count, word in counts if count
+            )
+        else:
+            said = str(self.verdict)
+        return f"{self.check} {said}" + ("" if self.required else " (advises only)")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known of a base before anybody works on it."""
+
+    rows: tuple[CheckRow, ...] = ()
+
+    @property
+    def faults(self) -> tuple[CheckRow, ...]:
+        """Required checks that cannot judge: with one of them no candidate could win."""
+        return tuple(row for row in self.rows if row.required and row.fault)
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        return (
+            f"base: {'; '.join(row.line for row in self.rows)}"
+            if self.rows
+            else "base: it has no check, so nothing will be proven"
+        )
+
+    @property
+    def text(self) -> str:
+        """Why nothing could be judged, with the end of the output once and what to write where; empty where something could."""
+        said: dict[str, list[str]] = {}
+        for row in self.faults:
+            said.setdefault(row.output, []).append(f"Check {row.check} cannot judge anything: {row.fault}. {row.advice}")
+        return "\n".join("\n".join([*lines, *([output] if output else [])]) for output, lines in said.items())
+
+
+def diagnose(prepared: Prepared) -> Diagnosis:
+    """Return what the checks of a prepared base say."""
+    profile = prepared.base.profile
+    return Diagnosis(
+        tuple(
+            _row(prepared, name, prepared.runs.get(name, CheckRun(name, Verdict.MISSING)), required=name not in profile.advisory)
+            for name in profile.checks
+        )
+    )
+
+
+def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> CheckRow:
+    cases = cases_of(run) if not run.findings else {}
+    fault, advice = _fault(prepared, run)
+    slow = sorted(((ms, case) for case, ms in run.durations.items() if ms >= _SLOW_MS), reverse=True)[:_SLOWEST]
+    flaky = tuple(case for case in prepared.flaky if case in cases)
+    counted = {case: outcome for case, outcome in cases.items() if case not in flaky}
+    return CheckRow(
+        check=name,
+        verdict=run.verdict,
+        required=required,
+        green=sum(outcome == "passed" for outcome in counted.values()),
+        red=() if fault else tuple(case for case, outcome in counted.items() if outcome in RED),
+        skipped=sum(outcome == "skipped" for outcome in counted.values()),
+        flaky=flaky,
+        slow=tuple((case, ms) for ms, case in slow),
+        findings=len(run.findings),
+        duration_ms=run.duration_ms,
+        fault=fault,
+        advice=advice,
+        output=run.output.strip()[-_TAIL:] if fault else "",
+    )
+
+
+def _fault(prepared: Prepared, run: CheckRun) -> tuple[str, str]:
+    """Say why a run judges nothing, and what to do; two empty strings where it does."""
+    argv = prepared.base.profile.checks.get(run.check, ())
+    green = "passed" in run.cases.values()
+    if run.findings or green:
+        return "", ""
+    if run.status != "success":
+        said = plain(run.output.partition("\n")[0], 300) or f"it was stopped: {run.status}"
+        return said.rstrip(
+            "."
+        ), "" if run.cases else f"Give it more, or name a smaller command for it in [checks] of {_OWN_FILE}."
+    if missing := _missing_module(run, prepared.files):
+        declare = f'Add it to what the project declares for its tests, or to setup = ["…"] in {_OWN_FILE}.'
+        return f"the module {missing} is not installed", declare
+    return _nothing_ran(run, argv)
+
+
+def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
+    if run.exit_code == _NOT_FOUND and not run.cases:
+        found = _PROGRAM.search(run.output)
+        program = plain((found["ours"] or found["shell"]) if found else argv[0] if argv else run.check)
+        install = f'Install it by setup = ["…"] in {_OWN_FILE}, or name another command in [checks] there.'
+        return f"the program {program} was not found", install
+    if run.exit_code == _USAGE and not run.cases and "pytest" in " ".join(argv) and "ImportError while loading" not in run.output:
+        return "pytest refuses its options", f"Mend the project's pytest configuration, or [checks] in {_OWN_FILE}."
+    if run.verdict is Verdict.MISSING or (run.cases and set(run.cases.values()) <= {"skipped"}):
+        what = f"all of its {len(run.cases)} tests were skipped" if run.cases else "no test was collected"
+        return what, f"Name the command that runs the tests in [checks] of {_OWN_FILE}."
+    return "", ""
+
+
+def _missing_module(run: CheckRun, files: Sequence[str]) -> str:
+    """A module of others that is missing wherever anything was red; a missing module of the project's own may be the task itself."""
+    said: Iterable[str] = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED] or [run.output]
+    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in said]
+    if not names or not all(names) or any(_is_own(name, files) for name in names):
+        return ""
+    return ", ".join(sorted(set(names))[:3])
+
+
+def _is_own(module: str, files: Sequence[str]) -> bool:
+    return any(module in (*path.split("/")[:-1], path.rpartition("/")[2].partition(".")[0]) for path in files)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.ranking import diagnose
+
+FILES = ("src/own/__init__.py", "tests/test_a.py")
+
+
+def prepared(run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **more: Any) -> Prepared:
+    base = Base("r", "0" * 40, Profile(checks={"tests": argv}, advisory=more.pop("advisory", ())))
+    return Prepared(base, "key", FILES, {"tests": run}, **more)
+
+
+def test_green_red_flaky_and_slow_are_told() -> None:
+    cases = {"a": "passed", "b": "failed", "c": "skipped", "d": "passed"}
+    run = CheckRun("tests", Verdict.FAILED, cases, durations={"a": 1500, "d": 3})
+    found = diagnose(prepared(run, flaky=("d",)))
+    (row,) = found.rows
+    assert (row.green, row.red, row.skipped, row.flaky, row.slow) == (1, ("b",), 1, ("d",), (("a", 1500),))
+    assert found.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
+    assert found.text == ""
+
+
+@pytest.mark.parametrize(
+    ("run", "fault"),
+    [
+        (
+            CheckRun("tests", Verdict.FAILED, output="cannot run 'uv': No such file", exit_code=127),
+            "the program uv was not found",
+        ),
+        (
+            CheckRun("tests", Verdict.FAILED, output="> jest\nsh: 1: jest: not found", exit_code=127),
+            "the program jest was not found",
+        ),
+        (CheckRun("tests", Verdict.ERRORED, output="No module named pytest", exit_code=1), "the module pytest is not installed"),
+        (
+            CheckRun("tests", Verdict.ERRORED, output="error: unrecognized arguments: --cov", exit_code=4),
+            "pytest refuses its options",
+        ),
+        (CheckRun("tests", Verdict.MISSING, exit_code=5), "no test was collected"),
+        (
+            CheckRun("tests", Verdict.ERRORED, output="tests hit the limit of 9 s (x)\n…", status="timeout"),
+            "tests hit the limit of 9 s (x)",
+        ),
+        (
+            CheckRun(
+                "tests",
+                Verdict.FAILED,
+                {"t.py": "errored"},
+                details={"t.py": "E ModuleNotFoundError: No module named 'numpy.linalg'"},
+            ),
+            "the module numpy is not installed",
+        ),
+    ],
+)
+def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str) -> None:
+    found = diagnose(prepared(run))
+    assert found.rows[0].fault == fault
+    assert fault in found.text
+    assert ".moothall.toml" in found.text
+    assert found.text.count(run.output or fault) == 1
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        CheckRun("tests", Verdict.FAILED, {"t.py": "errored"}, details={"t.py": "No module named 'own.new'"}),
+        CheckRun("tests", Verdict.FAILED, {"t.py": "errored"}, details={"t.py": "cannot import name 'new' from 'own'"}),
+        CheckRun("tests", Verdict.FAILED, {"t.py": "errored", "u.py::x": "passed"}, details={"t.py": "No module named 'numpy'"}),
+        CheckRun("tests", Verdict.FAILED, output="error[E0425]: cannot find function", exit_code=101),
+        CheckRun("tests", Verdict.ERRORED, output="ImportError while loading conftest: No module named 'own.a'", exit_code=4),
+    ],
+)
+def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
+    assert diagnose(prepared(run)).faults == ()
+
+
+def test_an_advisory_check_is_no_fault_and_no_check_is_said() -> None:
+    run = CheckRun("tests", Verdict.FAILED, output="cannot run 'uv'", exit_code=127)
+    assert diagnose(prepared(run, advisory=("tests",))).text == ""
+    bare = Prepared(Base("r", "0" * 40, Profile()), "key", FILES)
+    assert "no check" in diagnose(bare).line
