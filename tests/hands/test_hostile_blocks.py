@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from moothall.config import Runner
@@ -165,7 +166,9 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Ben
     killed: list[int] = []
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+        inside = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
+        psutil.wait_procs(inside, timeout=10)  # they die with it, on a busy machine a moment later: an answer must not come first
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 
