@@ -18,6 +18,7 @@ from corpus.paths import ATTEMPTS
 from moothall.tools import files
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.paths import ToolFailure
+from moothall.tools.texts import Limits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -34,7 +35,9 @@ async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: C
     assert [process["pid"] for process in running.output["processes"]] == [2]
 
 
-@pytest.mark.parametrize("tool", ["files.write", "files.append", "files.mkdir", "files.read", "files.delete", "files.edit"])
+@pytest.mark.parametrize(
+    "tool", ["files.write", "files.append", "files.mkdir", "files.read", "files.delete", "files.edit", "files.define"]
+)
 async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool: str) -> None:
     """Even so: the kernel resolves what is opened, so that what was looked at is what is used."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
@@ -62,13 +65,15 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
     flipping = threading.Thread(target=flip)
     flipping.start()
     arguments = {"path": "door/n" if tool == "files.mkdir" else "door/f", "content": "escaped", "old": "canary", "new": "x"}
+    if tool == "files.define":
+        arguments |= {"path": "door/f.py", "name": "f", "content": "def f(): pass"}
     checked = CATALOGUE[tool].arguments
     arguments = checked(**{k: v for k, v in arguments.items() if k in checked.model_fields}).model_dump()
     root, ended = os.open(inside, os.O_PATH | os.O_DIRECTORY), Counter[str]()
     try:
         for _ in range(400):
             try:
-                answer = files.TOOLS[tool](root, arguments, files.Limits(1_000_000, 100_000))
+                answer = files.TOOLS[tool](root, arguments, Limits(1_000_000, 100_000))
                 assert SECRET not in str(answer)
                 ended["done"] += 1
             except (ToolFailure, OSError) as error:

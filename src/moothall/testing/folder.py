@@ -9,8 +9,9 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.testing.gate import Room
 from moothall.tools import files
 from moothall.tools.paths import ToolFailure
+from moothall.tools.texts import Limits
 
-_LIMITS = files.Limits(5_000_000, 60_000)
+_LIMITS = Limits(5_000_000, 60_000)
 
 
 class Folder(Room):

@@ -23,13 +23,13 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
 from moothall.guard.paths import covers
 from moothall.testing.repos import Repo
-from moothall.tools import checks, files
+from moothall.tools import checks, files, texts
 from moothall.tools.paths import ToolFailure
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
 PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))
 _ENV = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-_LIMITS = files.Limits(file_bytes=1_000_000, output_bytes=100_000)
+_LIMITS = texts.Limits(file_bytes=1_000_000, output_bytes=100_000)
 
 
 @dataclass(slots=True)

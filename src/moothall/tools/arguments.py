@@ -78,6 +78,14 @@ class FilesEdit(Arguments):
     count: int = Field(1, ge=1, le=1000)
 
 
+class FilesDefine(Arguments):
+    """`name` may be qualified; `content` is the whole definition."""
+
+    path: Path
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    content: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT)]
+
+
 class FilesList(Arguments):
     """A folder, and which names of it."""
 

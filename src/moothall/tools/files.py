@@ -7,14 +7,15 @@ what goes wrong is a `ToolFailure` whose message helps the model on.
 from __future__ import annotations
 
 import base64
-import io
 import os
 import re
 import stat
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from moothall.tools.edits import edit
 from moothall.tools.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
+from moothall.tools.texts import Limits, cut_text, read_bytes, read_text, rows_of, write_bytes, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -30,107 +31,15 @@ MAX_DEPTH = 64
 _HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv", ".mypy_cache", ".ruff_cache"})
 
 
-class Limits:
-    """Bytes of one file, and of the text of one result. No dataclass: what makes those costs start time."""
-
-    __slots__ = ("file_bytes", "output_bytes")
-
-    def __init__(self, file_bytes: int, output_bytes: int) -> None:
-        self.file_bytes = file_bytes
-        self.output_bytes = output_bytes
-
-
-def _read_bytes(root: int, path: str, limits: Limits) -> bytes:
-    # Without O_NONBLOCK a FIFO would hold the executor for ever.
-    descriptor = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise ToolFailure(f"{path or '.'!r} is a folder; files.list shows what is in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise ToolFailure(f"{path!r} is not a regular file")
-        if found.st_size > limits.file_bytes:
-            raise ToolFailure(f"{path!r} has {found.st_size} bytes; at most {limits.file_bytes} are read")
-        return _whole(descriptor, limits.file_bytes)
-    except OSError as error:
-        raise failure(error.errno or 0, path) from error
-    finally:
-        os.close(descriptor)
-
-
-def _whole(descriptor: int, limit: int) -> bytes:
-    parts: list[bytes] = []
-    while limit > 0 and (part := os.read(descriptor, limit)):
-        parts.append(part)
-        limit -= len(part)
-    return b"".join(parts)
-
-
-def _rows(text: str) -> list[str]:
-    """Return the lines, each with its end. Only a newline ends one: so count editors, compilers and pytest."""
-    return list(io.StringIO(text, newline="\n"))
-
-
-def _read_text(root: int, path: str, limits: Limits) -> str:
-    raw = _read_bytes(root, path, limits)
-    if b"\0" in raw:
-        raise ToolFailure(f"{path!r} is binary ({len(raw)} bytes); only text can be read")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ToolFailure(f"{path!r} is not UTF-8 text (byte {error.start})") from error
-
-
-def _write_text(root: int, path: str, content: str, limits: Limits, *, append: bool = False) -> int:
-    try:
-        raw = content.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ToolFailure(
-            f"content has half a surrogate pair at character {error.start}; send whole characters", "invalid"
-        ) from error
-    return _write_bytes(root, path, raw, limits, append=append)
-
-
-def _write_bytes(root: int, path: str, raw: bytes, limits: Limits, *, append: bool = False) -> int:
-    if len(raw) > limits.file_bytes:
-        raise ToolFailure(f"content has {len(raw)} bytes; a file may have {limits.file_bytes}", "invalid")
-    parent = path.rpartition("/")[0]
-    if parent:
-        make_folders(root, parent)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | (os.O_APPEND if append else 0)
-    descriptor = open_beneath(root, path, flags, 0o644)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ToolFailure(f"{path!r} is not a regular file")
-        if append and found.st_size + len(raw) > limits.file_bytes:
-            raise ToolFailure(f"{path!r} would have {found.st_size + len(raw)} bytes; a file may have {limits.file_bytes}")
-        if not append:
-            os.ftruncate(descriptor, 0)
-        view = memoryview(raw)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        return os.fstat(descriptor).st_size
-    except OSError as error:
-        raise failure(error.errno or 0, path) from error
-    finally:
-        os.close(descriptor)
-
-
-def _cut(text: str, limit: int) -> tuple[str, bool]:
-    raw = text.encode("utf-8", "replace")
-    return (text, False) if len(raw) <= limit else (raw[:limit].decode("utf-8", "ignore"), True)
-
-
 def read(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """`content` is lines `start` to `start + lines - 1`, as they are in the file."""
     path = clean(args["path"])
-    rows = _rows(_read_text(root, path, limits))
+    rows = rows_of(read_text(root, path, limits))
     start, wanted = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
         raise ToolFailure(f"{path!r} has {len(rows)} lines; start {start} is behind its end", "invalid")
     part = rows[start - 1 : start - 1 + wanted]
-    content, cut = _cut("".join(part), limits.output_bytes)
+    content, cut = cut_text("".join(part), limits.output_bytes)
     return {
         "path": path,
         "content": content,
@@ -143,7 +52,7 @@ def read(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
 def write(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """Replace or make a file, with its folders."""
     path = clean_for_writing(args["path"])
-    return {"path": path, "bytes": _write_text(root, path, args["content"], limits)}
+    return {"path": path, "bytes": write_text(root, path, args["content"], limits)}
 
 
 def append(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
@@ -151,43 +60,14 @@ def append(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     path = clean_for_writing(args["path"])
     content = args["content"]
     try:
-        before = _read_text(root, path, limits)
+        before = read_text(root, path, limits)
     except ToolFailure as missing:
         if "does not exist" not in str(missing):
             raise
         before = ""
     if before and not before.endswith("\n") and not content.startswith("\n"):
         content = "\n" + content
-    return {"path": path, "bytes": _write_text(root, path, content, limits, append=True)}
-
-
-def edit(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
-    """Replace `old`, which must occur exactly `count` times."""
-    path = clean_for_writing(args["path"])
-    text = _read_text(root, path, limits)
-    old, new, count = args["old"], args["new"], args.get("count", 1)
-    if not old:
-        raise ToolFailure("old is empty; use files.append or files.write to add text", "invalid")
-    found = text.count(old)
-    if found == 0:
-        raise ToolFailure(_not_found(path, text, old))
-    if found != count:
-        raise ToolFailure(
-            f"old text occurs {found} times in {path!r}, count is {count}: send more of the lines around it so that it "
-            f"occurs {count} times, or count={found} to replace all"
-        )
-    _write_text(root, path, text.replace(old, new), limits)
-    return {"path": path, "replaced": found}
-
-
-def _not_found(path: str, text: str, old: str) -> str:
-    rows = _rows(text)
-    message = f"old text not found in {path!r}; the file has {len(rows)} lines"
-    first = next((row.strip() for row in old.splitlines() if row.strip()), "")
-    near = [number for number, row in enumerate(rows, 1) if first and row.strip() == first]
-    if near:
-        return f"{message}; line {near[0]} differs only in its spaces or in the lines after it: {rows[near[0] - 1].rstrip()[:MAX_LINE]!r}"
-    return f"{message}; read it with files.read and copy the text exactly"
+    return {"path": path, "bytes": write_text(root, path, content, limits, append=True)}
 
 
 @lru_cache(maxsize=4096)
@@ -233,6 +113,28 @@ def _walk(root: int, path: str, *, hidden: bool = False) -> Iterator[tuple[str, 
         os.close(descriptor)
 
 
+def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+    """Replace or add a function, method or class by its name."""
+    from moothall.tools import define as definer  # costs start time
+    from moothall.tools.syntax import ENDINGS, language_of
+
+    path = clean_for_writing(args["path"])
+    language = language_of(path)
+    if not language:
+        raise ToolFailure(
+            f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use files.edit or files.write"
+        )
+    try:
+        before = read_text(root, path, limits)
+    except ToolFailure as missing:
+        if "does not exist" not in str(missing):
+            raise
+        before = ""
+    made = definer.define(before, language, args["name"], args["content"])
+    write_text(root, path, made.text, limits)
+    return {"path": path, "name": args["name"], "replaced": made.replaced, "start": made.start, "end": made.end}
+
+
 def list_(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """`entries` are paths, folders with a '/' at the end; caches and dependencies are not shown."""
     path, glob = clean(args.get("path", ".")), args.get("glob", "**")
@@ -261,10 +163,10 @@ def search(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     size = 0
     for below in _files(root, path, glob):
         try:
-            text = _read_text(root, below, limits)
+            text = read_text(root, below, limits)
         except ToolFailure:
             continue  # binary, too large or gone
-        for number, line in enumerate(_rows(text), 1):
+        for number, line in enumerate(rows_of(text), 1):
             row = line.rstrip("\r\n")
             if pattern.search(row):
                 size += len(below) + min(len(row), MAX_LINE) + 32
@@ -336,7 +238,7 @@ def info(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
         result["target"] = target
     if kind == "file":
         try:
-            result["lines"] = len(_rows(_read_text(root, path, limits)))
+            result["lines"] = len(rows_of(read_text(root, path, limits)))
         except ToolFailure:
             result["lines"] = None
     return result
@@ -348,12 +250,12 @@ def diff(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
 
     path, other = clean(args["path"]), clean(args["other"])
     rows = difflib.unified_diff(
-        _rows(_read_text(root, path, limits)),
-        _rows(_read_text(root, other, limits)),
+        rows_of(read_text(root, path, limits)),
+        rows_of(read_text(root, other, limits)),
         path,
         other,
     )
-    text, cut = _cut(
+    text, cut = cut_text(
         "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows), limits.output_bytes
     )
     return {"diff": text, "truncated": cut}
@@ -366,13 +268,13 @@ def store(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
         raw = base64.b64decode(args["content"], validate=True)
     except ValueError as error:
         raise ToolFailure("content is not base64", "invalid") from error
-    return {"path": path, "bytes": _write_bytes(root, path, raw, limits)}
+    return {"path": path, "bytes": write_bytes(root, path, raw, limits)}
 
 
 def load(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """Return a file's bytes in base64."""
     path = clean(args["path"])
-    return {"path": path, "content": base64.b64encode(_read_bytes(root, path, limits)).decode()}
+    return {"path": path, "content": base64.b64encode(read_bytes(root, path, limits)).decode()}
 
 
 TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], Limits], Result]] = {
@@ -380,6 +282,7 @@ TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], Limits], Result]] = {
     "files.write": write,
     "files.append": append,
     "files.edit": edit,
+    "files.define": define,
     "files.list": list_,
     "files.search": search,
     "files.delete": delete,
@@ -391,4 +294,4 @@ TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], Limits], Result]] = {
 }
 
 # Their time depends on what they are given: the executor runs them in a child with a deadline.
-SLOW = frozenset({"files.list", "files.search", "files.diff"})
+SLOW = frozenset({"files.define", "files.edit", "files.list", "files.search", "files.diff"})

@@ -35,6 +35,16 @@ class Replaced(Output):
     replaced: int
 
 
+class Defined(Output):
+    """Whether the name was there before, and the lines that define it now."""
+
+    path: str
+    name: str
+    replaced: bool
+    start: int
+    end: int
+
+
 class Entries(Output):
     """Paths; a folder ends with a slash."""
 

@@ -25,6 +25,7 @@ def _file(
     core: bool = False,
     writes: bool = False,
     also: str = "",
+    version: str = "1.0.0",
 ) -> ToolSpec:
     """`also`: a second argument that holds a path or glob."""
     return ToolSpec(
@@ -36,6 +37,7 @@ def _file(
         caps=Caps(20),
         requirements=_WRITES if writes else _READS,
         tags=("files", "change" if writes else "look"),
+        version=version,
         examples=(example,),
         profiles=(*(("core",) if core else ()), "coding", *(() if writes else ("reading",))),
         paths=("path", also) if also else ("path",),
@@ -139,6 +141,20 @@ SPECS: Final = (
         args.FilesEdit,
         out.Replaced,
         Example("one place", {"path": "src/a.py", "old": "A = 1", "new": "A = 3"}, {"path": "src/a.py", "replaced": 1}),
+        core=True,
+        writes=True,
+        version="1.1.0",
+    ),
+    _file(
+        "define",
+        "replace the function, method or class of that name by content, or add it",
+        args.FilesDefine,
+        out.Defined,
+        Example(
+            "a method",
+            {"path": "src/cart.py", "name": "Cart.count", "content": "def count(self):\n    return len(self.items)\n"},
+            {"path": "src/cart.py", "name": "Cart.count", "replaced": True, "start": 12, "end": 13},
+        ),
         core=True,
         writes=True,
     ),

@@ -19,7 +19,7 @@ import time
 
 from moothall.sandbox.inside import ROOT, shut_in
 from moothall.sandbox.procs import Walls, call, encode_result, kill_all, others, run
-from moothall.tools import checks, files
+from moothall.tools import checks, files, texts
 from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.workspace.protocol import Frames, ProtocolError, pack
 from moothall.workspace.talk import BLOCK, Talk
@@ -108,7 +108,7 @@ class Executor:
 
     def _files(self, request: Message) -> Message:
         tool, args = str(request["tool"]), request["args"]
-        limits = files.Limits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
+        limits = texts.Limits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
         if tool not in files.TOOLS:
             raise ToolFailure(f"no tool {tool!r} in the workspace", "invalid")
         if tool not in files.SLOW:
@@ -122,8 +122,8 @@ class Executor:
             output_bytes=8 * walls.output_bytes + 4096,
             memory_bytes=walls.memory_bytes,
             processes=walls.processes,
-            file_bytes=0,
-            in_cgroup=True,
+            file_bytes=walls.file_bytes,
+            in_cgroup=walls.in_cgroup,
         )
 
         def inside() -> bytes:

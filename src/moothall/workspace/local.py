@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 
 from moothall.config import Settings
@@ -30,7 +32,7 @@ from moothall.errors import (
     WorkspaceFailed,
 )
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
-from moothall.tools import checks, sessions
+from moothall.tools import checks, sessions, syntax
 from moothall.workspace import rules
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
 from moothall.workspace.box import Box
@@ -249,6 +251,12 @@ class LocalWorkspace:
         return checks.narrowed(own if fits else default, arguments.get("paths", ()), arguments.get("keyword", ""))
 
 
+def _grammars() -> tuple[tuple[Path, str], ...]:
+    """What a sandbox is shown of the packages that read source code."""
+    found = {name: find_spec(name) for name in syntax.PACKAGES}
+    return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)
+
+
 def _seconds_left(deadline: datetime) -> float:
     return (deadline - datetime.now(UTC)).total_seconds()
 
@@ -326,7 +334,7 @@ class LocalWorkspaces:
         self._clones = clones
         self._remotes = remotes
         self._shelf = Shelf(settings)
-        self.pool = Pool(settings, self._shelf.binds)
+        self.pool = Pool(settings, (*self._shelf.binds, *_grammars()))
 
     async def __aenter__(self) -> Self:
         await self._shelf.fill()

@@ -123,6 +123,14 @@ ATTEMPTS = (
         first="ln -s @OUTSIDE@ link",
     ),
     Attempt(
+        "define-through-a-link",
+        "files.define",
+        {"path": "link.py", "name": "f", "content": "def f(): pass"},
+        _REFUSED,
+        _OUT,
+        first="ln -s @OUTSIDE@ link.py",
+    ),
+    Attempt(
         "append-through-a-link", "files.append", {"path": "link", "content": "x"}, _REFUSED, _OUT, first="ln -s @OUTSIDE@ link"
     ),
     python(

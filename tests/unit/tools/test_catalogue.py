@@ -105,7 +105,8 @@ def test_a_schema_is_the_callers_own() -> None:
 
 def test_the_wires_tools_are_all_there_in_order() -> None:
     names = (
-        "files.read files.write files.append files.edit files.list files.search files.delete files.mkdir files.info files.diff "
+        "files.read files.write files.append files.edit files.define files.list files.search files.delete files.mkdir "
+        "files.info files.diff "
         "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone git.pull git.push "
         "tests.pytest tests.npm tests.go tests.cargo tests.make "
         "code.python code.node code.shell system.info system.processes "

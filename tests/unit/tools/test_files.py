@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from moothall.tools.files import TOOLS, Limits, glob_matches
+from moothall.tools.files import TOOLS, glob_matches
 from moothall.tools.paths import ToolFailure
+from moothall.tools.texts import Limits
 
 LIMITS = Limits(file_bytes=10_000, output_bytes=2_000)
 
@@ -49,7 +50,9 @@ def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
     tree("write", path="a.py", content="def f():\n    x = 1\n    x = 1\n")
     with pytest.raises(ToolFailure, match=r"occurs 2 times .* count=2"):
         tree("edit", path="a.py", old="x = 1", new="y")
-    with pytest.raises(ToolFailure, match=r"the file has 3 lines; line 2 differs only in its spaces"):
+    with pytest.raises(
+        ToolFailure, match=r"the file has 3 lines. Copy old from the nearest text, lines 2 to 3:\n    x = 1\n    x = 1$"
+    ):
         tree("edit", path="a.py", old="  x = 1\n  z", new="y")
     with pytest.raises(ToolFailure, match=r"not found .* copy the text exactly"):
         tree("edit", path="a.py", old="nothing like it", new="y")
@@ -144,7 +147,7 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
         before = sorted(str(path) for path in outside.iterdir())
         tree = Tree(inside)
         path = "/".join(parts)
-        args = {"path": path, "other": path, "content": "x", "old": "top", "new": "x", "pattern": "secret"}
+        args = {"path": path, "other": path, "name": "x", "content": "x", "old": "top", "new": "x", "pattern": "secret"}
         try:
             said = TOOLS[tool](tree.root, args, LIMITS)
             assert "top secret" not in str(said)

@@ -63,6 +63,27 @@ async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared:
         assert (await workspace.check("nothing")).verdict is Verdict.MISSING
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "name", "content", "came"),
+    [
+        ("a.py", "class A:\n    def f(self):\n        return 1\n", "A.f", "def f(self):\n    return 2", "class A:\n    def f(self):\n        return 2\n"),
+        ("a.js", "class A { f() { return 1; } }\n", "A.f", "f() { return 2; }", "class A { f() { return 2; } }\n"),
+        ("a.tsx", "const f = (): number => 1;\n", "f", "const f = (): number => 2;", "const f = (): number => 2;\n"),
+        ("a.go", "package a\n\nfunc (t *T) F() int { return 1 }\n", "(*T).F", "func (t *T) F() int { return 2 }", "package a\n\nfunc (t *T) F() int { return 2 }\n"),
+        ("a.rs", "impl A {\n    fn f() -> u8 { 1 }\n}\n", "A::f", "fn f() -> u8 { 2 }", "impl A {\n    fn f() -> u8 { 2 }\n}\n"),
+    ],
+)  # fmt: skip
+async def test_the_grammars_are_there_inside(
+    house: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, came: str
+) -> None:
+    async with house.workspaces.open(prepared, "one") as workspace:
+        await house.call(workspace, "files.write", path=path, content=text)
+        done = await house.call(workspace, "files.define", path=path, name=name, content=content)
+        assert (done.status, done.error) == (ToolStatus.SUCCESS, "")
+        assert done.output["replaced"]
+        assert (await house.call(workspace, "files.read", path=path)).output["content"] == came
+
+
 async def test_workspaces_do_not_see_each_other(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "a") as one, house.workspaces.open(prepared, "b") as other:
         await house.call(one, "files.write", path=UTILS, content="mine = 1\n")
