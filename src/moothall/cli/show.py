@@ -74,7 +74,13 @@ def _model_called(data: Mapping[str, Any]) -> tuple[str, str]:
 def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
     tools = ", ".join(f"{item['tool']} {item['status']}" for item in data["operations"]) or "no tool"
     checks = ", ".join(f"{name} {verdict}" for name, verdict in (data.get("checks") or {}).items())
-    return f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else ""), ""
+    said = f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else "")
+    if stuck := data.get("stuck"):
+        attempt, attempts = data.get("attempt", 1), data.get("attempts", 1)
+        return f"{said} · " + (
+            f"starts anew ({attempt + 1} of {attempts}): {stuck}" if attempt < attempts else f"stops: {stuck}"
+        ), ""
+    return said, ""
 
 
 def _proposed(data: Mapping[str, Any]) -> tuple[str, str]:

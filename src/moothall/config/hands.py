@@ -92,6 +92,13 @@ class Limits(Section):
     calls: int = Field(500, ge=0)
     cost_usd: float = Field(0.0, ge=0)
     malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
+    attempts: int = Field(3, ge=1, description="how often a seat that goes in circles starts anew, the first time included")
+    stuck_turns: int = Field(3, ge=2, description="changes after which the same tests are red, and the seat starts anew")
+    own_check_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="a seat runs a suite that took no longer on the base whole after each change; of a slower one what is near it",
+    )
     patience: float = Field(
         1.0, ge=0, description="after a proven answer the other seats get its time again, times this; 0: all the time"
     )

@@ -1,38 +1,46 @@
-"""The agent loop: turn → gate → checks → repair, until the work is proven, finished or out of turns."""
+"""The agent loop: turn → gate → checks → repair, until the work is proven, finished, out of turns, or goes in circles."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from moothall import telemetry
 from moothall.config import Limits, Llm
+from moothall.council.checking import State, look
 from moothall.council.coding import Coding
+from moothall.council.conversation import Conversation, Voice
 from moothall.council.facts import Facts
-from moothall.council.history import Exchange, window
 from moothall.council.recording import RecordedModel
-from moothall.council.reply import Action, MalformedReplyError, Turn, read_turn, turn_schema
-from moothall.council.report import block_text, check_text, result_text
+from moothall.council.reply import Action, Turn
+from moothall.council.report import check_text, verdict_text
+from moothall.council.stuck import FINISH, Step, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
-from moothall.domain.chat import ChatRequest, Message, ReplyMode
+from moothall.council.turns import Did, asked_of, do
+from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Candidate, Operation, Proposal
+from moothall.domain.proposal import Operation
 from moothall.domain.repository import Patch, Prepared
 from moothall.domain.secrets import brings_secret
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused, Permanent
 from moothall.guard.gate import Gate
 from moothall.guard.seat import SeatContext
-from moothall.ranking import assess, passes_gates
-from moothall.tools.arguments import arguments_digest
-from moothall.tools.catalogue import CATALOGUE, Danger, ToolSpec
+from moothall.tools.catalogue import ToolSpec
 
 _LOOKING = 2  # turns without a change after which a seat may also give up
+_COPIED = (
+    "That is the example from the instructions, and it was not run: it has nothing to do with this task. Read the task again, and "
+    "reply with actions on the files that it is about."
+)
+_NOT_TAKEN_OVER = (
+    "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
+    "test make it of parts"
+)
 
 
 class NoChanges(Permanent):
@@ -53,58 +61,79 @@ class OutOfTurns(Permanent):
     code = "OUT_OF_TURNS"
 
 
+class InCircles(Permanent):
+    """Every attempt went in circles, and nothing was changed."""
+
+    code = "IN_CIRCLES"
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a seat's work came to. `patch` is None about text and for an answer. `green` as the seat's own workspace saw it."""
+    """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth` (more is better) as the
+    seat's own workspace saw it.
+    """
 
     content: str
     patch: Patch | None = None
     green: bool = False
-
-
-_NOT_TAKEN_OVER = (
-    "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
-    "test make it of parts"
-)
+    worth: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """How a seat speaks: its temperature and the base of its sampling seeds."""
+class Attempt:
+    """How an attempt ended: the best that came of it, if anything; its last turn; and, where it went in circles, how."""
 
-    mode: ReplyMode
-    temperature: float
-    seed: int
+    draft: Draft | None
+    turn: int
+    stuck: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an agent works: its seat in a workspace, behind the gate, on a base. `also` are cases that are run after each change,
+    whatever it touches.
+    """
+
+    context: SeatContext
+    gate: Gate
+    prepared: Prepared
+    also: AbstractSet[str] = frozenset()
 
 
 @dataclass(slots=True)
-class _Checked:
-    """The workspace after its last change: its patch and what the checks said of it."""
+class _Course:
+    """An attempt under way. `over`: it ends with this turn; `circle`: because it goes in circles."""
 
-    patch: Patch | None = None
-    runs: dict[str, CheckRun] = field(default_factory=dict)
-    refused: PatchRefused | None = None
-    green: bool = False
-    proven: bool = False
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything to propose."""
-        return self.patch is not None and bool(self.patch.diff.strip())
+    place: Place
+    state: State
+    steps: list[Step] = field(default_factory=list)
+    best: Draft | None = None
+    malformed: int = 0
+    refusals: int = 0
+    stale: frozenset[str] = frozenset()
+    summary: str = ""
+    circle: str = ""
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Did:
-    """What a turn did: its tools' results; what is told of them, each within some characters; and the same in a line."""
+class _Said:
+    """A reply: the turn's place (phase, round, number), and its text."""
 
-    results: Sequence[ToolResult]
-    texts: Sequence[Callable[[int], str]]
-    brief: str
+    phase: str
+    round: int
+    turn: int
+    text: str = ""
+
+    @property
+    def step(self) -> str:
+        """As in call ids."""
+        return f"{self.phase}/{self.round}.{self.turn}"
 
 
 class Agent:
     """One seat's loop. Its conversation and operations go on from the proposal into the revisions. `asked`: it may end with an
-    answer and no change.
+    answer and no change. `example`: the actions of the worked example, which are no answer.
     """
 
     def __init__(
@@ -122,221 +151,180 @@ class Agent:
         coding: Coding | None = None,
         python: bool = False,
         asked: bool = False,
+        example: Sequence[Action] = (),
     ) -> None:
         self.seat = seat
         self.role = role
         self.operations: list[Operation] = []
-        self._head = head
-        self._voice = voice
+        self.talk = Conversation(f"{facts.d.task_id}/{seat}", head, voice, model=model, llm=llm, specs=specs, python=python)
         self._model = model
         self._facts = facts
         self._llm = llm
         self._limits = limits
-        self._specs = tuple(specs)
         self._coding = coding
-        self._python = python
         self._asked = asked
-        self._exchanges: list[Exchange] = []
+        self._example = tuple(example)
+        self._attempt = 1
 
     def place(self) -> tuple[int, int]:
         """Say how far it has come; `back_to` goes back there."""
-        return len(self._exchanges), len(self.operations)
+        return len(self.talk.exchanges), len(self.operations)
 
     def back_to(self, place: tuple[int, int]) -> None:
         """Forget what came after `place`: it will be done again."""
-        del self._exchanges[place[0] :], self.operations[place[1] :]
+        del self.talk.exchanges[place[0] :], self.operations[place[1] :]
 
-    def tell(self, text: str) -> None:
-        """Add something to what the model hears next, as before a revision."""
-        last = self._exchanges[-1]
-        self._exchanges[-1] = Exchange(last.said, f"{last.came}\n\n{text}".strip(), last.brief)
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt, from 1: from the second on with fresh context, another seed, and a little warmer."""
+        self._attempt = attempt
+        self.talk.begin(attempt)
 
     async def answer(self, phase: str, round_: int, deadline: datetime) -> Draft:
         """Return an answer in text; raises `MalformedReplies` and what the model raises."""
         for turn in range(1, self._limits.malformed_replies + 2):
-            with self._turn(phase, round_, turn):
-                said, text = await self._ask(phase, round_, turn, deadline, may_finish=True)
+            at = _Said(phase, round_, turn)
+            with self._turn(at):
+                said, text = await self.talk.ask(at.step, deadline, may_finish=True)
                 if isinstance(said, Turn) and said.finish is not None:
-                    await self._tell_turn(phase, round_, turn, said.thought)
-                    self._exchanges.append(Exchange(text, "", "answered"))
+                    await self._tell_turn(at, said.thought)
+                    self.talk.add(text, "", "answered")
                     return Draft(said.finish.strip())
                 wrong = (
                     said if isinstance(said, str) else "There are no tools here: reply with finish, which is the whole answer."
                 )
-                await self._tell_turn(phase, round_, turn)
-                self._exchanges.append(Exchange(text, wrong, "malformed"))
+                await self._tell_turn(at)
+                self.talk.add(text, wrong, "malformed")
         raise MalformedReplies(f"{self._limits.malformed_replies + 1} replies in a row were no answer")
 
-    async def work(
-        self,
-        context: SeatContext,
-        gate: Gate,
-        prepared: Prepared,
-        *,
-        phase: str,
-        round_: int,
-        max_turns: int,
-        start: Draft | None = None,
-    ) -> Draft:
-        """Change the workspace until the work is proven, finished or out of turns. `start` is what it holds already.
+    async def work(self, place: Place, *, phase: str, round_: int, turns: range, start: Draft | None = None) -> Attempt:
+        """Change the workspace until the work is proven, finished, out of turns or going in circles. `start` is what it holds
+        already.
 
         Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and what model, budget and
         workspace raise. Changes that are not green are returned too: the gates decide.
         """
-        state = _Checked(start.patch, green=start.green) if start else _Checked()
-        malformed = refusals = 0
-        before = Turn()
-        stale: frozenset[str] = frozenset()
-        summary = ""
-        for turn in range(1, max_turns + 1):
-            with self._turn(phase, round_, turn):
-                may_finish = self._asked or state.changed or turn > _LOOKING
+        course = _Course(place, State(start.patch, green=start.green) if start else State())
+        turn = turns.start
+        for turn in turns:
+            at = _Said(phase, round_, turn)
+            with self._turn(at):
+                may_finish = self._asked or course.state.changed or turn - turns.start >= _LOOKING
                 try:
-                    said, text = await self._ask(phase, round_, turn, context.deadline, may_finish=may_finish, without=stale)
+                    said, text = await self.talk.ask(
+                        at.step,
+                        place.context.deadline,
+                        may_finish=may_finish,
+                        without=course.stale,
+                        runs_python=self._coding is not None,
+                    )
                 except (DeadlineExceeded, BudgetExceeded):
-                    if state.changed:
+                    if course.state.changed or course.best:
                         break  # what there is may still win
                     raise
+                at = replace(at, text=text)
+                if isinstance(said, Turn) and any(action in self._example for action in said.actions):
+                    said = _COPIED
                 if isinstance(said, str):
-                    malformed += 1
-                    await self._tell_turn(phase, round_, turn)
-                    self._exchanges.append(Exchange(text, said, "malformed"))
-                    if malformed > self._limits.malformed_replies:
-                        raise MalformedReplies(f"{malformed} replies were no turn; the last: {said[:300]}")
-                    continue
-                if said.finish is not None:
-                    summary = said.finish.strip()
-                    await self._tell_turn(phase, round_, turn, said.thought)
-                    objection = _objection(state, prepared, answered=self._asked and bool(summary))
-                    if not objection or (state.changed and refusals >= self._limits.malformed_replies):
-                        self._exchanges.append(Exchange(text, "", "finished"))
-                        break
-                    refusals += 1
-                    self._exchanges.append(Exchange(text, objection, "finished too early"))
-                    if refusals > self._limits.malformed_replies:
-                        raise NoChanges("the seat says that it is done and has changed nothing")
-                    continue
-                begun = len(self.operations)
-                did = await self._do(said, context, gate, f"{phase}/{round_}.{turn}")
-                ran = await self._look(state, context, prepared, did.results, f"turn {round_}.{turn}")
-                operations = self.operations[begun:]
-                await self._tell_turn(phase, round_, turn, said.thought, operations=operations, runs=state.runs if ran else None)
-                again = (said.actions, said.python) == (before.actions, before.python) and not ran
-                # Small models get stuck in such turns: what they repeat is not offered in the next.
-                stale = frozenset(action.tool for action in said.actions) if again else frozenset()
-                came = self._report(did, state, prepared, ran=ran, again=again)
-                before = said
-                self._exchanges.append(Exchange(text, came, _brief(did, state)))
-                if ran and state.green and state.proven:
-                    summary = said.thought
-                    break
-        return _draft(state, summary, max_turns, asked=self._asked)
-
-    def _turn(self, phase: str, round_: int, turn: int) -> telemetry.Span:
-        about: dict[str, str | int] = {
-            "moothall.seat": self.seat,
-            "moothall.phase": phase,
-            "moothall.round": round_,
-            "moothall.turn": turn,
-        }
-        return telemetry.span("turn", about)
-
-    async def _ask(
-        self, phase: str, round_: int, turn: int, deadline: datetime, *, may_finish: bool, without: frozenset[str] = frozenset()
-    ) -> tuple[Turn | str, str]:
-        """Return the turn, or what to tell the model about a reply that is none; and the reply's text."""
-        if datetime.now(UTC) >= deadline:
-            raise DeadlineExceeded("the seat's time is over")
-        step = f"{self.seat}/{phase}/{round_}.{turn}"
-        specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
-        schema = turn_schema(specs, may_finish=may_finish, python=self._python) if self._voice.mode == "json" else None
-        most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
-        reply = await self._model.ask(
-            ChatRequest(
-                call_id=f"{self._facts.d.task_id}/{step}",
-                messages=window(self._head, self._exchanges, self._llm.context_tokens - most),
-                max_tokens=most,
-                deadline=deadline,
-                schema=schema,
-                temperature=self._voice.temperature,
-                seed=int(digest(str(self._voice.seed), step)[:7], 16),
-            )
-        )
-        try:
-            said = read_turn(reply, self._voice.mode)
-        except MalformedReplyError as error:
-            return str(error), reply.text
-        if said.python is not None and self._coding is None:
-            return "Python is not available here: use actions, or finish.", reply.text
-        return said, reply.text
-
-    async def _do(self, said: Turn, context: SeatContext, gate: Gate, step: str) -> _Did:
-        """Run what the turn asks for."""
-        if said.python is None or self._coding is None:
-            return await self._act(said.actions, context, gate, step)
-        coded = await self._coding.run(said.python, context, gate, step)
-        self.operations += coded.operations
-        return _Did(coded.results, [lambda room: block_text(coded.run, room)], f"python {coded.run.status}")
-
-    async def _act(self, actions: Sequence[Action], context: SeatContext, gate: Gate, step: str) -> _Did:
-        """Run the actions in order and stop at the first that does not succeed."""
-        results: list[ToolResult] = []
-        for number, action in enumerate(actions, 1):
-            request_id = f"{context.task_id}/{self.seat}/{step}.{number}"
-            result = await gate.call(context, ToolCall(request_id, action.tool, action.args, context.deadline))
-            results.append(result)
-            self.operations.append(Operation(result.tool, arguments_digest(action.args), str(result.status), result.duration_ms))
-            if result.status is not ToolStatus.SUCCESS:
+                    await self._unusable(course, at, said)
+                elif said.finish is not None:
+                    await self._finish(course, at, said.finish.strip(), said.thought)
+                else:
+                    await self._do(course, at, said)
+            if course.over or course.circle:
                 break
-        texts: list[Callable[[int], str]] = [
-            functools.partial(result_text, number, result) for number, result in enumerate(results, 1)
-        ]
-        if len(results) < len(actions):
-            texts.append(lambda _room: f"The {len(actions) - len(results)} actions after it were not run.")
-        return _Did(results, texts, ", ".join(f"{result.tool[:40]} {result.status}" for result in results))
+        return Attempt(self._end(course, len(turns)), turn, course.circle)
 
-    async def _look(
-        self, state: _Checked, context: SeatContext, prepared: Prepared, results: Sequence[ToolResult], message: str
-    ) -> bool:
-        """Commit what changed and run the checks on it; False where nothing changed."""
-        if not any(_may_change(result) for result in results):
-            return False
-        before = state.patch.diff if state.patch is not None else ""
+    async def _unusable(self, course: _Course, at: _Said, wrong: str) -> None:
+        """Say what was wrong with a reply that is no turn."""
+        course.malformed += 1
+        course.steps.append(Step(digest(at.text), course.state.tree, malformed=True))
+        course.circle = await self._tell_turn(at, steps=course.steps)
+        self.talk.add(at.text, wrong, "malformed")
+        if course.malformed > self._limits.malformed_replies:
+            if course.best is None:
+                raise MalformedReplies(f"{course.malformed} replies were no turn; the last: {wrong[:300]}")
+            course.over = True
+
+    async def _finish(self, course: _Course, at: _Said, summary: str, thought: str) -> None:
+        """End, or say why it is too early for that."""
+        course.summary, state = summary, course.state
+        objection = _objection(course, answered=self._asked and bool(summary))
+        if not objection or (state.changed and course.refusals >= self._limits.malformed_replies):
+            await self._tell_turn(at, thought)
+            self.talk.add(at.text, "", "finished")
+            course.over = True
+            return
+        course.refusals += 1
+        course.steps.append(Step(FINISH, state.tree))
+        course.circle = await self._tell_turn(at, thought, steps=course.steps)
+        self.talk.add(at.text, objection, "finished too early")
+        if course.refusals > self._limits.malformed_replies:
+            raise NoChanges("the seat says that it is done and has changed nothing")
+
+    async def _do(self, course: _Course, at: _Said, said: Turn) -> None:
+        """Do what the turn asks for, look at what it changed, and say what came of it."""
+        place = course.place
+        did = await do(said, self._coding, place.context, place.gate, at.step)
+        self.operations += did.operations
+        course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
+        state = course.state
+        course.over = ran and state.green and state.proven
+        course.steps.append(Step(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
+        course.circle = await self._tell_turn(
+            at,
+            said.thought,
+            operations=did.operations,
+            runs=state.runs if ran else None,
+            steps=() if course.over else course.steps,
+        )
+        repeated = again(course.steps)
+        # Small models get stuck in such turns: what they repeat is not offered in the next.
+        course.stale = frozenset(action.tool for action in said.actions) if repeated else frozenset()
+        self.talk.add(at.text, self._report(did, state, place.prepared, ran=ran, again=repeated), _brief(did, state))
+        if ran and state.changed and (course.best is None or state.worth >= course.best.worth):
+            course.best = Draft(said.thought or "(no summary)", state.patch, state.green, state.worth)
+        if course.over:
+            course.summary = said.thought
+
+    def _end(self, course: _Course, turns: int) -> Draft | None:
+        """Return what an attempt came to: its last state where that is good, or was meant to be the end; else its best."""
+        state, best, summary = course.state, course.best, course.summary
+        if state.refused is not None and not (best and best.green) and not course.circle:
+            raise state.refused
+        if state.changed and state.refused is None and (best is None or self._asked or (summary and state.green)):
+            return Draft(summary or "(no summary)", state.patch, state.green, state.worth)
+        if self._asked and summary and not state.changed:
+            return Draft(summary)
+        if best is None and not course.circle:
+            if all(step.asked == FINISH for step in course.steps):
+                raise NoChanges("the seat says that it is done and has changed nothing")
+            raise OutOfTurns(f"nothing was changed within {turns} turns")
+        return best
+
+    async def _look(self, course: _Course, did: Did, message: str) -> tuple[State, bool]:
+        """Commit what changed and run the checks near it. Return how it stands, and whether checks were run."""
+        state, context = course.state, course.place.context
+        if not did.may_have_changed:
+            return state, False
         try:
             patch = await context.workspace.patch(message)
         except PatchRefused as error:
-            state.refused, state.green, state.proven = error, False, False
-            return False
+            return replace(state, refused=error, green=False, proven=False), False
         if brings_secret(patch.diff, self._model.clean):
-            state.refused, state.green, state.proven = PatchRefused(_NOT_TAKEN_OVER), False, False
-            return False
-        state.refused = None
-        if patch.diff == before:
-            return False
-        profile = prepared.base.profile
-        state.patch = patch
-        with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
-            state.runs = {name: await context.workspace.check(name, deadline=context.deadline) for name in profile.checks}
-        found = assess(
-            prepared.runs,
-            state.runs,
-            profile,
-            own_tests=patch.tests,
-            applies=True,
-            flaky=prepared.flaky,
-            changed=patch.paths,
+            return replace(state, refused=PatchRefused(_NOT_TAKEN_OVER), green=False, proven=False), False
+        if patch.diff == (state.patch.diff if state.patch is not None else ""):
+            return replace(state, refused=None), False
+        found = await look(
+            context,
+            course.place.prepared,
+            patch,
             task=self._facts.d.description,
+            also=course.place.also,
+            seconds=self._limits.own_check_seconds,
         )
-        seen = Candidate(
-            Proposal(self.seat, self.role, "", patch.diff),
-            evidence=found.evidence,
-            required=found.required,
-            regressions=found.regressions,
-        )
-        state.green, state.proven = passes_gates(seen), found.done
-        return True
+        return found, True
 
-    def _report(self, did: _Did, state: _Checked, prepared: Prepared, *, ran: bool, again: bool) -> str:
+    def _report(self, did: Did, state: State, prepared: Prepared, *, ran: bool, again: bool) -> str:
         """Say what came of a turn, fenced, within a fifth of the window."""
         room = int(self._llm.context_tokens * CHARS_PER_TOKEN / 5)
         share = room // (len(did.texts) + 1)
@@ -345,44 +333,54 @@ class Agent:
             parts.append(fence("the changes cannot be taken over", state.refused.message))
         if ran:
             parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
-            parts.append("All checks are green. If the task is done, finish." if state.green else "Repair this.")
+            parts.append(verdict_text(state))
         if again:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
+    def _turn(self, at: _Said) -> telemetry.Span:
+        about: dict[str, str | int] = {
+            "moothall.seat": self.seat,
+            "moothall.phase": at.phase,
+            "moothall.round": at.round,
+            "moothall.turn": at.turn,
+        }
+        return telemetry.span("turn", about)
+
     async def _tell_turn(
         self,
-        phase: str,
-        round_: int,
-        turn: int,
+        at: _Said,
         thought: str = "",
         *,
         operations: Sequence[Operation] = (),
         runs: Mapping[str, CheckRun] | None = None,
-    ) -> None:
+        steps: Sequence[Step] = (),
+    ) -> str:
+        """Record the turn, and return why it shows that the seat goes in circles, or nothing."""
+        step = f"{self.seat}/{at.step}"
+        found = self._model.circle(step, stuck(steps, self._limits.stuck_turns))
         await self._facts.say(
             EventType.SEAT_TURN,
-            f"{self.seat}/{phase}/{round_}.{turn}",
+            step,
             seat=self.seat,
             role=self.role,
-            round=round_,
-            turn=turn,
+            phase=at.phase,
+            round=at.round,
+            turn=at.turn,
             operations=[dump(item) for item in operations],
             thought=thought,
             usage=dump(self._model.used(self.seat)),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
+            attempt=self._attempt,
+            attempts=self._limits.attempts,
+            stuck=found,
         )
+        return found
 
 
-def _may_change(result: ToolResult) -> bool:
-    """A tool that failed half-way may have changed something too; one that never ran has not."""
-    spec = CATALOGUE.get(result.tool)
-    never_ran = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}
-    return spec is not None and spec.danger is not Danger.READ and result.status not in never_ran
-
-
-def _objection(state: _Checked, prepared: Prepared, *, answered: bool) -> str:
+def _objection(course: _Course, *, answered: bool) -> str:
     """Why a seat may not finish yet, or nothing."""
+    state, prepared = course.state, course.place.prepared
     if state.refused is not None:
         return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
     if not state.changed:
@@ -393,16 +391,6 @@ def _objection(state: _Checked, prepared: Prepared, *, answered: bool) -> str:
     return ""
 
 
-def _draft(state: _Checked, summary: str, max_turns: int, *, asked: bool) -> Draft:
-    if state.refused is not None:
-        raise state.refused
-    if not state.changed or state.patch is None:
-        if asked and summary:
-            return Draft(summary)
-        raise OutOfTurns(f"nothing was changed within {max_turns} turns")
-    return Draft(summary or "(no summary)", state.patch, state.green)
-
-
-def _brief(did: _Did, state: _Checked) -> str:
+def _brief(did: Did, state: State) -> str:
     checks = ", ".join(f"{name} {run.verdict}" for name, run in state.runs.items())
     return f"{did.brief}; {checks}" if checks else did.brief

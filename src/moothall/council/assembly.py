@@ -65,7 +65,9 @@ class Parts:
 
 @dataclass(slots=True)
 class Sitting:
-    """A seat while the council sits: its proposals (the original first) and, once it ended otherwise, how."""
+    """A seat while the council sits: its proposals (the original first) and, once it ended otherwise, how. `circles`: how its last
+    attempt went in circles.
+    """
 
     seat: str
     number: int
@@ -75,6 +77,7 @@ class Sitting:
     status: SeatStatus = SeatStatus.UNSTARTED
     code: str = ""
     message: str = ""
+    circles: str = ""
 
     @property
     def latest(self) -> Judged:

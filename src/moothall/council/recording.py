@@ -26,15 +26,22 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Answers that an earlier run of the same deliberation got, by call id."""
+    """Answers that an earlier run of the same deliberation got, by call id; and by `<seat>/<phase>/<round>.<turn>` what it found
+    of a turn: why the seat went in circles, or nothing.
+    """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
+    circles: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
         """Read the answers out of a replay; other events, and those that are malformed, are passed over."""
         answers: dict[str, ChatReply] = {}
+        circles: dict[str, str] = {}
         for event in events:
+            if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
+                where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
+                circles.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
                 said = {name: data[name] for name in ("finish_reason", "usage", "model", "duration_ms") if name in data}
@@ -42,7 +49,7 @@ class Recording:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
                     log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
-        return cls(answers)
+        return cls(answers, circles)
 
 
 class RecordedModel:
@@ -68,6 +75,7 @@ class RecordedModel:
         self._ours = ours
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
+        self._circles = dict(recording.circles)
         self._clean_ones: dict[Message, Message] = {}  # the system message and the task are in every prompt
 
     def clean(self, text: str) -> str:
@@ -77,6 +85,12 @@ class RecordedModel:
     def used(self, seat: str) -> Usage:
         """Return what a seat's calls used, those of earlier runs included."""
         return self._used.get(seat, Usage())
+
+    def circle(self, step: str, found: str) -> str:
+        """Return what was found of a turn the first time, in an earlier run or in a workspace that was lost; `found` where this
+        is the first. Checks may say something else when they are run again, and the seat must go the same way all the same.
+        """
+        return self._circles.setdefault(step, found)
 
     async def ask(self, request: ChatRequest) -> ChatReply:
         """Return the answer. No secret is in what is sent. Raises what the model raises, and `BudgetExceeded`."""

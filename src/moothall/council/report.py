@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from moothall.council.checking import State
 from moothall.council.text import clip, fence
 from moothall.domain.code import CodeRun
-from moothall.domain.evidence import CheckRun
+from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.tool import ToolResult, ToolStatus
 
 
@@ -18,6 +19,7 @@ def result_text(number: int, result: ToolResult, room: int) -> str:
     return f"{head}\n{fence('output', clip(said, room))}" if said else head
 
 
+_NAMED, _DETAILED = 10, 3  # red cases that are named, and those whose output is shown
 _TIERS = {"monty": "", "python": "in CPython, since "}
 
 
@@ -43,13 +45,49 @@ def _output_text(output: Mapping[str, object]) -> str:
 
 
 def check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
-    """A check's verdict; of a red one the red cases and the end of its output."""
+    """A check's verdict; of a red one the red cases by id with what they printed, those first that the change broke, and told
+    apart from those that were red before. Within about `room` characters.
+    """
     counted = list(run.cases.values())
     numbers = f" ({counted.count('passed')} of {len(counted)} passed)" if counted else ""
-    head = f"Check {run.check}: {run.verdict}{numbers}"
-    if run.verdict == "passed":
+    stopped = "" if run.status == "success" else f", stopped: {run.status}"
+    head = f"Check {run.check}: {run.verdict}{numbers}{stopped}"
+    red = [case for case, outcome in run.cases.items() if outcome in RED]
+    before = [case for case in red if base is not None and base.cases.get(case) in RED]
+    since = [case for case in red if case not in before]
+    if not red and run.verdict == "passed":
         return head
-    red = [case for case, outcome in run.cases.items() if outcome in {"failed", "errored"}]
-    news = [case for case in red if base is None or base.cases.get(case) == "passed"]
-    broken = f"\nPassed before your change: {', '.join(news[:5])}" if news else ""
-    return f"{head}\n{fence(f'output of {run.check}', clip(', '.join(red[:10]) + broken + chr(10) + run.output, room))}"
+    parts = [
+        _cases_text(title, cases, run.details, room // (1 + bool(since and before)))
+        for title, cases in (("Red since your change", since), ("Red before your change too", before))
+        if cases
+    ]
+    if not any(case in run.details for case in red):
+        parts.append(run.output)
+    return f"{head}\n{fence(f'output of {run.check}', clip(chr(10).join(parts), room))}"
+
+
+def _cases_text(title: str, cases: Sequence[str], details: Mapping[str, str], room: int) -> str:
+    """Name the cases, and show of the first few what they printed."""
+    names = _named(cases)
+    told = [case for case in cases if details.get(case, "").strip()][:_DETAILED]
+    share = max(room - len(names), 0) // max(len(told), 1)
+    return "\n".join([f"{title}: {names}", *(f"{case}:\n{clip(details[case].strip(), share)}" for case in told)])
+
+
+def verdict_text(state: State) -> str:
+    """What a seat may conclude from its checks, in a sentence or two."""
+    if not state.green:
+        return "Repair this."
+    where = (
+        "All checks are green"
+        if state.whole
+        else "The cases near your change are green; the whole suite runs in the clean re-check"
+    )
+    if state.still_red:
+        where = f"Nothing is red that was not red before your change ({_named(state.still_red)})"
+    return f"{where}. If the task is done, finish."
+
+
+def _named(cases: Sequence[str]) -> str:
+    return ", ".join(cases[:_NAMED]) + (f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else "")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from moothall import telemetry
 from moothall.council import prompts
-from moothall.council.agent import Agent, Draft, Voice
+from moothall.council.agent import Agent, Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns, Place
 from moothall.council.assembly import Council, Sitting
 from moothall.council.coding import Coding
+from moothall.council.conversation import Voice
 from moothall.council.recheck import Judged, facts_text, workspace_name
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
+from moothall.council.stuck import TOO_EARLY, UNUSABLE
 from moothall.council.subagents import Speech
 from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
@@ -22,8 +25,17 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
-from moothall.errors import BusUnavailable, DeadlineExceeded, MoothallError, SandboxUnavailable, WorkspaceFailed
-from moothall.guard.seat import SeatContext
+from moothall.errors import (
+    BudgetExceeded,
+    BusUnavailable,
+    DeadlineExceeded,
+    MoothallError,
+    PatchRefused,
+    Permanent,
+    SandboxUnavailable,
+    WorkspaceFailed,
+)
+from moothall.guard.seat import Meter, SeatContext
 from moothall.ports import Workspace
 from moothall.ranking import Assessment
 from moothall.telemetry import get_logger
@@ -97,6 +109,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         coding=_coding(council, warmth),
         python=council.python,
         asked=d.is_answer(""),
+        example=council.example,
     )
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
@@ -164,14 +177,22 @@ async def _propose(council: Council, sitting: Sitting) -> None:
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
-    agent.tell(prompts.revise_text(evidence, [review_text(review) for review in reviews]))
+    agent.talk.tell(prompts.revise_text(evidence, [review_text(review) for review in reviews]))
     if council.prepared is None:
         draft = await agent.answer("revise", round_, council.until)
     else:
         # Its own workspace, opened again on its own patch: the same files, a fresh executor.
         name = workspace_name(council.d.task_id, sitting.seat, f"r{round_}")
+        last = sitting.drafts[-1]
         draft = await _work(
-            council, sitting, council.prepared, name, phase="revise", round_=round_, until=council.until, start=sitting.drafts[-1]
+            council,
+            sitting,
+            council.prepared,
+            name,
+            phase="revise",
+            round_=round_,
+            until=council.until,
+            start=replace(last, green=last.green and judged.passes),
         )
     same = (
         council.parts.clean(draft.patch.diff) == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
@@ -191,7 +212,67 @@ async def _work(
     until: datetime,
     start: Draft | None = None,
 ) -> Draft:
-    """Let the agent work in a workspace that holds `start`, if any.
+    """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it starts anew, on the base and from
+    the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
+    """
+    agent = _agent(sitting)
+    attempts = 1 if start else council.parts.limits.attempts
+    best: Draft | None = None
+    first, meter = 1, Meter()
+    for number in range(1, attempts + 1):
+        agent.begin(number)
+        try:
+            attempt = await _attempt(
+                council,
+                sitting,
+                prepared,
+                name if number == 1 else workspace_name(name, f"a{number}"),
+                meter,
+                until=until,
+                phase=phase,
+                round_=round_,
+                turns=range(first, council.d.max_turns + 1),
+                start=start,
+            )
+        except (NoChanges, OutOfTurns, MalformedReplies, PatchRefused, BudgetExceeded, DeadlineExceeded):
+            if best is None:
+                raise
+            break  # an earlier attempt came to something
+        if attempt.draft is not None and (best is None or attempt.draft.worth > best.worth):
+            best = attempt.draft
+        first, sitting.circles = attempt.turn + 1, attempt.stuck
+        if not attempt.stuck or first > council.d.max_turns:
+            break
+    if best is None:
+        raise _nothing(sitting.circles, first - 1, council.d.max_turns)
+    return best
+
+
+def _nothing(circles: str, turns: int, most: int) -> Permanent:
+    """Return the error of a seat that went in circles and changed nothing."""
+    if circles == UNUSABLE:
+        return MalformedReplies(f"in each attempt it gave {circles} again")
+    if circles == TOO_EARLY:
+        return NoChanges("the seat says that it is done and has changed nothing")
+    if turns >= most:
+        return OutOfTurns(f"nothing was changed within {turns} turns")
+    return InCircles(f"nothing was changed within {turns} turns; at last: {circles}")
+
+
+async def _attempt(
+    council: Council,
+    sitting: Sitting,
+    prepared: Prepared,
+    name: str,
+    meter: Meter,
+    *,
+    until: datetime,
+    phase: str,
+    round_: int,
+    turns: range,
+    start: Draft | None,
+) -> Attempt:
+    """Let the agent work in one workspace.
 
     A workspace that is lost is opened afresh and the turns so far are done in it again: their answers are known, so
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
@@ -199,18 +280,13 @@ async def _work(
     agent = _agent(sitting)
     place = agent.place()
     patch = start.patch.diff if start and start.patch else ""
+    also = frozenset(sitting.latest.assessment.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
         try:
             async with council.parts.workspaces.open(prepared, name, patch=patch) as workspace:
-                return await agent.work(
-                    _context(council, sitting, workspace, until),
-                    council.parts.gate,
-                    prepared,
-                    phase=phase,
-                    round_=round_,
-                    max_turns=council.d.max_turns,
-                    start=start,
-                )
+                context = replace(_context(council, sitting, workspace, until), meter=meter)
+                where = Place(context, council.parts.gate, prepared, also)
+                return await agent.work(where, phase=phase, round_=round_, turns=turns, start=start)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise

@@ -48,3 +48,20 @@ def test_the_end_says_who_won_and_why(winner: str, wanted: str) -> None:
     said = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
     assert wanted in said
     assert "because" in said
+
+
+def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
+    turn = {
+        "task_id": "t",
+        "seat": "agent-dev-001",
+        "turn": 3,
+        "operations": [],
+        "attempts": 3,
+        "stuck": "the same tests red for 3 turns",
+    }
+
+    def said(attempt: int) -> str:
+        return str(line_of(Recorded(1, new_event(EventType.SEAT_TURN, "t", {**turn, "attempt": attempt}, ordinal="1"))))
+
+    assert "starts anew (2 of 3): the same tests red for 3 turns" in said(1)
+    assert "stops: the same tests red for 3 turns" in said(3)

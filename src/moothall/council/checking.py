@@ -1,0 +1,190 @@
+"""A seat's own checks, after each change: all of a quick suite; of a slow one the cases near the change.
+
+What is red on the base comes first, then the tests of what was changed, as far as they fit into a time that follows from the
+base's own. The whole suite is the business of the clean re-check.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from moothall import telemetry
+from moothall.domain.evidence import RED, CheckRun
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Candidate, Proposal
+from moothall.domain.repository import Patch, Prepared
+from moothall.errors import PatchRefused
+from moothall.guard.seat import SeatContext
+from moothall.ranking import assess, passes_gates
+
+_MOST_IDS = 200  # on a command line; more are run by their files
+_TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What is run of a check: everything, or these cases (ids as on the base) and these new or changed test files."""
+
+    check: str
+    whole: bool = True
+    cases: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class State:
+    """The workspace after its last change: its patch and what the checks said of it. `whole`: all that there is was run."""
+
+    patch: Patch | None = None
+    runs: dict[str, CheckRun] = field(default_factory=dict)
+    refused: PatchRefused | None = None
+    green: bool = False
+    proven: bool = False
+    whole: bool = True
+    lost: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    still_red: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to propose."""
+        return self.patch is not None and bool(self.patch.diff.strip())
+
+    @property
+    def tree(self) -> str:
+        """A digest of the change, empty for none."""
+        return digest(self.patch.diff) if self.patch is not None and self.changed else ""
+
+    @property
+    def red(self) -> frozenset[str]:
+        """The red cases, and the checks that are red without naming a case."""
+        found = {case for run in self.runs.values() for case in red_cases(run)}
+        return frozenset(found | {name for name, run in self.runs.items() if run.verdict != "passed" and not red_cases(run)})
+
+    @property
+    def worth(self) -> tuple[int, int, int, int]:
+        """How good it looks from here; more is better: proven, green, fewer cases lost, more cases mended."""
+        return int(self.green and self.proven), int(self.green), -len(self.lost), len(self.fixed)
+
+
+def red_cases(run: CheckRun) -> list[str]:
+    """Return the ids of the red cases, in the run's order."""
+    return [case for case, outcome in run.cases.items() if outcome in RED]
+
+
+def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float) -> Iterator[Near]:
+    """Yield what is run of each check after this change. A check that took at most `seconds` on the base is run whole;
+    of a slower one as many cases as take so long, red ones and `also` first. A slow check without cases that was green on the base
+    is left to the clean re-check.
+    """
+    for name in prepared.base.profile.checks:
+        base = prepared.runs.get(name)
+        if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
+            yield Near(name)
+        elif base.cases:
+            yield Near(name, False, _chosen(prepared, base, patch, also, seconds * 1000), patch.tests)
+
+
+def _chosen(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
+    first = [case for case, outcome in base.cases.items() if outcome in RED or case in also]
+    files = {case: file_of(case, prepared.files) for case in base.cases}
+    first = [case for case in first if files[case] not in patch.paths]  # its test file is run as it is now, or gone
+    subjects = [path for path in patch.paths if path not in patch.tests]
+    related = {file for file in set(files.values()) if any(_tests(file, path) for path in subjects)} - {*patch.paths}
+    used: float = sum(base.durations.get(case, 0) for case in first)
+    taken = dict.fromkeys(first)
+    share = base.duration_ms / max(len(base.cases), 1)  # where the runner does not say how long a case took
+    for case, file in files.items():
+        used += base.durations.get(case, share) if case not in taken and file in related else 0
+        if file in related and used <= most_ms:
+            taken[case] = None
+    return tuple(taken)
+
+
+def file_of(case: str, files: Sequence[str]) -> str:
+    """Return the file that a case's id begins with, empty where it names none."""
+    head = case.partition("::")[0]
+    return head if head in files else ""
+
+
+def _tests(file: str, path: str) -> bool:
+    """Whether a test file is about `path` by its name: tests/test_a.py, a.test.ts, a_test.go; or lies in a package's folder."""
+    if not file:
+        return False
+    if file.endswith("_test.go"):
+        return posixpath.dirname(file) == posixpath.dirname(path)
+    subject = _TEST_AFFIX.sub("", _stem(file))
+    stem = _stem(path)
+    return subject == (posixpath.basename(posixpath.dirname(path)) if stem in {"__init__", "index", "mod", "lib"} else stem)
+
+
+def _stem(path: str) -> str:
+    return posixpath.basename(path).rsplit(".", 1)[0]
+
+
+async def look(
+    context: SeatContext, prepared: Prepared, patch: Patch, *, task: str, also: AbstractSet[str], seconds: float
+) -> State:
+    """Run what is near the change and return the workspace's state. `task` is what was asked for. Raises what the workspace
+    raises.
+    """
+    profile = prepared.base.profile
+    chosen = list(near(prepared, patch, also, seconds))
+    runs: dict[str, CheckRun] = {}
+    with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
+        for item in chosen:
+            if item.whole or item.cases or item.paths:
+                runs[item.check] = await _run(context, prepared, item)
+    before = {
+        item.check: _compared(prepared, item, runs) for item in chosen if item.check in runs and item.check in prepared.runs
+    }
+    seen = replace(profile, checks={name: profile.checks[name] for name in runs})
+    found = assess(
+        before,
+        runs,
+        seen,
+        own_tests=patch.tests,
+        applies=True,
+        flaky=prepared.flaky,
+        changed=patch.paths,
+        task=task,
+    )
+    candidate = Candidate(
+        Proposal(context.seat, context.role, "", patch.diff),
+        evidence=found.evidence,
+        required=found.required,
+        regressions=found.regressions,
+    )
+    return State(
+        patch=patch,
+        runs=runs,
+        green=passes_gates(candidate),
+        proven=found.done,
+        whole=len(chosen) == len(profile.checks) and all(item.whole for item in chosen),
+        lost=found.regressions,
+        fixed=found.fixed,
+        still_red=found.still_red,
+    )
+
+
+async def _run(context: SeatContext, prepared: Prepared, item: Near) -> CheckRun:
+    if item.whole:
+        return await context.workspace.check(item.check, deadline=context.deadline)
+    files = dict.fromkeys(file for case in item.cases if (file := file_of(case, prepared.files)))
+    ids = item.cases if len(item.cases) <= _MOST_IDS else tuple(files)
+    return await context.workspace.check(
+        item.check, paths=(*files, *item.paths), cases=(*ids, *item.paths), deadline=context.deadline
+    )
+
+
+def _compared(prepared: Prepared, item: Near, runs: Mapping[str, CheckRun]) -> CheckRun:
+    """Return what the base said of the cases that were asked for: one that was not run is not lost."""
+    base = prepared.runs[item.check]
+    if item.whole:
+        return base
+    asked = {*item.cases, *runs[item.check].cases}
+    return replace(base, cases={case: outcome for case, outcome in base.cases.items() if case in asked})

@@ -1,0 +1,105 @@
+"""A seat's conversation with the model: what it is told, what it says, and how it is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from moothall.config import Llm
+from moothall.council.history import Exchange, window
+from moothall.council.recording import RecordedModel
+from moothall.council.reply import MalformedReplyError, Turn, read_turn, turn_schema
+from moothall.domain.chat import ChatRequest, Message, ReplyMode
+from moothall.domain.ids import digest
+from moothall.errors import DeadlineExceeded
+from moothall.tools.catalogue import ToolSpec
+
+_WARMER, _WARMEST = 0.2, 1.0  # an attempt's temperature over the one before, and the highest that this comes to
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How a seat speaks: its temperature and the base of its sampling seeds."""
+
+    mode: ReplyMode
+    temperature: float
+    seed: int
+
+    def anew(self, attempt: int) -> Voice:
+        """Return the voice of an attempt: from the second on another seed, and a little warmer."""
+        if attempt == 1:
+            return self
+        warmer = round(min(self.temperature + _WARMER * (attempt - 1), _WARMEST), 3)
+        return replace(self, temperature=max(self.temperature, warmer), seed=int(digest(str(self.seed), str(attempt))[:7], 16))
+
+
+class Conversation:
+    """`seat` is the seat's place in call ids: <task_id>/<seat>. `python`: blocks of it can be asked for."""
+
+    def __init__(
+        self,
+        seat: str,
+        head: tuple[Message, ...],
+        voice: Voice,
+        *,
+        model: RecordedModel,
+        llm: Llm,
+        specs: Sequence[ToolSpec] = (),
+        python: bool = False,
+    ) -> None:
+        self._seat = seat
+        self._head = head
+        self._voice = voice
+        self._model = model
+        self._llm = llm
+        self._specs = tuple(specs)
+        self._python = python
+        self._attempt = 1
+        self.exchanges: list[Exchange] = []
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt; from the second on nothing is left of what was said."""
+        self._attempt = attempt
+        if attempt > 1:
+            self.exchanges.clear()
+
+    def add(self, said: str, came: str, brief: str) -> None:
+        """Note what was said, what came of it, and the same in a line."""
+        self.exchanges.append(Exchange(said, came, brief))
+
+    def tell(self, text: str) -> None:
+        """Add something to what the model hears next, as before a revision."""
+        if self.exchanges:
+            last = self.exchanges[-1]
+            self.exchanges[-1] = Exchange(last.said, f"{last.came}\n\n{text}".strip(), last.brief)
+
+    async def ask(
+        self, step: str, deadline: datetime, *, may_finish: bool, without: frozenset[str] = frozenset(), runs_python: bool = False
+    ) -> tuple[Turn | str, str]:
+        """Return the turn, or what to tell the model about a reply that is none; and the reply's text. `step` is
+        <phase>/<round>.<turn>; tools in `without` are not offered this time.
+        """
+        if datetime.now(UTC) >= deadline:
+            raise DeadlineExceeded("the seat's time is over")
+        voice = self._voice.anew(self._attempt)
+        specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
+        most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
+        reply = await self._model.ask(
+            ChatRequest(
+                call_id=f"{self._seat}/{step}",
+                messages=window(self._head, self.exchanges, self._llm.context_tokens - most),
+                max_tokens=most,
+                deadline=deadline,
+                schema=turn_schema(specs, may_finish=may_finish, python=self._python) if voice.mode == "json" else None,
+                temperature=voice.temperature,
+                seed=int(digest(str(voice.seed), f"{self._seat.partition('/')[2]}/{step}")[:7], 16),
+            )
+        )
+        try:
+            said = read_turn(reply, voice.mode)
+        except MalformedReplyError as error:
+            return str(error), reply.text
+        if said.python is not None and not runs_python:
+            return "Python is not available here: use actions, or finish.", reply.text
+        return said, reply.text

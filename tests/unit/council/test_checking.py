@@ -1,0 +1,113 @@
+"""Which cases a seat runs after a change, and what it is told of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.council.checking import Near, State, near
+from moothall.council.report import check_text, verdict_text
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Patch, Prepared, Profile
+
+FILES = ("src/pkg/a.py", "src/pkg/b.py", "tests/test_a.py", "tests/test_b.py")
+CASES = {
+    "tests/test_a.py::one": "passed",
+    "tests/test_a.py::two": "passed",
+    "tests/test_b.py::red": "failed",
+    "tests/test_b.py::x": "passed",
+}
+
+
+def prepared(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
+    found = CASES if cases is None else cases
+    verdict = Verdict.FAILED if "failed" in found.values() else Verdict.PASSED
+    base = CheckRun("tests", verdict, found, duration_ms=milliseconds, **run)
+    return Prepared(Base("r", "0" * 40, Profile(checks={"tests": ("pytest",)})), "k", FILES, {"tests": base})
+
+
+def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
+    return Patch("0" * 40, "1" * 40, "diff", paths, tests)
+
+
+def test_a_quick_suite_is_run_whole() -> None:
+    assert list(near(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [Near("tests")]
+
+
+def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
+    (found,) = near(prepared(60_000, durations=dict.fromkeys(CASES, 100)), patch("src/pkg/a.py"), frozenset(), 10)
+    assert found == Near("tests", False, ("tests/test_b.py::red", "tests/test_a.py::one", "tests/test_a.py::two"))
+
+
+def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
+    lost = frozenset({"tests/test_b.py::x"})
+    change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
+    (found,) = near(prepared(60_000), change, lost, 10)
+    assert found == Near("tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",))
+
+
+def test_near_cases_fit_into_the_time() -> None:
+    durations = {"tests/test_b.py::red": 4000, "tests/test_a.py::one": 5000, "tests/test_a.py::two": 5000}
+    (found,) = near(prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10)
+    assert found.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
+
+
+def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() -> None:
+    green = prepared(60_000, {})
+    assert list(near(green, patch("src/pkg/a.py"), frozenset(), 10)) == []
+    red = Prepared(green.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)})
+    assert list(near(red, patch("src/pkg/a.py"), frozenset(), 10)) == [Near("tests")]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f"tests/test_{x}.py::{n}" for x in "ab" for n in range(9)]), st.sampled_from(["passed", "failed"])
+    ),
+    st.integers(0, 100_000),
+    st.sets(st.sampled_from(FILES[:2])),
+)
+def test_what_was_red_is_always_run(cases: dict[str, str], milliseconds: int, paths: set[str]) -> None:
+    base = prepared(milliseconds, cases)
+    red = {case for case, outcome in cases.items() if outcome == "failed"}
+    for item in near(base, patch(*sorted(paths)), frozenset(), 10):
+        assert item.whole or red <= set(item.cases) <= set(cases)
+
+
+def run(cases: dict[str, str], **more: Any) -> CheckRun:
+    return CheckRun("tests", Verdict.FAILED, cases, **more)
+
+
+def test_red_cases_are_shown_with_what_they_said_and_those_from_before_as_such() -> None:
+    base = run({"a": "failed", "b": "passed"})
+    now = run({"a": "failed", "b": "failed"}, details={"a": "old trouble", "b": "KeyError: 'x'"}, output="noise " * 999)
+    said = check_text(now, base, 2000)
+    assert said.index("Red since your change: b\nb:\nKeyError: 'x'") < said.index(
+        "Red before your change too: a\na:\nold trouble"
+    )
+    assert "noise" not in said
+
+
+def test_without_details_the_end_of_the_output_is_shown() -> None:
+    assert "the end" in check_text(run({"a": "failed"}, output="much " * 9999 + "the end"), None, 600)
+
+
+def test_a_limit_that_was_hit_is_named() -> None:
+    assert "errored, stopped: timeout" in check_text(CheckRun("tests", Verdict.ERRORED, status="timeout"), None, 500)
+
+
+def test_nobody_is_told_to_repair_what_is_green() -> None:
+    mended = State(patch("x"), green=True, fixed=("a",))
+    assert verdict_text(mended) == "All checks are green. If the task is done, finish."
+    assert "the whole suite runs in the clean re-check" in verdict_text(State(patch("x"), green=True, whole=False))
+    before = State(patch("x"), green=True, still_red=("a",))
+    assert verdict_text(before) == "Nothing is red that was not red before your change (a). If the task is done, finish."
+    assert verdict_text(State(patch("x"))) == "Repair this."
+
+
+def test_a_changed_test_file_is_run_as_it_is_now() -> None:
+    """Its cases may have other names now, and pytest runs nothing at all where one that it is given is not there."""
+    change = patch("tests/test_b.py", tests=("tests/test_b.py",))
+    assert list(near(prepared(60_000), change, frozenset(), 10)) == [Near("tests", False, (), ("tests/test_b.py",))]
+    assert list(near(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [Near("tests", False)]
