@@ -32,14 +32,20 @@ async def until_said(stream: asyncio.StreamReader, word: str, seconds: float = 1
     return said
 
 
-async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tmp_path: Path) -> None:
-    command = Command(tmp_path / "data", model.base_url)
+@pytest.fixture(params=["process", "ray"])
+def hosted(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Settings under which the command's hosts are where the parameter says."""
+    return {"MOOTHALL_RAY__MODE": request.param}
+
+
+async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]) -> None:
+    command = Command(tmp_path / "data", model.base_url, hosted)
     process = await command.start("deliberate", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
     await until_said(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
     below = descendants(process.pid)
-    assert len(below) > 5
+    assert len(below) > 5  # bus and sandboxes, and with Ray its own
     os.kill(process.pid, signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
@@ -51,9 +57,9 @@ async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tm
 
 
 async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work(
-    model: ScriptedModel, repo: Path, tmp_path: Path
+    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url)
+    command = Command(tmp_path / "data", model.base_url, hosted)
     hanging = f"HANG {TASK}"
     args = ("deliberate", "--repo", str(repo), "--task-id", "killed", "--json")
     process = await command.start(*args[:-1], hanging)
@@ -67,7 +73,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     assert mounts_below(tmp_path) == []
     # The same model answers now: the recorded request is taken up and decided.
     async with scripted_model(scripted(_cured)) as cured:
-        done = await Command(tmp_path / "data", cured.base_url)(*args, hanging)
+        done = await Command(tmp_path / "data", cured.base_url, hosted)(*args, hanging)
     assert done.code == 0, done.err
     assert done.document["task_id"] == "killed"
     assert git(repo, "branch", "--list", "moothall/killed")
@@ -81,7 +87,7 @@ def _cured(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 async def test_a_part_killed_in_the_middle_changes_nothing(
     victim: str, slow_model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    command = Command(tmp_path / "data", slow_model.base_url)
+    command = Command(tmp_path / "data", slow_model.base_url, {"MOOTHALL_RAY__MODE": "ray"})
     process = await command.start("deliberate", "--repo", str(repo), "--json", TASK)
     async with asyncio.timeout(120):
         while not any("/propose/" in request.call_id for request in slow_model.requests):
@@ -125,11 +131,3 @@ async def test_a_broken_model_is_an_outcome_never_an_answer(fault: Fault, code: 
     assert done.code == 2, done.err
     assert done.document["status"] == "FAILED"
     assert {seat["error_code"] for seat in done.document["seats"]} == {code}
-
-
-async def test_a_model_server_that_is_down_is_named_before_anything_starts(tmp_path: Path) -> None:
-    command = Command(tmp_path / "data", "http://127.0.0.1:9/v1", {"MOOTHALL_LLM__RETRIES": "0"})
-    done = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
-    assert done.code in {1, 2}
-    assert "127.0.0.1:9" in done.out + done.err
-    assert "Traceback" not in done.err

@@ -33,6 +33,27 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> Non
         load_settings(file)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("MOOTHALL_WORKSPACE__KIND", "kubernetes", "workspace.*'kubernetes' is not there in this version; there is: 'local'"),
+        ("MOOTHALL_WORKSPACE__SETUP_NETWORK", "allowlist", "workspace.*there are: 'on', 'off'"),
+    ],
+)
+def test_what_has_no_adapter_stops_the_start(variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError, match=said):
+        load_settings()
+
+
+def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOOTHALL_RAY__ADDRESS", "10.0.0.1:6379")
+    assert load_settings().ray.mode == "auto"
+    monkeypatch.setenv("MOOTHALL_RAY__MODE", "process")
+    with pytest.raises(ConfigurationError, match=r"ray.*leave one of them out"):
+        load_settings()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"absent\.toml"):
         load_settings(tmp_path / "absent.toml")

@@ -42,6 +42,8 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     from moothall.workspace.sample import make_sample_repository
 
     started = time.monotonic()
+    if settings.ray.mode == "auto":  # what a demo shows is the whole house
+        settings = settings.model_copy(update={"ray": settings.ray.model_copy(update={"mode": "ray"})})
     narrator, out = Narrator(quiet=as_json), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id

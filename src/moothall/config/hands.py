@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from moothall.config.section import Section
 
@@ -31,6 +31,17 @@ class Workspace(Section):
     max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
     max_patch_files: int = Field(1000, ge=1)
     git_seconds: float = Field(120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds")
+
+    @model_validator(mode="after")
+    def _what_there_is(self) -> Self:
+        """Refuse what this version has no adapter for, so that nothing is replaced silently."""
+        if self.kind != "local":
+            raise ValueError(f"kind {self.kind!r} is not there in this version; there is: 'local'")
+        if self.setup_network == "allowlist":
+            raise ValueError(
+                "setup_network 'allowlist' is enforced by a cluster's network policy; for local workspaces there are: 'on', 'off'"
+            )
+        return self
 
 
 Wall = Literal[

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from moothall.config.section import Section
 
@@ -36,6 +36,7 @@ class Llm(Section):
     context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
     concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")
     connect_seconds: float = Field(5.0, gt=0)
+    wait_seconds: float = Field(0.0, ge=0, description="how long a start waits for a model server that does not answer yet")
     call_seconds: float = Field(300.0, gt=0, description="one call, retries not counted")
     idle_seconds: float = Field(60.0, gt=0, description="silence on an open stream")
     retries: int = Field(8, ge=0, description="about a minute with the delays below: a model server that starts again")
@@ -66,10 +67,20 @@ class Bus(Section):
 class Ray(Section):
     """The fleet. No address: Ray on this machine, started and stopped with the process."""
 
+    mode: Literal["auto", "process", "ray"] = Field(
+        "auto",
+        description="where hosts run: process, in the process that was started; auto: on Ray where address is set, in serve and in demo",
+    )
     address: str | None = None
     hosts: int = Field(1, ge=1, description="host actors")
     seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time")
     dashboard: bool = False
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.mode == "process" and self.address is not None:
+            raise ValueError("mode 'process' runs no hosts on the Ray at address: leave one of them out")
+        return self
 
 
 class Grpc(Section):

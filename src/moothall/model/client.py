@@ -30,12 +30,12 @@ from moothall.model.counting import count_usage
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
 from moothall.model.said import error_message, plain, read_models
+from moothall.model.session import open_session
 from moothall.model.stream import Assembly, BrokenStream, EventReader
 
 T = TypeVar("T")
 log = telemetry.get_logger(__name__)
 
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
 _ERROR_BYTES = 65_536
 _LIST_BYTES = 4_000_000
@@ -349,24 +349,6 @@ class OpenAIModel:
 
 @asynccontextmanager
 async def open_model(settings: Llm, base_url: str) -> AsyncIterator[OpenAIModel]:
-    """Open a client for the server at `base_url`; a key in the URL's user part (http://KEY@host/v1) is sent as
-    bearer token unless the settings hold one. Raises `ConfigurationError` for what is no URL; calls nobody yet.
-    """
-    try:
-        url = URL(base_url.rstrip("/"))
-    except ValueError as error:
-        raise ConfigurationError(f"MOOTHALL_LLM__BASE_URL {base_url!r} is not a URL") from error
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise ConfigurationError(
-            f"MOOTHALL_LLM__BASE_URL {base_url!r} is not an http or https URL such as http://127.0.0.1:8000/v1"
-        )
-    key = settings.api_key.get_secret_value() if settings.api_key else url.user
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=settings.concurrency + 2),
-        headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_seconds),
-        trust_env=url.host not in _LOOPBACK,  # a company's proxy, but never for this machine
-        cookie_jar=aiohttp.DummyCookieJar(),
-    ) as session:
-        yield OpenAIModel(settings, url.with_user(None), session)
+    """Open a client for the server at `base_url`. Raises `ConfigurationError` for what is no URL; calls nobody yet."""
+    async with open_session(settings, base_url) as (url, session):
+        yield OpenAIModel(settings, url, session)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from moothall.telemetry import metrics
 from moothall.telemetry.context import bound
-from moothall.telemetry.logs import Logger, configure_logs, get_logger
+from moothall.telemetry.logs import Logger, configure_logs, get_logger, log_apart
 from moothall.telemetry.spans import Span, headers, read_traceparent, span, traceparent, wants_content
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "configure_logs",
     "get_logger",
     "headers",
+    "log_apart",
     "metrics",
     "read_traceparent",
     "span",

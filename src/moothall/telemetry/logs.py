@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from functools import cached_property
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -19,8 +20,17 @@ from moothall.telemetry.context import place
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
-_settings = Log()
-_file: Path | None = None
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Way:
+    """How lines are written: which, in which form, and to what file; None: stderr."""
+
+    settings: Log
+    file: Path | None = None
+
+
+_way = _Way(Log())
+_own: ContextVar[_Way | None] = ContextVar("moothall_log", default=None)
 _secrets: tuple[str, ...] = ()
 
 
@@ -29,8 +39,13 @@ def configure_logs(settings: Log, file: Path | None = None, secrets: Sequence[st
 
     `secrets` are the operator's own values, which no line holds, as no line holds what has the shape of one.
     """
-    global _settings, _file, _secrets
-    _settings, _file, _secrets = settings, file, tuple(secrets)
+    global _way, _secrets
+    _way, _secrets = _Way(settings, file), tuple(secrets)
+
+
+def log_apart(settings: Log, file: Path) -> None:
+    """From now on, write the lines of this task, and of those that it starts, to a file of their own."""
+    _own.set(_Way(settings, file))
 
 
 class Stderr:
@@ -49,11 +64,11 @@ class Stderr:
         return sys.stderr.isatty()
 
 
-def _sink() -> TextIO:
-    if _file is None:
+def _sink(file: Path | None) -> TextIO:
+    if file is None:
         return cast("TextIO", Stderr())
-    _file.parent.mkdir(parents=True, exist_ok=True)
-    return _file.open("a", encoding="utf-8", buffering=1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file.open("a", encoding="utf-8", buffering=1)
 
 
 def _say_where(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
@@ -73,13 +88,20 @@ class Logger:
 
     def __init__(self, room: str) -> None:
         self._room = room
+        self._made: dict[_Way, FilteringBoundLogger] = {}
 
-    @cached_property
+    @property
     def _bound(self) -> FilteringBoundLogger:
+        way = _own.get() or _way
+        if way not in self._made:
+            self._made[way] = self._make(way)
+        return self._made[way]
+
+    def _make(self, way: _Way) -> FilteringBoundLogger:
         import structlog
 
-        text = _settings.format == "text"
-        sink = _sink()
+        text = way.settings.format == "text"
+        sink = _sink(way.file)
         logger: FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(sink),
             processors=[
@@ -90,7 +112,7 @@ class Logger:
                 structlog.dev.ConsoleRenderer(colors=sink.isatty()) if text else structlog.processors.JSONRenderer(),
                 _keep_secrets,
             ],
-            wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, _settings.level.upper())),
+            wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, way.settings.level.upper())),
             room=self._room,
         )
         return logger

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from moothall.bus.jetstream import JetStreamBus
 from moothall.config import Settings
@@ -13,21 +12,14 @@ from moothall.graph.store import CypherGraph
 from moothall.model.looking import look
 from moothall.sandbox.probe import Layer
 from moothall.services.checkup import Checkup, Probe
+from moothall.wiring.fleet import Hosts
 
 _LOG = "EVENTS"
 Found = tuple[Condition, str]
 
 
-class Fleet(Protocol):
-    """The hosts."""
-
-    async def alive(self) -> tuple[int, int]:
-        """Return how many hosts answer, and how many there should be."""
-        ...
-
-
 def checkup(
-    settings: Settings, *, bus: JetStreamBus, model_url: str, graph: CypherGraph, fleet: Fleet, walls: Sequence[Layer]
+    settings: Settings, *, bus: JetStreamBus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]
 ) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 

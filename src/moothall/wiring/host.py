@@ -1,12 +1,13 @@
-"""A host process: runs inside a Ray actor, wherever Ray put it."""
+"""A host: alone in its process, wherever Ray put it, or beside the command that it works for."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
-from moothall.bus.jetstream import open_bus
+from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
 from moothall.domain.ids import digest
@@ -15,7 +16,7 @@ from moothall.fleet.host import Host
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
-from moothall.telemetry import configure_logs
+from moothall.telemetry import configure_logs, log_apart
 from moothall.wiring import memory
 from moothall.wiring.leaving import Leaving
 from moothall.wiring.rules import open_rules
@@ -25,15 +26,39 @@ from moothall.wiring.watching import reported, spans
 
 
 async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
-    """Host until cancelled. Calls `ready` once work is being pulled."""
-    configure_logs(settings.log, settings.data_dir / "logs" / f"{name}.log", secret_values(settings))
+    """Host in a process of its own until cancelled. Calls `ready` once work is being pulled."""
+    secrets = secret_values(settings)
+    configure_logs(settings.log, _log_file(settings, name), secrets)
     if settings.ray.address is not None:  # on this machine the house has checked them
         await check_walls(settings)
-    secrets = secret_values(settings)
+
+    def settled() -> None:
+        memory.settle()
+        ready()
+
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(reported(settings, bus, name))
+        await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
+
+
+async def host_beside(
+    name: str, ready: Callable[[], None], *, settings: Settings, bus: JetStreamBus, bus_url: str, model_url: str
+) -> None:
+    """Host in the process that opened `bus` and checked the walls, until cancelled. What it logs goes to a file, as a host's elsewhere."""
+    log_apart(settings.log, _log_file(settings, name))
+    await _host(name, ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
+
+
+def _log_file(settings: Settings, name: str) -> Path:
+    return settings.data_dir / "logs" / f"{name}.log"
+
+
+async def _host(
+    name: str, ready: Callable[[], None], *, settings: Settings, bus: JetStreamBus, bus_url: str, model_url: str
+) -> None:
+    async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"
         audit = await stack.enter_async_context(
@@ -51,9 +76,8 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
             llm=settings.llm,
             runner=hands.runner,
             python=settings.runner,
-            clean=functools.partial(scrub, known=secrets),
+            clean=functools.partial(scrub, known=secret_values(settings)),
         )
         host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, settings.bus.ack_wait_seconds)
-        memory.settle()
         ready()
         await host.run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,24 +12,21 @@ from datetime import UTC, datetime
 from moothall.bus.beside import beside
 from moothall.bus.jetstream import open_bus
 from moothall.collector import Collector
-from moothall.collector.overview import Overview
-from moothall.collector.tally import Tally
 from moothall.config import Settings, secret_values
-from moothall.council.briefing import Briefings
 from moothall.council.desk import Defaults, Desk, plan
 from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.planning.planner import Planner
+from moothall.sandbox.probe import Layer
 from moothall.wiring import lock, memory
 from moothall.wiring.log import Tell, found
-from moothall.wiring.parts import started
+from moothall.wiring.parts import said, started
 from moothall.wiring.trusted import trusted_repositories
-from moothall.wiring.watching import figures, spans
+from moothall.wiring.watching import spans
 
-_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS = 0.1, 0.5, 1.0
+_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _ASK_SECONDS = 0.1, 0.5, 1.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +101,25 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
 
 
 async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool) -> tuple[House, Collector]:
-    from moothall.fleet.ray_fleet import cluster, hosting
-    from moothall.guard.awaiting import of_tasks
-    from moothall.services.doors import Doors
-    from moothall.services.identity import read_tokens
-    from moothall.services.server import grpc_server
-    from moothall.wiring.checkup import checkup
-    from moothall.wiring.graph import remembering
-    from moothall.wiring.host import host_main
-    from moothall.wiring.rules import open_rules
-    from moothall.wiring.serving import serving_http
-    from moothall.wiring.sources import bus_url, model_url
-    from moothall.wiring.visiting import execution_service, tool_service, workflow_service
-    from moothall.wiring.walls import check_walls
+    from moothall.wiring.ports import check_ports
 
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
         raise ConfigurationError(
             "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
         )
-    walls = await check_walls(settings, tell)
-    tell("starting the bus, Ray and the model")
-    ray = await stack.enter_async_context(started(cluster(settings.ray)))
+    if serving:
+        check_ports(settings)
+    walls = await _checked(settings, tell)
+    # Only now: half a second of imports that a wrong address need not wait for.
+    from moothall.wiring.fleet import open_fleet
+    from moothall.wiring.graph import remembering
+    from moothall.wiring.sources import bus_url, model_url
+
+    on_ray = _on_ray(settings, serving=serving)
+    starting = [name for name, wanted in (("Ray", on_ray), ("the model", settings.llm.base_url is None)) if wanted]
+    if starting:
+        tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
+    fleet = await stack.enter_async_context(started(open_fleet(settings, on_ray=on_ray)))
     model = await stack.enter_async_context(started(model_url(settings, tell)))
     url = await stack.enter_async_context(bus_url(settings))
     bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
@@ -138,41 +132,50 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     roster = Roster(bus, settings.limits, settings.llm.model)
     await roster.refresh()
     await (await stack.enter_async_context(started(beside(roster.run(), "councils"))))
-    main = functools.partial(host_main, settings=settings, bus_url=url, model_url=await model)
-    graph = await remembered
-    await ray
-    hosts = await (await stack.enter_async_context(started(hosting(settings.ray, main))))
+    with said(tell, "the model"):
+        answering = await model
+    with said(tell, "the graph"):
+        graph = await remembered
+    with said(tell, "Ray" if on_ray else "the hosts"):
+        hosting = await fleet
+        hosts = await (await stack.enter_async_context(started(hosting(bus, url, answering))))
     desk = Desk(bus, repositories, _defaults(settings), councils=roster)
-    port = figures_port = http_port = 0
+    house = House(desk, 0, attached=False)
     if serving:
-        figures_port = await (await stack.enter_async_context(started(figures(settings, bus, collector))))
-        planner = Planner(bus, desk, settings.limits)
-        await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
-        rules = await (await stack.enter_async_context(started(open_rules(settings, bus))))
-        visits = await (await stack.enter_async_context(started(tool_service(settings, bus, rules))))
-        workflows = await (await stack.enter_async_context(started(workflow_service(settings, bus, visits))))
-        visits.await_calls(of_tasks(desk))
-        doors = Doors(
-            desk=desk,
-            councils=roster,
-            plans=planner,
-            tallies=Tally(bus, roster, collector.deliberations),
-            briefings=Briefings(graph, settings.limits, rules),
-            model=settings.llm.model,
-            visits=visits,
-            executions=execution_service(settings, visits),
-            parking=rules.parking,
-            workflows=workflows,
-            tasks=Overview(bus, collector.states),
-            checkup=checkup(settings, bus=bus, model_url=await model, graph=graph, fleet=hosts, walls=walls),
+        from moothall.wiring.serving import Behind, open_doors
+
+        ports = await stack.enter_async_context(
+            open_doors(settings, Behind(bus, desk, roster, collector, graph, hosts, walls, answering))
         )
-        tokens = read_tokens(settings.grpc, settings.data_dir)
-        http_port = await stack.enter_async_context(serving_http(settings, doors, tokens))
-        port = (await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))).port
+        house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http)
     memory.settle()
-    lock.announce(settings.data_dir, lock.Address(os.getpid(), url, port, _fingerprint(settings)))
+    lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
-    return House(desk, port, attached=False, metrics_port=figures_port, http_port=http_port), collector
+    return house, collector
+
+
+async def _checked(settings: Settings, tell: Tell) -> tuple[Layer, ...]:
+    """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well."""
+    from moothall.model.reaching import reach
+    from moothall.wiring.walls import check_walls
+
+    asking = None
+    async with asyncio.TaskGroup() as group:
+        if settings.llm.base_url:
+            asking = group.create_task(reach(settings.llm, settings.llm.base_url, tell), name="model")
+            await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
+        with said(tell, "the sandbox to be tried"):
+            walls = await check_walls(settings, tell)
+        if asking is not None:
+            with said(tell, "the model server to answer"):
+                await asking
+    return walls
+
+
+def _on_ray(settings: Settings, *, serving: bool) -> bool:
+    if settings.ray.mode == "auto":
+        return serving or settings.ray.address is not None
+    return settings.ray.mode == "ray"
 
 
 async def _drain(collector: Collector, tell: Tell) -> None:
@@ -188,7 +191,8 @@ async def _drain(collector: Collector, tell: Tell) -> None:
 
 def _fingerprint(settings: Settings) -> str:
     """Equal for settings that do the same work."""
-    return digest(settings.model_dump_json(include={"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}))
+    parts = {"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
+    return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": {"wait_seconds"}}))
 
 
 def _defaults(settings: Settings) -> Defaults:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from moothall.errors import MoothallError
 
 T = TypeVar("T")
+PATIENCE = 2.0
+"""Seconds that nothing is said of a wait."""
+
+
+@contextmanager
+def said(tell: Callable[[str], None], what: str) -> Iterator[None]:
+    """Say what is waited for, where the body takes longer than one waits gladly without a word."""
+    telling = asyncio.get_running_loop().call_later(PATIENCE, tell, f"waiting for {what}")
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 @asynccontextmanager

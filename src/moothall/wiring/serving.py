@@ -1,18 +1,96 @@
-"""The HTTP door, as the settings want it."""
+"""The doors of a server, as the settings want them: gRPC, HTTP, and the page of figures."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
+from moothall.bus.beside import beside
+from moothall.bus.jetstream import JetStreamBus
+from moothall.collector import Collector
+from moothall.collector.overview import Overview
+from moothall.collector.tally import Tally
 from moothall.config import Settings
+from moothall.council.briefing import Briefings
+from moothall.council.desk import Desk
+from moothall.council.roster import Roster
 from moothall.domain.identity import Principal
+from moothall.graph.store import CypherGraph
+from moothall.guard.awaiting import of_tasks
+from moothall.planning.planner import Planner
+from moothall.sandbox.probe import Layer
 from moothall.services.doors import Doors
+from moothall.services.identity import read_tokens
 from moothall.services.rest.server import http_server
+from moothall.services.server import grpc_server
+from moothall.wiring.checkup import checkup
+from moothall.wiring.fleet import Hosts
+from moothall.wiring.parts import started
+from moothall.wiring.rules import open_rules
+from moothall.wiring.visiting import execution_service, tool_service, workflow_service
+from moothall.wiring.watching import figures
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What the doors lead to."""
+
+    bus: JetStreamBus
+    desk: Desk
+    roster: Roster
+    collector: Collector
+    graph: CypherGraph
+    hosts: Hosts
+    walls: Sequence[Layer]
+    model_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the doors are. 0: there is none."""
+
+    grpc: int = 0
+    http: int = 0
+    metrics: int = 0
 
 
 @asynccontextmanager
-async def serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[int]:
+async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]:
+    """Serve until the context ends. Raises `ConfigurationError`."""
+    bus, desk = behind.bus, behind.desk
+    async with AsyncExitStack() as stack:
+        metrics = await (await stack.enter_async_context(started(figures(settings, bus, behind.collector))))
+        planner = Planner(bus, desk, settings.limits)
+        await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
+        rules = await (await stack.enter_async_context(started(open_rules(settings, bus))))
+        visits = await (await stack.enter_async_context(started(tool_service(settings, bus, rules))))
+        workflows = await (await stack.enter_async_context(started(workflow_service(settings, bus, visits))))
+        visits.await_calls(of_tasks(desk))
+        doors = Doors(
+            desk=desk,
+            councils=behind.roster,
+            plans=planner,
+            tallies=Tally(bus, behind.roster, behind.collector.deliberations),
+            briefings=Briefings(behind.graph, settings.limits, rules),
+            model=settings.llm.model,
+            visits=visits,
+            executions=execution_service(settings, visits),
+            parking=rules.parking,
+            workflows=workflows,
+            tasks=Overview(bus, behind.collector.states),
+            checkup=checkup(
+                settings, bus=bus, model_url=behind.model_url, graph=behind.graph, fleet=behind.hosts, walls=behind.walls
+            ),
+        )
+        tokens = read_tokens(settings.grpc, settings.data_dir)
+        http = await stack.enter_async_context(_serving_http(settings, doors, tokens))
+        server = await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))
+        yield Ports(server.port, http, metrics)
+
+
+@asynccontextmanager
+async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[int]:
     """Serve HTTP; yields the port, 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
         yield 0

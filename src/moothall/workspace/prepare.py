@@ -98,12 +98,6 @@ class Preparer:
             if final.is_dir():
                 os.utime(final)
                 return
-            network = self._settings.workspace.setup_network
-            if network == "allowlist":
-                raise RepositoryError(
-                    "setup_network 'allowlist' is enforced by a cluster's network policy; for local workspaces "
-                    "say workspace.setup_network = 'on' or 'off'"
-                )
             making = await _fresh_beside(final)
             making.mkdir(parents=True)
             try:
@@ -112,7 +106,7 @@ class Preparer:
                 else:
                     (making / "env").mkdir()
                     own(making / "env", drop_uid(self._settings.sandbox))
-                await self._run_setup(base, key, making, files, tell, network=network == "on")
+                await self._run_setup(base, key, making, files, tell, network=self._settings.workspace.setup_network == "on")
                 making.rename(final)
             finally:
                 await remove_tree(making)

@@ -22,3 +22,12 @@ def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
     loaded = set(ran.stdout.split())
     assert modules.rpartition(" ")[2] in loaded
     assert not loaded & _COSTLY
+
+
+def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
+    modules = (
+        "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.fleet, moothall.wiring.host, moothall.fleet.in_process"
+    )
+    code = f"import sys, {modules}; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert "ray" not in ran.stdout.split()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from moothall import telemetry
 from moothall.telemetry.context import place
@@ -62,3 +63,36 @@ def test_no_line_holds_a_secret() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert [done.stderr.count(word) for word in ("ghp_", "own-value-1", "s3cret")] == [0, 0, 0]
     assert done.stderr.count("[redacted]") == 3, done.stderr
+
+
+def test_a_task_logs_apart_and_so_do_those_that_it_starts(tmp_path: Path) -> None:
+    file = tmp_path / "logs" / "host.log"
+    program = f"""
+import asyncio
+from pathlib import Path
+from moothall import telemetry
+from moothall.config import Log
+
+telemetry.configure_logs(Log(level="warning"), secrets=("own-value-1",))
+log = telemetry.get_logger("x")
+
+async def host():
+    telemetry.log_apart(Log(level="info"), Path({str(file)!r}))
+    await asyncio.create_task(seat())
+
+async def seat():
+    log.info("apart", reason="own-value-1")
+
+async def main():
+    log.warning("before")
+    await asyncio.create_task(host())
+    log.info("not told")
+    log.warning("after")
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert [word in done.stderr for word in ("before", "after", "apart", "not told")] == [True, True, False, False]
+    (line,) = file.read_text(encoding="utf-8").splitlines()
+    assert "apart" in line
+    assert "own-value-1" not in line

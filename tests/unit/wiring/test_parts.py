@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from moothall.errors import ConfigurationError
-from moothall.wiring.parts import started
+from moothall.wiring.parts import PATIENCE, said, started
 
 
 async def test_parts_start_side_by_side_and_close() -> None:
@@ -79,3 +79,17 @@ async def test_a_part_that_dies_later_ends_the_body() -> None:
 
     with pytest.raises(ExceptionGroup):
         await body()
+
+
+async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    with said(told.append, "nothing much"):
+        await asyncio.sleep(0)
+    with said(told.append, "the bus"):
+        now = loop.time()
+        loop.time = lambda: now + PATIENCE + 1  # type: ignore[method-assign]  # nobody waits for it
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    del loop.time
+    assert told == ["waiting for the bus"]

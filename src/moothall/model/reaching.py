@@ -1,0 +1,143 @@
+"""Whether the model servers can be used, found out before anything is built on them: one question each, and a word that mends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import aiohttp
+from yarl import URL
+
+from moothall.config import Llm
+from moothall.errors import ConfigurationError, ModelUnavailable
+from moothall.model import retry
+from moothall.model.attempts import Rejected, translated
+from moothall.model.said import error_message, plain, read_models
+from moothall.model.session import open_session
+
+_SETTING = "MOOTHALL_LLM__BASE_URL"
+_BYTES = 4_000_000
+_AGAIN_SECONDS = 0.5
+_NO_LIST = frozenset({404, 405, 501})
+_NAMES_SHOWN = 500
+_GOOD, _TOO_MANY = 200, 429
+
+
+async def reach(settings: Llm, base_url: str, tell: Callable[[str], None]) -> None:
+    """Return once a server answers; one that does not yet is waited for `llm.wait_seconds`, which `tell` hears.
+
+    Raises `ConfigurationError` for what no waiting mends (a wrong name, path, key or model at any server) and `ModelUnavailable`
+    where none answers.
+    """
+    urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
+    until = time.monotonic() + settings.wait_seconds
+    told = False
+    while True:
+        found = await asyncio.gather(*(_ask(settings, url) for url in urls), return_exceptions=True)
+        wrong = [error for error in found if isinstance(error, BaseException)]
+        for error in wrong:
+            if not isinstance(error, ModelUnavailable):
+                raise error
+        if len(wrong) < len(urls):
+            for error in wrong:
+                tell(f"another model server stands in: {error}")
+            return
+        if time.monotonic() >= until:
+            raise wrong[0]
+        if not told:
+            tell(f"waiting up to {settings.wait_seconds:g} s for the model server: {wrong[0]}")
+            told = True
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def _ask(settings: Llm, base_url: str) -> None:
+    async with open_session(settings, base_url) as (url, session):
+        try:
+            async with asyncio.timeout(settings.idle_seconds):
+                status, body, kind, moved = await _get(session, url)
+                if status in _NO_LIST or (status == _GOOD and not _is_list(body)):
+                    await _look_below(session, url)
+        except TimeoutError as error:  # some of aiohttp's own are among them
+            raise ModelUnavailable(f"{url} does not answer in time; is {_SETTING} right, and does the server run?") from error
+        except aiohttp.ClientError as error:
+            raise _told(url, error) from error
+    if status == _GOOD:
+        _check_names(settings, url, body, kind)
+    elif status == _TOO_MANY or (status in _NO_LIST and settings.model):
+        return  # it is there, and takes or refuses the first call; a server that keeps no list is one too
+    elif retry.is_retried(status):
+        raise ModelUnavailable(
+            f"{url} answers HTTP {status} {error_message(body)}".rstrip()
+            + "; where it still starts, MOOTHALL_LLM__WAIT_SECONDS says how long to wait for it"
+        )
+    else:
+        said = f"redirects to {plain(moved)}" if moved else error_message(body)
+        raise translated(Rejected(status, said), str(url), settings.model)
+
+
+async def _get(session: aiohttp.ClientSession, url: URL) -> tuple[int, bytes, str, str]:
+    """Return status, body, content type and location of its list of models."""
+    async with session.get(url / "models", allow_redirects=False) as response:
+        body = bytearray()
+        async for piece in response.content.iter_any():
+            body += piece
+            if len(body) > _BYTES:
+                break
+        return response.status, bytes(body), response.content_type, response.headers.get("Location", "")
+
+
+async def _look_below(session: aiohttp.ClientSession, url: URL) -> None:
+    """Raise `ConfigurationError` where the list lies under /v1, which is forgotten often."""
+    if url.name == "v1":
+        return
+    status, body, _, _ = await _get(session, url / "v1")
+    if status == _GOOD and _is_list(body):
+        raise ConfigurationError(f"{url} has no list of models, but {url / 'v1'} has: set {_SETTING}={url / 'v1'}")
+
+
+def _is_list(body: bytes) -> bool:
+    try:
+        read_models(body)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_names(settings: Llm, url: URL, body: bytes, kind: str) -> None:
+    try:
+        listed = read_models(body)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{url}/models answered with {plain(kind)}, not with a list of models; {_SETTING} names an OpenAI-compatible root "
+            "and usually ends with /v1"
+        ) from error
+    if settings.model and settings.model not in listed:
+        raise ConfigurationError(
+            f"{url} has no model {settings.model!r}; it has: {', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
+        )
+    if not listed:
+        raise ConfigurationError(f"{url} lists no models; name one with MOOTHALL_LLM__MODEL")
+
+
+def _told(url: URL, error: aiohttp.ClientError) -> ConfigurationError | ModelUnavailable:
+    """Return in words why there is no connection, or no answer on it."""
+    place, why = f"{url.host}:{url.port}", plain(str(error)) or type(error).__name__
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return ConfigurationError(
+                f"{url}: the certificate of {place} is not trusted ({why}); check {_SETTING} or SSL_CERT_FILE"
+            )
+        case aiohttp.ClientSSLError():
+            return ConfigurationError(f"{url}: {place} does not speak TLS ({why}); say http:// in {_SETTING} where it needs none")
+        case aiohttp.InvalidURL():
+            return ConfigurationError(f"{url} is not a URL that can be called; check {_SETTING}")
+        case aiohttp.ClientConnectorDNSError():
+            said = f"the name {url.host} cannot be resolved"
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+            said = f"nobody listens at {place} (connection refused); start the model server"
+        case aiohttp.ClientConnectorError():
+            said = f"{place} cannot be reached ({why})"
+        case _:
+            said = f"{place} does not answer as HTTP ({why})"
+    return ModelUnavailable(f"{url}: {said}; check {_SETTING}")
