@@ -298,6 +298,7 @@ class Box:
             "GOCACHE": self._go_cache(),
             "GOMODCACHE": f"{ENVIRONMENT}/go",
             "GOTOOLCHAIN": "local",
+            "GODEBUG": "goindex=0",  # Go's index of folders whose files rest for two seconds ends it where the cache is read-only
             "CARGO_HOME": f"{ENVIRONMENT}/cargo",
         }
         if place.env:
