@@ -92,7 +92,12 @@ class Command:
     def environment(self) -> dict[str, str]:
         """The process's environment."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
-        ours = {"MOOTHALL_DATA_DIR": str(self.data_dir), "MOOTHALL_LLM__MODEL": ""}
+        # Nor the settings of whoever runs the tests.
+        ours = {
+            "MOOTHALL_DATA_DIR": str(self.data_dir),
+            "MOOTHALL_LLM__MODEL": "",
+            "XDG_CONFIG_HOME": str(self.data_dir / "config"),
+        }
         if self.model_url:
             ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
         return kept | ours | self.extra

@@ -94,7 +94,7 @@ async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo:
 
 
 async def test_a_person_sees_seats_turns_checks_and_the_ranking(command: Command, repo: Path) -> None:
-    done = await command("deliberate", "--repo", str(repo), TASK)
+    done = await command("deliberate", "-v", "--repo", str(repo), TASK)
     assert done.code == 0, done.err
     for word in ("agent-dev-001", "agent-dev-003", "turn 1: files.append success", "clean re-check", "tokens"):
         assert word in done.err

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moothall.config import load_settings, secret_values
+from moothall.config.file import line_of
 from moothall.errors import ConfigurationError
 
 
@@ -52,6 +53,33 @@ def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.Monke
     monkeypatch.setenv("MOOTHALL_RAY__MODE", "process")
     with pytest.raises(ConfigurationError, match=r"ray.*leave one of them out"):
         load_settings()
+
+
+def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text("# mine\nseed = 3\n\n[llm]\nmodel = 'x'\nbsae_url = 'u'\nretries = -1\n[secrets]\n", encoding="utf-8")
+    monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "0")
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(file)
+    said = raised.value.message
+    assert f"{file}, line 6: llm.bsae_url is no setting; did you mean base_url?" in said
+    assert f"{file}, line 7: llm.retries: " in said
+    assert "; limits.agents: " in said, "it came of the environment: no line is named"
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "line"),
+    [
+        ("a = 1\n", ["a"], 1),
+        ("[a]\nb = 1\n[c]\nb = 2\n", ["c", "b"], 4),
+        ("x = 1\na.b = 2\n", ["a", "b"], 2),
+        ('[ "a".b ] # here\nc=1\n', ["a", "b", "c"], 2),
+        ("[a]\nb = 1\n", ["a", "nothing"], 1),
+        ("[other]\n", ["a"], 1),
+    ],
+)
+def test_the_line_that_spells_a_setting(text: str, keys: list[str], line: int) -> None:
+    assert line_of(text, keys) == line
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -10,44 +11,93 @@ import click
 from moothall import __version__
 
 # Where each is, and what `moothall --help` says of it: that must not import them all.
-_COMMANDS = {
-    "ask": ("moothall.cli.ask:ask", "Let one agent answer PROMPT: a question with words, a task with a diff..."),
-    "audit": ("moothall.cli.audit:audit", "The audit of tool calls."),
-    "config": ("moothall.cli.config:config", "Print the effective settings; secrets are redacted."),
-    "deliberate": ("moothall.cli.deliberate:deliberate", "Let a council work on TASK and leave the winner as branch..."),
-    "demo": ("moothall.cli.demo:demo", "A council of three adds a function to a sample repository whose test..."),
-    "doctor": ("moothall.cli.doctor:doctor", "Try every part of this machine that Moothall needs."),
-    "graph": ("moothall.cli.graph:graph", "The context graph: where lines come from, what was decided and why."),
-    "log": ("moothall.cli.log:log", "The event log: what happened, in order."),
-    "repo": ("moothall.cli.repo:repo", "Registered repositories: the API names them by id."),
-    "tools": ("moothall.cli.tools:tools", "The catalogue of tools, and which of them a tenant's agents are offered."),
-    "serve": ("moothall.cli.serve:serve", "Serve gRPC (councils, tools, the kernel for one agent, the code runner),..."),
+_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Work": {
+        "deliberate": ("deliberate:deliberate", "Let a council work on a task; its winner is a branch."),
+        "ask": ("ask:ask", "Let one agent answer, in words or with a diff to apply."),
+        "check": ("check:check", "Set a repository up and show what its checks say."),
+        "demo": ("demo:demo", "Watch a council of three on a sample repository."),
+    },
+    "Tasks": {
+        "list": ("tasks:list_", "List tasks: those under way, then the latest."),
+        "show": ("tasks:show", "Show a task's ranking and winner again."),
+        "diff": ("tasks:diff", "Print the winner's diff, or another seat's."),
+        "apply": ("tasks:apply", "Apply that diff to your files."),
+        "cancel": ("tasks:cancel", "Stop a task."),
+        "rm": ("tasks:rm", "Remove a task with its branch."),
+    },
+    "Repositories and disk": {
+        "repo": ("repo:repo", "Register repositories, and how they are checked."),
+        "clean": ("clean:clean", "Remove environments and checkouts, with their sizes."),
+    },
+    "House": {
+        "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
+        "doctor": ("doctor:doctor", "Try every part of this machine that is needed."),
+        "config": ("config:config", "Print the settings and the file that they come from."),
+        "completion": ("completion:completion", "Print the completion script of a shell."),
+        "tools": ("tools:tools", "See, switch and run the agents' tools."),
+        "log": ("log:log", "Read and prune the event log."),
+        "audit": ("audit:audit", "Verify the record of tool calls."),
+        "graph": ("graph:graph", "Ask where a line comes from and why."),
+    },
 }
+_COMMANDS = {name: place for group in _GROUPS.values() for name, (place, _) in group.items()}
 
 
 class _LazyGroup(click.Group):
     """Imports a command when it is asked for, so that `moothall config` does not wait for Ray."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
-        return sorted(_COMMANDS)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - the signature is click's
         if cmd_name not in _COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name][0].split(":")
-        command = getattr(import_module(module), name)
+        module, name = _COMMANDS[cmd_name].split(":")
+        command = getattr(import_module(f"{__name__}.{module}"), name)
         return command if isinstance(command, click.Command) else None
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; of a mistyped one say which it may have been."""
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            ctx.fail(f"no such command {args[0][:60]!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the signature is click's
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        for group, commands in _GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{name:<10}", said) for name, (_, said) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
+        """Complete the names of commands without importing them."""
+        from click.shell_completion import CompletionItem
+
+        found = [(name, said) for group in _GROUPS.values() for name, (_, said) in group.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=said) for name, said in found), *options]
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog='In a repository: moothall check, then moothall deliberate "Fix the failing test".',
+)
 @click.version_option(__version__, prog_name="moothall")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings, instead of the default one."
+)
+@click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR in the environment.")
 @click.pass_context
-def main(context: click.Context, config_file: Path | None) -> None:
+def main(context: click.Context, config_file: Path | None, *, no_color: bool) -> None:
     """Councils of agents for software work, whose answer is selected by evidence."""
     context.obj = config_file
+    import os
+
+    if no_color:
+        os.environ["NO_COLOR"] = "1"  # rich and the processes below look there
+    if os.environ.get("NO_COLOR"):
+        context.color = False  # click's own

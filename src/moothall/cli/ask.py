@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from moothall.cli.council import Narrator, hold_council
+from moothall.cli import complete
+from moothall.cli.council import hold_council
 from moothall.cli.exits import exit_code
-from moothall.cli.options import example, json_option, repository_options, text_option
+from moothall.cli.narrator import Narrator
+from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, result_of, settings_of
 from moothall.cli.show import changed_lines
@@ -43,7 +45,13 @@ class _Asked:
 @click.argument("prompt")
 @repository_options
 @text_option
-@click.option("--role", default="DEV", show_default=True, help="Whose eyes: dev, qa, architect, devops, data, po.")
+@click.option(
+    "--role",
+    default="DEV",
+    show_default=True,
+    shell_complete=complete.roles,
+    help="Whose eyes: dev, qa, architect, devops, data, po.",
+)
 @click.option(
     "--server", default="", help="HOST:PORT of a `moothall serve` to ask, by its kernel; --repo is then a name or path of its."
 )
@@ -56,6 +64,7 @@ class _Asked:
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and prompt are the same task.")
 @json_option
+@verbose_option
 @click.pass_context
 @errors_spoken
 def ask(
@@ -75,6 +84,7 @@ def ask(
     seed: int | None,
     task_id: str,
     as_json: bool,
+    verbose: bool,
 ) -> None:
     """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply.
 
@@ -96,12 +106,13 @@ def ask(
     from moothall.wiring.asking import Named
 
     named = Named(repo, ref, text, profile)
+    narrator = Narrator(quiet=as_json, verbose=verbose, thoughts=True)
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
     if server:
-        asked = result_of(_ask_server(settings, request, named, server, token_file, quiet=as_json))
+        asked = result_of(_ask_server(settings, request, named, server, token_file, narrator=narrator))
     else:
-        asked = result_of(_ask(settings, request, named, quiet=as_json))
+        asked = result_of(_ask(settings, request, named, narrator))
     outcome, diff = asked.outcome, _diff(asked.outcome)
     if not as_json:
         show_answer(Console(file=out, highlight=False), outcome)
@@ -117,39 +128,39 @@ def ask(
     sys.exit(exit_code(outcome, answers=True))
 
 
-async def _ask(settings: Settings, request: DeliberationRequest, named: Named, *, quiet: bool) -> _Asked:
+async def _ask(settings: Settings, request: DeliberationRequest, named: Named, narrator: Narrator) -> _Asked:
     from moothall.wiring.asking import asked_about, files_of, unseen
     from moothall.wiring.house import check_early, open_house
 
-    narrator = Narrator(quiet=quiet, thoughts=True)
     named.check()
     check_early(settings, request)
     repository = await asked_about(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository):
-            narrator.say(said)
+            narrator.note(said)
     elif not named.text:
-        narrator.say("you are in no repository: this is about text alone")
+        narrator.note("you are in no repository: this is about text alone")
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(request, repository=repository, about_text=repository is None)
-    async with open_house(settings, narrator.say) as house:
-        outcome = await hold_council(house.desk, request, narrator)
+    with narrator.watching():
+        async with open_house(settings, narrator.say) as house:
+            outcome = await hold_council(house.desk, request, narrator)
     return _Asked(outcome, files_of(settings, repository) if repository else None)
 
 
 async def _ask_server(
-    settings: Settings, request: DeliberationRequest, named: Named, server: str, token_file: Path | None, *, quiet: bool
+    settings: Settings, request: DeliberationRequest, named: Named, server: str, token_file: Path | None, *, narrator: Narrator
 ) -> _Asked:
     """Ask a server elsewhere. What it has is not what is here: its diff is applied to the files that one is in, if it fits."""
     from moothall.wiring.asking import files_here, kernel_of, names
 
-    narrator = Narrator(quiet=quiet, thoughts=True)
     named.check()
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
     request = replace(request, repository=repository, about_text=repository is None)
     async with kernel_of(settings, server, token_file) as kernel:
-        return _Asked(await hold_council(kernel, request, narrator), files)
+        with narrator.watching():
+            return _Asked(await hold_council(kernel, request, narrator), files)
 
 
 def _wanted(*, yes: bool, quiet: bool) -> bool:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 import click
 
 from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
@@ -19,7 +20,7 @@ def audit() -> None:
     """The audit of tool calls."""
 
 
-@audit.command()
+@audit.command(epilog=example("moothall audit verify --approvals"))
 @click.option("--approvals", is_flag=True, help="Name the calls that ran because an operator had allowed them, and who it was.")
 @click.pass_context
 @errors_spoken
@@ -43,7 +44,7 @@ def verify(context: click.Context, *, approvals: bool) -> None:
     sys.exit(0 if report.ok else EXIT_NONE)
 
 
-@audit.command()
+@audit.command(epilog=example("moothall audit alerts --json"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
 @errors_spoken

@@ -8,20 +8,27 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from moothall.cli.run import errors_spoken, settings_of
+from moothall.cli.options import example, json_option
+from moothall.cli.run import errors_spoken, file_of, settings_of
+from moothall.config import default_file
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.command(epilog=example("moothall config | grep LLM", "moothall --config ci.toml config"))
+@json_option
 @click.pass_context
 @errors_spoken
 def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a flag of click's
-    """Print the effective settings; secrets are redacted."""
+    """Print the effective settings and the file that they come from; secrets are redacted.
+
+    A setting of the environment (MOOTHALL_LLM__MODEL) goes before the file ([llm] model = …), that before the default.
+    """
     settings = settings_of(context)
     values = settings.model_dump(mode="json")
     if as_json:
-        click.echo(json.dumps(values, indent=2))
+        click.echo(json.dumps({"version": 1, **values}, indent=2))
         return
+    file = file_of(context)
+    click.echo(f"# {f'read from {file}' if file else f'no file was read; {default_file()} would be'}")
     for line in _lines(values, settings, "MOOTHALL_"):
         click.echo(line)
 

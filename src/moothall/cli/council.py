@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TextIO
 
 import click
 from rich.console import Console
-from rich.text import Text
 
 from moothall.cli.exits import exit_code
-from moothall.cli.plain import plain
-from moothall.cli.show import as_json, line_of, show_outcome, thought_of
-from moothall.collector.progress import Progress, describe
+from moothall.cli.narrator import Narrator
+from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
@@ -51,38 +49,6 @@ class Course(Protocol):
         ...
 
 
-class Narrator:
-    """Speaks on stderr: lines always, and a spinner with the percentage where a person watches. `thoughts`: also what a seat says
-    that it is about.
-    """
-
-    def __init__(self, *, quiet: bool = False, thoughts: bool = False) -> None:
-        self._thoughts = thoughts
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._status = self.console.status("starting") if self.console.is_terminal and not quiet else nullcontext(None)
-
-    def say(self, line: str) -> None:
-        """Print a line about what is being set up."""
-        self.console.print(Text(f"{'':<16}{line}", style="dim"))
-
-    async def follow(self, desk: Course, task_id: str) -> Outcome:
-        """Show every event until the decision and return it."""
-        progress = Progress()
-        with self._status as spinner:
-            async for recorded in desk.watch(task_id, 0, LOCAL):
-                if self._thoughts and (thought := thought_of(recorded)) is not None:
-                    self.console.print(thought)
-                line = line_of(recorded)
-                if line is not None:
-                    self.console.print(line)
-                progress, step = describe(progress, recorded)
-                if spinner is not None:
-                    spinner.update(Text(f"{step.percent} %  {plain(step.step)}"))
-                if recorded.event.type == EventType.DELIBERATION_DECIDED:
-                    return load(Outcome, recorded.event.data)
-        return await desk.result(task_id, LOCAL)
-
-
 async def hold_council(desk: Course, request: DeliberationRequest, narrator: Narrator) -> Outcome:
     """Submit and follow to the end. Interrupted, it cancels the deliberation and waits until its hands are still."""
     ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
@@ -90,12 +56,21 @@ async def hold_council(desk: Course, request: DeliberationRequest, narrator: Nar
     try:
         await desk.submit(request, LOCAL)
         ours = True
-        return await narrator.follow(desk, request.task_id)
+        return await _follow(desk, request.task_id, narrator)
     except BaseException:
         if ours:
             with suppress(MoothallError):
                 await asyncio.shield(_cancel(desk, request.task_id))
         raise
+
+
+async def _follow(desk: Course, task_id: str, narrator: Narrator) -> Outcome:
+    """Show every event until the decision and return it."""
+    async for recorded in desk.watch(task_id, 0, LOCAL):
+        narrator.take(recorded)
+        if recorded.event.type == EventType.DELIBERATION_DECIDED:
+            return load(Outcome, recorded.event.data)
+    return await desk.result(task_id, LOCAL)
 
 
 async def _cancel(desk: Course, task_id: str) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moothall.cli.council import Narrator, hold_council, tell_outcome
-from moothall.cli.options import example, json_option, repository_options, text_option
+from moothall.cli import complete
+from moothall.cli.council import hold_council, tell_outcome
+from moothall.cli.narrator import Narrator
+from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.task import Constraints, DeliberationRequest
@@ -29,12 +31,19 @@ if TYPE_CHECKING:  # imported by the command that runs
 @click.argument("task")
 @repository_options
 @text_option
-@click.option("--role", default="DEV", show_default=True, help="Which council: dev, qa, architect, devops, data, po.")
+@click.option(
+    "--role",
+    default="DEV",
+    show_default=True,
+    shell_complete=complete.roles,
+    help="Which council: dev, qa, architect, devops, data, po.",
+)
 @click.option("--agents", type=int, default=0, help="Seats; 3 by default.")
 @click.option("--rounds", type=int, default=None, help="Rounds of review and revision; the protocol's by default.")
 @click.option(
     "--protocol",
     default="",
+    shell_complete=complete.protocols,
     help="single, vote, debate, tests_then_verify (the default) or ask: one seat, whose answer may be no change.",
 )
 @click.option("--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees.")
@@ -46,6 +55,7 @@ if TYPE_CHECKING:  # imported by the command that runs
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
 @json_option
+@verbose_option
 @click.pass_context
 @errors_spoken
 def deliberate(
@@ -69,6 +79,7 @@ def deliberate(
     seed: int | None,
     task_id: str,
     as_json: bool,
+    verbose: bool,
 ) -> None:
     """Let a council work on TASK and leave the winner as branch moothall/<task_id>.
 
@@ -91,22 +102,28 @@ def deliberate(
     from moothall.wiring.asking import Named
 
     settings = settings_of(context, narrated=True)
-    run(_deliberate(settings, request, Named(repo, ref, text, profile), as_json=as_json))
+    narrator = Narrator(quiet=as_json, verbose=verbose)
+    run(_deliberate(settings, request, Named(repo, ref, text, profile), narrator, as_json=as_json))
 
 
-async def _deliberate(settings: Settings, request: DeliberationRequest, named: Named, *, as_json: bool) -> int:
+async def _deliberate(
+    settings: Settings, request: DeliberationRequest, named: Named, narrator: Narrator, *, as_json: bool
+) -> int:
     from moothall.wiring.asking import asked_about, unseen
     from moothall.wiring.house import check_early, open_house
 
-    narrator, out = Narrator(quiet=as_json), sys.stdout
+    out = sys.stdout
     named.check()
     check_early(settings, request)
     repository = await asked_about(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository):
-            narrator.say(said)
+            narrator.note(said)
     elif not (named.text or settings.repository):
         raise InvalidRequest("you are in no git repository: name one with --repo, or say --text for an answer in words")
     request = replace(request, repository=repository, about_text=named.text)
-    async with open_house(settings, narrator.say) as house:
-        return tell_outcome(await hold_council(house.desk, request, narrator), out, json_wanted=as_json)
+    with narrator.watching():
+        async with open_house(settings, narrator.say) as house:
+            outcome = await hold_council(house.desk, request, narrator)
+            narrator.rest()
+            return tell_outcome(outcome, out, json_wanted=as_json)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
-from moothall.cli.council import Narrator, hold_council, tell_outcome
+from moothall.cli.council import hold_council, tell_outcome
+from moothall.cli.narrator import Narrator
+from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.cli.show import first_added
 from moothall.config import Settings
@@ -22,7 +24,7 @@ _TURNS = 4
 """The small model is right within three turns or goes in circles."""
 
 
-@click.command()
+@click.command(epilog=example("moothall demo --seed 7"))
 @click.option("--agents", type=int, default=3, show_default=True, help="Seats.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
@@ -44,7 +46,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     started = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole house
         settings = settings.model_copy(update={"ray": settings.ray.model_copy(update={"mode": "ray"})})
-    narrator, out = Narrator(quiet=as_json), sys.stdout
+    narrator, out = Narrator(quiet=as_json, verbose=True), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id
     await make_sample_repository(sample)

@@ -14,6 +14,7 @@ import click
 
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.finding import Finding
+from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.errors import MoothallError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # the client is imported by the command that needs it
     from moothall.model.client import OpenAIModel
 
 
-@click.command()
+@click.command(epilog=example("moothall doctor"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
 @errors_spoken

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _WIDTH = 300
 
 
-@click.command("run")
+@click.command("run", epilog=example("moothall tools run steps.yaml --repo ."))
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--repo", required=True, help="A path, a URL or the id of a registered repository.")
 @click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")

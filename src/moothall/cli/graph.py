@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
@@ -20,7 +21,7 @@ def graph() -> None:
     """The context graph: where lines come from, what was decided and why."""
 
 
-@graph.command()
+@graph.command(epilog=example("moothall graph questions"))
 def questions() -> None:
     """List what can be asked, with parameters and what the answers hold."""
     from moothall.wiring.questions import QUESTIONS
@@ -34,7 +35,7 @@ def questions() -> None:
             click.echo(f"    -> {column}: {meaning}")
 
 
-@graph.command()
+@graph.command(epilog=example("moothall graph query provenance --repo . --file src/app.py --line 12"))
 @click.argument("question")
 @click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--repo", default="", help="provenance: a local path, or the id of a registered repository.")
@@ -129,7 +130,7 @@ def _show(question: str, rows: Any) -> None:
         show_rows(console, rows)
 
 
-@graph.command()
+@graph.command(epilog=example("moothall graph show"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 @click.pass_context
 @errors_spoken
@@ -156,7 +157,7 @@ def _tell_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
             click.echo(f"{number:>8}  {name}")
 
 
-@graph.command()
+@graph.command(epilog=example("moothall graph rebuild"))
 @click.option("--lossy", is_flag=True, help="Even where the log's beginning was pruned, and what the graph knows of it goes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 @click.pass_context

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import click
 
+from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
@@ -20,7 +21,7 @@ def log() -> None:
     """The event log: what happened, in order."""
 
 
-@log.command()
+@log.command(epilog=example("moothall log tail --task task-0123456789ab", "moothall log tail --follow --json"))
 @click.option("--task", "task_id", default="", help="Only this deliberation's events.")
 @click.option("--after", "after_seq", type=click.IntRange(min=0), default=0, help="Only events after this seq.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")
@@ -59,7 +60,7 @@ def _line(recorded: Recorded) -> str:
     )
 
 
-@log.command()
+@log.command(epilog=example("moothall log prune --keep 100000"))
 @click.option("--keep", type=click.IntRange(min=0), required=True, help="How many of the last events stay.")
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
 @click.pass_context
@@ -81,7 +82,7 @@ async def _prune(settings: Settings, keep: int) -> int:
     return 0
 
 
-@log.command()
+@log.command(epilog=example("moothall log dead", "moothall log dead --replay 42"))
 @click.option("--replay", "replay_seq", type=click.IntRange(min=1), default=None, help="Send this one again.")
 @click.pass_context
 @errors_spoken
@@ -108,7 +109,7 @@ async def _dead(settings: Settings, replay_seq: int | None) -> int:
     return 0
 
 
-@log.command()
+@log.command(epilog=example("moothall log asyncapi > asyncapi.json"))
 @errors_spoken
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""

@@ -8,10 +8,17 @@ from typing import Any, TypeVar
 
 import click
 
+from moothall.cli import complete
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _REPOSITORY = (
-    click.option("--repo", default="", help="A path, a URL or the id of a registered repository; by default the one you are in."),
+    click.option(
+        "--repo",
+        default="",
+        shell_complete=complete.repositories,
+        help="A path, a URL or the id of a registered repository; by default the one you are in.",
+    ),
     click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."),
     click.option(
         "--profile",
@@ -20,7 +27,18 @@ _REPOSITORY = (
     ),
 )
 text_option = click.option("--text", is_flag=True, help="About no repository: the answer is words, which nothing can prove.")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Every event as it happens: turns, model calls, reviews.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+
+
+def task_argument(*, required: bool) -> Callable[[F], F]:
+    """Give a command TASK: an id, or an unmistakable beginning of one."""
+    return click.argument("task", required=required, default=None if required else "", shell_complete=complete.tasks)
+
+
+def repository_argument(command: F) -> F:
+    """Give a command REPOSITORY, a registered id."""
+    return click.argument("repository", shell_complete=complete.repositories)(command)
 
 
 def example(*lines: str) -> str:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.options import example, json_option, repository_argument
+from moothall.cli.run import errors_spoken, result_of, run, settings_of
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
+
+if TYPE_CHECKING:  # imported by the command that needs it
+    from moothall.workspace.registry import PushPolicy, Registered
+    from moothall.workspace.repositories import TrustedRepositories
 
 
 @click.group()
@@ -14,25 +23,58 @@ def repo() -> None:
     """Registered repositories: the API names them by id."""
 
 
-@repo.command()
+@repo.command(
+    epilog=example(
+        "moothall repo add ~/src/app --id app",
+        "moothall repo add ../lib --setup 'pip install -e .[test]' --check tests=pytest",
+    )
+)
 @click.argument("where")
 @click.option("--id", "repository_id", default="", help="An id of your own; made from the path or URL by default.")
 @click.option("--push", type=click.Choice(["local-branch", "push", "none"]), default=None, help="What becomes of a winner.")
 @click.option("--credential", default="", help="env:NAME or file:PATH of what a push or fetch needs; never the secret itself.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--setup", multiple=True, help="A command that sets it up, instead of what is found out; repeatable, in order.")
+@click.option("--check", "checks", multiple=True, help="NAME=COMMAND of a check, instead of what is found out; repeatable.")
+@click.option(
+    "--profile", type=click.Path(path_type=Path, dir_okay=False), help="A file like .moothall.toml that is kept with the record."
+)
+@json_option
 @click.pass_context
 @errors_spoken
-def add(context: click.Context, *, where: str, repository_id: str, push: str | None, credential: str, as_json: bool) -> None:
-    """Register WHERE, a path or a URL, after checking that it can be used."""
-    run(_add(settings_of(context), where, repository_id, push, credential, as_json=as_json))
+def add(
+    context: click.Context,
+    *,
+    where: str,
+    repository_id: str,
+    push: str | None,
+    credential: str,
+    setup: tuple[str, ...],
+    checks: tuple[str, ...],
+    profile: Path | None,
+    as_json: bool,
+) -> None:
+    """Register WHERE, a path or a URL, after checking that it can be used.
+
+    --setup, --check and --profile say how a repository is set up and checked to which no .moothall.toml can be committed.
+    What is not given stays as it was.
+    """
+    from moothall.wiring.trusted import commands_said
+
+    commands = commands_said(setup, checks, profile)
+
+    async def register(repositories: TrustedRepositories) -> Registered:
+        kept: PushPolicy | None = push  # type: ignore[assignment] # click checked it
+        return await repositories.register(where, id=repository_id, push=kept, credential=credential, commands=commands)
+
+    run(_add(settings_of(context), register, as_json=as_json))
 
 
-async def _add(settings: Settings, where: str, repository_id: str, push: str | None, credential: str, *, as_json: bool) -> int:
+async def _add(settings: Settings, add_: Callable[[TrustedRepositories], Awaitable[Registered]], *, as_json: bool) -> int:
     from moothall.domain.task import RepositoryRef
     from moothall.wiring.trusted import trusted_repositories
 
     repositories = trusted_repositories(settings)
-    entry = await repositories.register(where, id=repository_id, push=push, credential=credential)  # type: ignore[arg-type] # click checked it
+    entry = await add_(repositories)
     base = await repositories.resolve(RepositoryRef(id=entry.id))
     checks = ", ".join(base.profile.checks) or "none: nothing can prove an answer here"
     click.echo(
@@ -41,8 +83,22 @@ async def _add(settings: Settings, where: str, repository_id: str, push: str | N
     return 0
 
 
-@repo.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@repo.command(epilog=example("moothall repo remove app"))
+@repository_argument
+@click.pass_context
+@errors_spoken
+def remove(context: click.Context, *, repository: str) -> None:
+    """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it is, with its branches."""
+    from moothall.wiring.cleaning import unregister
+
+    gone = result_of(unregister(settings_of(context, narrated=True), repository))
+    click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")
+    if gone.clone_left:
+        click.echo(f"its clone stays for now ({gone.clone_left}); `moothall clean` removes it later", err=True)
+
+
+@repo.command("list", epilog=example("moothall repo list"))
+@json_option
 @click.pass_context
 @errors_spoken
 def list_(context: click.Context, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
@@ -19,7 +20,7 @@ def requeue() -> None:
     """Requests that were denied and that an operator may allow, each once."""
 
 
-@requeue.command("list")
+@requeue.command("list", epilog=example("moothall tools requeue list"))
 @_TENANT
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
@@ -46,7 +47,7 @@ async def _list(settings: Settings, tenant: str, *, as_json: bool) -> int:
     return 0
 
 
-@requeue.command()
+@requeue.command(epilog=example('moothall tools requeue allow r-0123 --reason "seen with the owner"'))
 @click.argument("request")
 @click.option("--reason", default="", help="Why; kept with it.")
 @_TENANT
@@ -57,7 +58,7 @@ def allow(context: click.Context, *, request: str, reason: str, tenant: str) -> 
     run(_resolve(settings_of(context, narrated=True), tenant, request, reason, allowed=True))
 
 
-@requeue.command()
+@requeue.command(epilog=example("moothall tools requeue refuse r-0123"))
 @click.argument("request")
 @click.option("--reason", default="", help="Why; whoever asked is told.")
 @_TENANT

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from moothall.cli.exits import EXIT_INTERRUPTED, EXIT_WRONG
-from moothall.config import Settings, load_settings, secret_values
+from moothall.config import Settings, default_file, load_settings, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
@@ -27,12 +27,17 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
 
     `narrated`: the command says itself what happens, so that only warnings are logged beside it.
     """
-    config: Path | None = context.obj
-    settings = load_settings(config)
+    settings = load_settings(file_of(context))
     quiet = narrated and settings.log.level == "info"
     log = settings.log.model_copy(update={"level": "warning"}) if quiet else settings.log
     configure_logs(log, secrets=secret_values(settings))
     return settings
+
+
+def file_of(context: click.Context) -> Path | None:
+    """Return the file of settings: the one that --config names, or the user's own where it is there."""
+    named: Path | None = context.obj
+    return named or (default_file() if default_file().is_file() else None)
 
 
 def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:

@@ -6,11 +6,12 @@ import asyncio
 
 import click
 
+from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 
 
-@click.command()
+@click.command(epilog=example("moothall serve", "moothall serve --port 0"))
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="gRPC port; 50055 by default, 0 for any free one.")
 @click.pass_context
 @errors_spoken

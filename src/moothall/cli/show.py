@@ -22,21 +22,25 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
 
 _HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)")
+BASE = "base:"
+"""What a step begins with that tells how the checks of the untouched base are."""
 _GOOD, _BAD, _QUIET = "green", "red", "dim"
 
 
 def line_of(recorded: Recorded) -> Text | None:
     """Return one line about an event, or None where there is nothing to say."""
-    data = recorded.event.data
-    describe = _LINES.get(recorded.event.type)
-    if describe is None:
-        return None
-    said = describe(data)
+    said = said_of(recorded)
     if said is None:
         return None
-    words, style = said
-    who = str(data.get("seat") or "council")
-    return Text.assemble((f"{who:<16}", "bold cyan" if who != "council" else "bold"), (" ".join(plain(words).split()), style))
+    who = str(recorded.event.data.get("seat") or "council")
+    return Text.assemble((f"{plain(who, 24):<15} ", "bold cyan" if who != "council" else "bold"), said)
+
+
+def said_of(recorded: Recorded) -> tuple[str, str] | None:
+    """Return an event in a line of words, and their style; None where there is nothing to say."""
+    describe = _LINES.get(recorded.event.type)
+    said = describe(recorded.event.data) if describe else None
+    return (" ".join(plain(said[0]).split()), said[1]) if said else None
 
 
 def thought_of(recorded: Recorded) -> Text | None:
@@ -56,7 +60,8 @@ def _requested(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _progress(data: Mapping[str, Any]) -> tuple[str, str]:
-    return f"preparing: {data['current_task']}", _QUIET
+    task = str(data["current_task"])
+    return (task, "") if task.startswith(BASE) else (f"preparing: {task}", _QUIET)
 
 
 def _seat_started(data: Mapping[str, Any]) -> tuple[str, str]:

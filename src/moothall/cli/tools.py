@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.flow import run_
+from moothall.cli.options import example
 from moothall.cli.requeue import requeue
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
@@ -29,7 +30,7 @@ tools.add_command(requeue)
 tools.add_command(run_)
 
 
-@tools.command("list")
+@tools.command("list", epilog=example("moothall tools list --role dev", "moothall tools list --query search --json"))
 @click.option("--query", default="", help="Words that stand in the name, the summary or a tag.")
 @click.option(
     "--category", "categories", multiple=True, help="The first part of a name, such as files, git, http; may be repeated."
@@ -96,7 +97,7 @@ async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, 
     return 0
 
 
-@tools.command()
+@tools.command(epilog=example("moothall tools show files.edit"))
 @click.argument("name")
 @_TENANT
 @_JSON
@@ -129,7 +130,7 @@ async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) ->
     return 0
 
 
-@tools.command()
+@tools.command(epilog=example("moothall tools enable git.log"))
 @click.argument("name")
 @_TENANT
 @click.pass_context
@@ -139,7 +140,7 @@ def enable(context: click.Context, *, name: str, tenant: str) -> None:
     run(_switch(settings_of(context, narrated=True), name, tenant, "", enabled=True))
 
 
-@tools.command()
+@tools.command(epilog=example('moothall tools disable git.log --reason "not needed"'))
 @click.argument("name")
 @click.option("--reason", default="", help="Why; kept with it.")
 @_TENANT
@@ -162,7 +163,7 @@ async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, en
     return 0
 
 
-@tools.command()
+@tools.command(epilog=example("moothall tools revoke ws-0123"))
 @click.argument("token_or_workspace")
 @click.option("--reason", default="", help="Why; kept with it.")
 @click.pass_context

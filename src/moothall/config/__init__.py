@@ -1,6 +1,6 @@
 """Every setting, with a default that works on a laptop and protects.
 
-`MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`), which
+`MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`, or the user's own config.toml), which
 overrides the defaults. An unset URL means the embedded part. A secret may name a file that holds
 it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room reads the environment.
 """
@@ -8,6 +8,7 @@ it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room rea
 from __future__ import annotations
 
 from moothall.config.environment import environment, package_environment, package_files
+from moothall.config.file import default_file
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.outside import Browser, Databases, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
@@ -35,6 +36,7 @@ __all__ = [
     "Wasm",
     "Web",
     "Workspace",
+    "default_file",
     "environment",
     "load_settings",
     "package_environment",

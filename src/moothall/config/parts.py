@@ -21,6 +21,9 @@ class Llm(Section):
     api_key: SecretStr | None = None
     api_key_file: Path | None = None
     model_path: Path | None = Field(None, description="your own GGUF file for the local model")
+    models_dir: Path | None = Field(
+        None, description="where the fetched local model lies, for all data directories; empty: the user's cache folder"
+    )
     reply: Literal["auto", "json", "blocks"] = "auto"
     approaches: Literal["auto", "on", "off"] = Field(
         "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.outside import Browser, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
@@ -83,20 +83,20 @@ def _forms(secret: str) -> Iterator[str]:
         yield from dict.fromkeys(form for form in (password, unquote(password)) if form)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"configuration file {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
+def _wrong(error: ValidationError, config: Path | None, from_file: Mapping[str, Any]) -> Iterator[str]:
+    """Say of each wrong setting where it stands, and what is wrong."""
+    for item in error.errors():
+        keys = [str(part) for part in item["loc"]]
+        said = unknown(Settings, keys) if item["type"] == "extra_forbidden" else item["msg"]
+        colon = "" if item["type"] == "extra_forbidden" else ":"
+        yield f"{place_of(config, from_file, keys) if config else ''}{'.'.join(keys)}{colon} {said}"
 
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     """Return the effective settings; raises `ConfigurationError` naming each wrong one."""
     if wrong_names := wrong_variables(Settings, "MOOTHALL_", os.environ):
         raise ConfigurationError("; ".join(wrong_names))
-    from_file = _read_toml(config) if config else {}
+    from_file = read_toml(config) if config else {}
 
     class Loaded(Settings):
         @classmethod
@@ -109,8 +109,7 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     try:
         loaded = Loaded(**overrides)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigurationError(f"settings are wrong: {wrong}") from error
+        raise ConfigurationError(f"settings are wrong: {'; '.join(_wrong(error, config, from_file))}") from error
     except (OSError, SettingsError) as error:
         raise ConfigurationError(f"settings cannot be read: {error}") from error
     return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})

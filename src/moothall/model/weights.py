@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+import platformdirs
 
 from moothall import telemetry
 from moothall.config import Llm
@@ -50,21 +53,30 @@ def local_weights(settings: Llm, data_dir: Path, known: Weights = QWEN) -> Path 
         except OSError as error:
             raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {own}: {error.strerror}") from error
         raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {own} is not a GGUF file")
-    target = data_dir / "models" / known.name
-    # Only a file whose sha256 was right ever gets this name.
-    return target if target.is_file() and target.stat().st_size == known.size else None
+    for folder in (shared_folder(settings), data_dir / "models"):  # in the second one an older version kept it
+        target = folder / known.name
+        # Only a file whose sha256 was right ever gets this name.
+        if target.is_file() and target.stat().st_size == known.size:
+            return target
+    return None
+
+
+def shared_folder(settings: Llm) -> Path:
+    """Return where fetched weights lie, for all data directories of this user."""
+    return (settings.models_dir or Path(platformdirs.user_cache_dir("moothall")) / "models").expanduser()
 
 
 async def fetch_weights(settings: Llm, data_dir: Path, on_progress: Progress, known: Weights = QWEN) -> Path:
     """Return the weights, fetching them if need be; `on_progress(bytes done, bytes in all)` sees it.
 
     What was fetched before a failure is kept, so that the next attempt goes on from there. A second process waits
-    for the first. Raises `ConfigurationError` that says what to do when no source works or the disk is full.
+    for the first, whichever data directory it has. Raises `ConfigurationError` that says what to do when no source works or the disk is full.
     """
     if found := local_weights(settings, data_dir, known):
         return found
-    folder = data_dir / "models"
+    folder = shared_folder(settings)
     try:
+        folder = _writable(folder, data_dir / "models")
         folder.mkdir(parents=True, exist_ok=True)
         async with _alone(folder / f"{known.name}.lock"):
             # The other process may have fetched it while this one waited.
@@ -73,6 +85,18 @@ async def fetch_weights(settings: Llm, data_dir: Path, on_progress: Progress, kn
         if error.errno == errno.ENOSPC:
             raise _disk_full(folder, known) from error
         raise ConfigurationError(f"cannot keep the model's weights in {folder}: {error.strerror or error}") from error
+
+
+def _writable(shared: Path, own: Path) -> Path:
+    """Return the shared folder, or, where it cannot be written (a service without a home), the data directory's own."""
+    try:
+        shared.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        log.info("the shared folder of models cannot be used", folder=str(shared), reason=error.strerror)
+        return own
+    return shared if os.access(shared, os.W_OK) else own
 
 
 async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
@@ -115,8 +139,8 @@ def _check_space(folder: Path, known: Weights, needed: int) -> None:
 def _disk_full(folder: Path, known: Weights) -> ConfigurationError:
     needed = (known.size + known.parts_bytes + _MARGIN) // 1_000_000
     return ConfigurationError(
-        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. Free some, or put the data "
-        "elsewhere with MOOTHALL_DATA_DIR"
+        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. Free some, or name another folder "
+        "with MOOTHALL_LLM__MODELS_DIR"
     )
 
 

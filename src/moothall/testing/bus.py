@@ -95,6 +95,11 @@ class MemoryBucket:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    def forget(self, key: str) -> None:
+        """Drop a document and its revisions."""
+        self._stored.pop(key, None)
+        self._revisions.pop(key, None)
+
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
         """Store what must be the first."""
         if key in self._stored:
@@ -374,6 +379,18 @@ class MemoryBus:
         gone = len(self._streams[stream].records) - len(kept)
         self._streams[stream].records = kept
         return gone
+
+    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
+        """Return the subjects under `pattern` that have records."""
+        return sorted({raw.subject for raw in self._streams[stream].after(0, (pattern,))})
+
+    async def drop(self, stream: str, subject: str) -> None:
+        """Remove all records of one subject, or a document."""
+        if stream == DOCUMENTS.stream:
+            self.bucket(DOCUMENTS.name).forget(subject.removeprefix(DOCUMENTS.prefix))
+            return
+        held = self._streams[stream]
+        held.records = [raw for raw in held.records if raw.subject != subject]
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""

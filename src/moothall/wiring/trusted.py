@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from moothall.config import Settings, environment
 from moothall.domain.identity import LOCAL
@@ -62,6 +64,25 @@ def read_file(path: Path) -> Commands:
         raise ConfigurationError(f"the profile {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"the profile {path} is not text") from error
+
+
+def commands_said(setup: Sequence[str], checks: Sequence[str], profile: Path | None = None) -> Commands | None:
+    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what a file says; None for nothing.
+
+    Raises `InvalidRequest`, `ConfigurationError`, `RepositoryError`.
+    """
+    if not (setup or checks or profile):
+        return None
+    pairs = [check.partition("=") for check in checks]
+    if wrong := next((name for name, sign, command in pairs if not (name and sign and command)), None):
+        raise InvalidRequest(f"--check {wrong[:80]!r} names no command; write NAME=COMMAND, such as tests='pytest -q'")
+    said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
+    try:
+        commands = Commands.model_validate(said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return commands.over(read_file(profile)) if profile else commands
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,30 @@ async def branch_locally(git: GitRunner, clone: Path, local: Local, *, base_sha:
         raise AlreadyExists(f"the branch {branch!r} in {str(local.top)!r} is already another commit, {there[:12]}")
 
 
+async def drop_branch(git: GitRunner, local: Local, branch: str, sha: str, *, force: bool) -> bool:
+    """Remove a branch of ours that is still at `sha`; whether there was one. Work trees stay as they are.
+
+    Raises `RepositoryError` where it is checked out, has been moved on, or is merged nowhere and not `force`.
+    """
+    at, cwd, ref = f"--git-dir={local.shared}", local.shared, f"refs/heads/{check_branch(branch)}"
+    there = (await git.call(at, "rev-parse", "--verify", "--quiet", ref, cwd=cwd)).out.decode().strip()
+    if not there:
+        return False
+    trees = await git.run(at, "worktree", "list", "--porcelain", "-z", cwd=cwd)
+    if f"branch {ref}".encode() in trees.split(b"\0"):
+        raise RepositoryError(f"the branch {branch!r} is checked out; check out another one first")
+    holding = await git.run(
+        at, "for-each-ref", "--format=%(refname)", f"--contains={there}", "refs/heads", "refs/tags", "refs/remotes", cwd=cwd
+    )
+    if not force and (there != sha or set(holding.decode(errors="replace").split()) <= {ref}):
+        why = "is merged nowhere" if there == sha else "has commits of somebody else's"
+        raise RepositoryError(f"the branch {branch!r} {why}; merge it, or remove it all the same with --force")
+    gone = await git.call(at, "update-ref", "-d", ref, there, cwd=cwd, owner=_owner(local.shared))
+    if gone.status:
+        raise RepositoryError(f"cannot remove the branch {branch!r}: {gone.reason}")
+    return True
+
+
 async def push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str]) -> None:
     """Push the commit as a new branch. Raises `AlreadyExists` where the branch is another commit.
 

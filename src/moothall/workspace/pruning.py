@@ -30,7 +30,7 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
     known = {path.stem for path in kept}
     trees = await asyncio.to_thread(_folders, layout.tree("-").parent, before)
     gone = [tree for tree in trees if tree.name not in known]
-    used = {name for path in kept if (name := await asyncio.to_thread(_environment, path))}
+    used = {name for path in kept if (name := await asyncio.to_thread(environment_of, path))}
     environments = await asyncio.to_thread(_folders, layout.environment("-").parent, before)
     gone += [folder for folder in environments if folder.name not in used]
     for folder in gone:
@@ -49,7 +49,7 @@ def _folders(parent: Path, before: float) -> list[Path]:
     return [path for path in parent.glob("*") if path.is_dir() and path.stat().st_mtime < before]
 
 
-def _environment(path: Path) -> str:
+def environment_of(path: Path) -> str:
     """Return the environment that a prepared base uses."""
     try:
         return environment_key(codec.load(Prepared, json.loads(path.read_text(encoding="utf-8"))).base)

@@ -120,14 +120,20 @@ class Registry:
 
     def of_origin(self, origin: str, tenant: str) -> Registered | None:
         """Return the tenant's record of a path or URL, a listed one first."""
-        found = [entry for entry in self._all() if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")]
+        found = [entry for entry in self.all() if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")]
         return next((entry for entry in found if entry.listed), found[0] if found else None)
 
     def list(self, tenant: str) -> tuple[Registered, ...]:
         """Return what the tenant registered, by id."""
-        return tuple(entry for entry in self._all() if entry.tenant == tenant and entry.listed and not entry.of)
+        return tuple(entry for entry in self.all() if entry.tenant == tenant and entry.listed and not entry.of)
 
-    def _all(self) -> tuple[Registered, ...]:
+    def remove(self, repository: str) -> None:
+        """Forget a record. Raises `NotFound`."""
+        self.find(repository)
+        self._path(repository).unlink(missing_ok=True)
+
+    def all(self) -> tuple[Registered, ...]:
+        """Return every record, of all tenants."""
         return tuple(self._read(path) for path in sorted(self._folder.glob("[a-z0-9]*.json")))
 
     def _path(self, repository: str) -> Path:

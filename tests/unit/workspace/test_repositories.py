@@ -339,3 +339,22 @@ async def test_another_users_repository(tmp_path: Path) -> None:
 async def test_a_url_gets_no_local_branch(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'push' or 'none'"):
         await repositories(tmp_path).register("https://host/x", push="local-branch")
+
+
+async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(trusted: TrustedRepositories, sample: Repo) -> None:
+    entry = await trusted.register(str(sample.path))
+    base = await trusted.resolve(RepositoryRef(id=entry.id))
+    diff = await winning(trusted, base)
+    sha = await trusted.deliver(base, diff, "moothall/task-1", "solve it")
+    assert await trusted.drop_branch(entry.id, "moothall/none", sha, force=False) == ("", "")
+    with pytest.raises(RepositoryError, match="is merged nowhere"):
+        await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=False)
+    sample.git("checkout", "--quiet", "moothall/task-1")
+    with pytest.raises(RepositoryError, match="is checked out"):
+        await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=True)
+    sample.git("checkout", "--quiet", "main")
+    assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=True) == ("moothall/task-1", "")
+    assert "task-1" not in sample.git("branch", "--all")
+    await trusted.deliver(base, diff, "moothall/task-1", "solve it")
+    sample.git("merge", "--quiet", "moothall/task-1")
+    assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=False) == ("moothall/task-1", "")

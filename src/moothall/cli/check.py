@@ -1,0 +1,195 @@
+"""`moothall check`: whether a council could be judged in a repository, and by what."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from moothall.cli import complete
+from moothall.cli.exits import EXIT_WRONG
+from moothall.cli.options import example, json_option
+from moothall.cli.plain import plain
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+
+if TYPE_CHECKING:  # imported by the command that runs
+    from moothall.ranking.base import CheckRow, Diagnosis
+    from moothall.wiring.asking import Named
+    from moothall.wiring.checking import Checked
+
+_SHOWN = 20
+_INSTEAD = (
+    'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE tries such a file uncommitted.'
+)
+_LONG = 20_000
+
+
+@click.command(epilog=example("moothall check", "moothall check ../other --write"))
+@click.argument("repo", default="", shell_complete=complete.repositories)
+@click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file like .moothall.toml that stands for the repository's own, this time.",
+)
+@click.option("--write", is_flag=True, help="Write what was found as .moothall.toml into the work tree.")
+@click.option("--force", is_flag=True, help="With --write: overwrite the one that is there.")
+@json_option
+@click.pass_context
+@errors_spoken
+def check(context: click.Context, *, repo: str, ref: str, profile: Path | None, write: bool, force: bool, as_json: bool) -> None:
+    """Set REPO up, run its checks as it is, and say what is green, red, flaky and slow.
+
+    REPO is a path, a URL or the id of a registered repository; by default the one you are in.
+
+    Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be, with what to write where.
+    """
+    from moothall.wiring.asking import Named
+
+    run(_check(settings_of(context, narrated=True), Named(repo, ref, profile=profile), write=write, force=force, as_json=as_json))
+
+
+async def _check(settings: Settings, named: Named, *, write: bool, force: bool, as_json: bool) -> int:
+    from moothall.ranking.base import diagnose
+    from moothall.wiring.checking import check_repository, write_profile
+
+    err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout
+    with err.status("looking at the repository") if err.is_terminal and not as_json else nullcontext() as spinner:
+
+        def tell(step: str) -> None:
+            said = Text(plain(step, 200), style="dim")
+            if spinner is not None:
+                spinner.update(said)
+            else:
+                err.print(said)
+
+        checked = await check_repository(settings, named, tell)
+    found = diagnose(checked.prepared) if checked.prepared else None
+    why = why_not(checked, found)
+    if not as_json:
+        show(Console(file=out, highlight=False), checked, found, why)
+    written = await write_profile(checked, replace=force) if write else None
+    if as_json:
+        click.echo(json.dumps(document(checked, found, why, written), indent=2), file=out)
+    elif written:
+        err.print(Text(f"wrote {written}; commit it: councils read what is committed"))
+    return EXIT_WRONG if why else 0
+
+
+def why_not(checked: Checked, found: Diagnosis | None) -> str:
+    """Return why nothing could be judged, '' where something could."""
+    if checked.failure is not None:
+        said = checked.failure.message
+        return said if ".moothall.toml" in said else f"{said}\n{_INSTEAD}"
+    if found is None or not found.rows:
+        return 'It has no check, so nothing could be proven. Name the command that runs the tests: [checks] tests = "…" in .moothall.toml.'
+    return found.text
+
+
+def show(console: Console, checked: Checked, found: Diagnosis | None, why: str) -> None:
+    """Print what was found, and whether a council could be judged."""
+    base = checked.base
+    console.print(Text(f"{plain(base.origin, 200)} at {base.sha[:10]}", style="bold"))
+    if checked.unseen:
+        console.print(Text(plain(checked.unseen), style="yellow"))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for label, words in _facts(checked):
+        facts.add_row(Text(label, style="dim"), Text(plain(words, 500)))
+    console.print(facts)
+    if found and found.rows:
+        console.print(_table(found))
+        for row in found.rows:
+            _details(console, checked, row)
+    if why:
+        console.print(Text(plain(why, _LONG), style="red"))
+        return
+    rows = found.rows if found else ()
+    red = sum(len(row.red) for row in rows)
+    before = f" Red before: {red}. They may stay red; an answer that mends one of them is proven." if red else ""
+    said = f"A council can be judged here.{before}"
+    console.print(Text(said, style="green"))
+
+
+def _facts(checked: Checked) -> list[tuple[str, str]]:
+    profile = checked.base.profile
+    setup = [("set-up" if not number else "", " ".join(argv)) for number, argv in enumerate(profile.setup)]
+    notes = [("note", note) for note in getattr(profile, "notes", ())]
+    used = [("interpreter", checked.interpreter)] if checked.interpreter else []
+    return [*used, *(setup or [("set-up", "none")]), *notes]
+
+
+def _table(found: Diagnosis) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("check")
+    for heading in ("green", "red", "skipped", "flaky", "slow", "seconds"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for row in found.rows:
+        numbers = (row.green, len(row.red), row.skipped, len(row.flaky), len(row.slow))
+        cells = [
+            Text(str(number) if number else "·", style=style if number else "dim")
+            for number, style in zip(numbers, _STYLES, strict=True)
+        ]
+        remark = row.fault or (f"{row.findings} findings" if row.findings else "")
+        said = ", ".join(part for part in (remark, "" if row.required else "advises only") if part)
+        table.add_row(
+            plain(row.check), *cells, f"{row.duration_ms / 1000:.1f}", Text(plain(said, 60), style="red" if row.fault else "dim")
+        )
+    return table
+
+
+_STYLES = ("green", "red", "dim", "yellow", "yellow")
+
+
+def _details(console: Console, checked: Checked, row: CheckRow) -> None:
+    told = checked.prepared.runs[row.check].details if checked.prepared and row.check in checked.prepared.runs else {}
+    for word, style, items in (
+        ("red", "red", [(case, _reason(told.get(case, ""))) for case in row.red]),
+        ("flaky", "yellow", [(case, "differed between two runs: never evidence") for case in row.flaky]),
+        ("slow", "yellow", [(case, f"{ms / 1000:.1f} s") for case, ms in row.slow]),
+    ):
+        for case, why in items[:_SHOWN]:
+            line = Text.assemble((f"{word:<6}", style), plain(case, 200), (f"  {why}" if why else "", "dim"))
+            console.print(Padding(line, (0, 0, 0, 2)), no_wrap=True, overflow="ellipsis")
+        if len(items) > _SHOWN:
+            console.print(Text(f"  … and {len(items) - _SHOWN} more {word}; --json lists all", style="dim"))
+
+
+def _reason(detail: str) -> str:
+    """Return the line of a traceback that says what was wrong."""
+    lines = [line.strip() for line in detail.splitlines() if line.strip()]
+    errors = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
+    return plain((errors or lines[-1:] or [""])[0], 200)
+
+
+def document(checked: Checked, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:
+    """Return the one JSON document of `--json`."""
+    from moothall.domain.codec import dump
+
+    base = checked.base
+    return {
+        "version": 1,
+        "repository": base.repository,
+        "origin": base.origin,
+        "commit": base.sha,
+        "judgeable": not why,
+        "reason": why,
+        "interpreter": checked.interpreter,
+        "setup": [list(argv) for argv in base.profile.setup],
+        "commands": {name: list(argv) for name, argv in base.profile.checks.items()},
+        "checks": [dump(row) for row in found.rows] if found else [],
+        "profile": checked.own_file,
+        "written": str(written or ""),
+        "unseen": checked.unseen,
+        "seconds": round(checked.seconds, 1),
+    }

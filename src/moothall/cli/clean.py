@@ -1,0 +1,89 @@
+"""`moothall clean`: what preparation keeps on disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import click
+
+from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example, json_option
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.workspace.cleaning import Kept
+
+
+@click.command(epilog=example("moothall clean --dry-run", "moothall clean --older-than 3", "moothall clean --all"))
+@click.option(
+    "--older-than", type=click.FloatRange(min=0), default=None, help="Days without use; workspace.keep_days by default."
+)
+@click.option("--all", "everything", is_flag=True, help="Everything, clones of registered repositories too.")
+@click.option("--dry-run", is_flag=True, help="Only show what there is and what would go.")
+@json_option
+@click.pass_context
+@errors_spoken
+def clean(context: click.Context, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove environments, checkouts and clones that were not used for long, and say how large they were.
+
+    What is in use stays, all of it while a process serves. What goes is made again when it is needed.
+    Exit code 1 where something that should go could not.
+    """
+    run(_clean(settings_of(context, narrated=True), older_than, everything=everything, dry_run=dry_run, as_json=as_json))
+
+
+async def _clean(settings: Settings, older_than: float | None, *, everything: bool, dry_run: bool, as_json: bool) -> int:
+    from moothall.wiring.cleaning import clean_up
+
+    def told(item: Kept) -> None:
+        if not as_json:
+            click.echo(f"removed {_row(item)}")
+
+    done = await clean_up(settings, older_than=older_than, everything=everything, dry_run=dry_run, removed=told)
+    stuck = bool(done.busy) or bool(done.why_not and done.gone)
+    if as_json:
+        document = {
+            "version": 1,
+            "dry_run": dry_run,
+            "refused": "" if dry_run else done.why_not,
+            "kept": [_entry(item) for item in done.there if dry_run or done.why_not or item not in done.gone],
+            "removed" if not (dry_run or done.why_not) else "would_remove": [_entry(item) for item in done.gone],
+        }
+        click.echo(json.dumps(document, indent=2))
+        return EXIT_NONE if stuck and not dry_run else 0
+    if dry_run or done.why_not:
+        for item in done.there:
+            click.echo(f"{'goes ' if item in done.gone else 'stays'}  {_row(item)}")
+    for item in done.busy:
+        click.echo(f"in use {_row(item)}", err=True)
+    if done.why_not and not dry_run:
+        click.echo(f"nothing was removed: {done.why_not}", err=True)
+        return EXIT_NONE if stuck else 0
+    verb = "would go" if dry_run else "freed"
+    left = [item for item in done.there if item not in done.gone]
+    click.echo(
+        f"{_size(_sum(done.gone))} {verb}, {_size(_sum(left))} in {len(left)} things {'would stay' if dry_run else 'stay'}"
+    )
+    return EXIT_NONE if stuck else 0
+
+
+def _row(item: Kept) -> str:
+    days = max(0.0, time.time() - item.used) / 86_400
+    return f"{item.kind:<12} {_size(item.size):>9}  {days:>5.1f} days  {item.path.name}"
+
+
+def _entry(item: Kept) -> dict[str, str | int | float]:
+    return {"kind": item.kind, "path": str(item.path), "bytes": item.size, "used": round(item.used, 3)}
+
+
+def _sum(items: Sequence[Kept]) -> int:
+    return sum(item.size for item in items)
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:  # noqa: PLR2004 - a unit
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

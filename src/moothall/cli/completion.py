@@ -1,0 +1,25 @@
+"""`moothall completion`: what a shell needs to complete commands, options and values."""
+
+from __future__ import annotations
+
+import click
+
+from moothall.cli.options import example
+from moothall.cli.run import errors_spoken
+
+
+@click.command(
+    epilog=example('eval "$(moothall completion bash)"', "moothall completion fish > ~/.config/fish/completions/moothall.fish")
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+@errors_spoken
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print the completion script of SHELL: commands, options, task and repository ids, roles, protocols."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise AssertionError(shell)
+    root = context.find_root()
+    click.echo(kind(root.command, {}, "moothall", "_MOOTHALL_COMPLETE").source())

@@ -1,0 +1,165 @@
+"""What a person sees on stderr while a council works: every event with `-v`, else one live line a seat and what matters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from moothall.cli.plain import plain
+from moothall.cli.show import BASE, line_of, said_of, thought_of
+from moothall.collector.progress import Progress, describe
+from moothall.domain.event import EventType, Recorded
+
+_COUNCIL = "council"
+_WAIT_SECONDS = 2.0
+_PER_SECOND = 4
+
+_IMPORTANT = {
+    EventType.DELIBERATION_REQUESTED,
+    EventType.SEAT_PROPOSED,
+    EventType.SEAT_REVISED,
+    EventType.CHECK_FINISHED,
+    EventType.SEAT_FAILED,
+    EventType.SEAT_FINISHED,
+    EventType.DELIBERATION_CANCELLED,
+}
+"""What is printed without `-v` where no live lines can be shown; steps of the preparation are, too."""
+
+_NEXT = {
+    EventType.SEAT_STARTED: "waits for the model",
+    EventType.SEAT_TURN: "waits for the model",
+    EventType.SEAT_PROPOSED: "waits for the clean re-check",
+    EventType.SEAT_REVISED: "waits for the clean re-check",
+    EventType.SEAT_FAILED: "ended",
+    EventType.SEAT_FINISHED: "ended",
+}
+
+
+@dataclass(slots=True)
+class _Line:
+    """What one seat did last, what it waits for, and since when."""
+
+    words: str = ""
+    style: str = ""
+    waits: str = ""
+    since: float = field(default_factory=time.monotonic)
+
+
+class Board:
+    """One line a seat, and one for the council: how far it is and what it waits for."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {_COUNCIL: _Line("starting")}
+        self._progress = Progress()
+
+    def tell(self, words: str) -> None:
+        """Say what the council waits for."""
+        self._lines[_COUNCIL] = _Line(" ".join(plain(words).split()))
+
+    def take(self, recorded: Recorded) -> None:
+        """Note an event."""
+        event = recorded.event
+        self._progress, step = describe(self._progress, recorded)
+        if event.type is EventType.DELIBERATION_REQUESTED:
+            self._lines |= {str(seat): _Line(waits="waits for its turn") for seat in event.data["seats"]}
+        seat = str(event.data.get("seat") or "")
+        if seat in self._lines:
+            said = said_of(recorded)
+            known = self._lines[seat]
+            words, style = said or (known.words, known.style)
+            if event.type is EventType.MODEL_CALLED:  # figures: with -v
+                words, style = known.words, known.style
+            self._lines[seat] = _Line(words, style, _NEXT.get(event.type, known.waits))
+        elif event.type in {EventType.AGENT_PROGRESS, EventType.DELIBERATION_STARTED}:
+            self.tell(step.step)
+        if event.type is EventType.SEAT_STARTED:
+            self.tell("at work")
+
+    def __rich__(self) -> Table:
+        """The lines as they are now, each one line of the terminal."""
+        table = Table.grid(padding=(0, 2, 0, 0), expand=False)
+        table.add_column(max_width=20, no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True)
+        now = time.monotonic()
+        for name, line in self._lines.items():
+            waited = now - line.since
+            words = f"{self._progress.percent} %  {line.words}" if name == _COUNCIL else line.words
+            waits = line.waits if line.waits and (not line.words or waited > _WAIT_SECONDS) and line.waits != "ended" else ""
+            shown = "  ".join(part for part in (words, waits) if part)
+            ended = line.waits == "ended"
+            clock = "" if ended or waited <= _WAIT_SECONDS else f"{waited:.0f} s"
+            bold = "bold" if name == _COUNCIL else "bold cyan"
+            table.add_row(Text(name, style=bold), Text(shown, style=line.style), Text(clock, style="dim"))
+        return table
+
+
+class Narrator:
+    """Speaks on stderr. `verbose`: every event; `thoughts`: with them what a seat says that it is about; `quiet`: not a word."""
+
+    def __init__(
+        self, *, quiet: bool = False, verbose: bool = False, thoughts: bool = False, console: Console | None = None
+    ) -> None:
+        self._thoughts = thoughts and verbose
+        self._verbose = verbose
+        self.console = console or Console(stderr=True, quiet=quiet, highlight=False)
+        self._board = Board()
+        self._stop: Callable[[], None] = lambda: None
+        self._live = None if quiet or verbose or not self.console.is_terminal else self._board
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Keep the live lines on the screen, where there are any, until the block ends."""
+        if self._live is None:
+            yield
+            return
+        live = Live(self._live, console=self.console, refresh_per_second=_PER_SECOND, transient=True, redirect_stdout=False)
+        with live:
+            self._stop = live.stop
+            yield
+
+    def rest(self) -> None:
+        """Take the live lines away: what is said from now on is printed."""
+        self._live = None
+        self._stop()
+
+    def say(self, line: str) -> None:
+        """Say what is being set up: on the council's live line, or printed."""
+        if self._live is not None:
+            self._board.tell(line)
+        else:
+            self.console.print(Text(f"{'':<16}{plain(line)}", style="dim"))
+
+    def note(self, line: str) -> None:
+        """Print what should not be missed."""
+        self.console.print(Text(plain(line, 1000), style="yellow"))
+
+    def take(self, recorded: Recorded) -> None:
+        """Show an event."""
+        if self._live is not None:
+            self._board.take(recorded)
+            if _is_base(recorded):
+                self._print(recorded)
+            return
+        if self._thoughts and (thought := thought_of(recorded)) is not None:
+            self.console.print(thought)
+        if self._verbose or recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS:
+            self._print(recorded)
+
+    def _print(self, recorded: Recorded) -> None:
+        line = line_of(recorded)
+        if line is not None:
+            self.console.print(line)
+
+
+def _is_base(recorded: Recorded) -> bool:
+    """Whether this tells what the checks say of the untouched base."""
+    task = recorded.event.data.get("current_task")
+    return recorded.event.type is EventType.AGENT_PROGRESS and isinstance(task, str) and task.startswith(BASE)

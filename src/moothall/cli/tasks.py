@@ -1,0 +1,202 @@
+"""`moothall list`, `show`, `diff`, `apply`, `cancel`, `rm`: tasks from the log, without Ray or a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+
+import click
+
+from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example, json_option, task_argument
+from moothall.cli.plain import plain
+from moothall.cli.run import errors_spoken, result_of, run, settings_of
+from moothall.config import Settings
+from moothall.domain.overview import TaskView
+
+_SEAT = click.argument("seat", default="")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@click.command("list", epilog=example("moothall list", "moothall list --state failed --json"))
+@click.option("--state", type=click.Choice(["live", "ended", "failed"]), default=None, help="Only these.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many, the latest first.")
+@json_option
+@click.pass_context
+@errors_spoken
+def list_(context: click.Context, *, state: str | None, limit: int, as_json: bool) -> None:
+    """List the tasks of this machine: those under way, then the latest."""
+    run(_list(settings_of(context, narrated=True), state or "", limit, as_json=as_json))
+
+
+async def _list(settings: Settings, state: str, limit: int, *, as_json: bool) -> int:
+    from moothall.domain.codec import dump
+    from moothall.wiring.tasks import open_tasks
+
+    async with open_tasks(settings, _say) as tasks:
+        views, served = await tasks.latest(state, limit), tasks.served
+    if as_json:
+        click.echo(json.dumps({"version": 1, "served": served, "tasks": [dump(view) for view in views]}, indent=2))
+        return 0
+    width = max((len(view.task_id) for view in views), default=0)
+    for view in views:
+        click.echo(_row(view, min(width, 40)))
+    if not views:
+        _say("no task yet; `moothall deliberate` makes one")
+    if not served and (waiting := sum(not view.status.ended for view in views)):
+        _say(f"nothing is at work on {waiting} of them now; they go on with the next `moothall deliberate` or `moothall serve`")
+    return 0
+
+
+def _row(view: TaskView, width: int) -> str:
+    task_id = view.task_id if len(view.task_id) <= width else view.task_id[: width - 1] + "…"
+    end = f"{view.winner_id} {'proven' if view.proven else 'unproven'}" if view.winner_id else ""
+    status = view.status.value if view.status.ended else f"{view.status.value} {view.progress} %"
+    row = f"{task_id:<{width}}  {status:<15} {_age(view.ended or view.requested):>8}  {view.role:<9} {end:<22}"
+    left = max(0, _columns() - len(row) - 2)
+    words = " ".join(plain(view.description, 200).split())
+    return f"{row}  {words if len(words) <= left else words[: left - 1] + '…' if left else ''}".rstrip()
+
+
+def _columns() -> int:
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns if sys.stdout.isatty() else 200
+
+
+def _age(time: str) -> str:
+    try:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+    except (ValueError, TypeError):
+        return "?"
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
+@click.command(epilog=example("moothall show", "moothall show task-0123456789ab --json"))
+@task_argument(required=False)
+@json_option
+@click.pass_context
+@errors_spoken
+def show(context: click.Context, *, task: str, as_json: bool) -> None:
+    """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by default."""
+    run(_show(settings_of(context, narrated=True), task, as_json=as_json))
+
+
+async def _show(settings: Settings, task: str, *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from moothall.cli.show import as_json as document
+    from moothall.cli.show import show_outcome
+    from moothall.wiring.tasks import open_tasks
+
+    async with open_tasks(settings, _say) as tasks:
+        task_id = await tasks.find(task)
+        outcome = await tasks.outcome(task_id)
+        live = next((view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None)
+    if as_json:
+        click.echo(document(outcome))
+    elif outcome.status.ended or live is None:
+        show_outcome(Console(highlight=False), outcome)
+    else:
+        click.echo(_row(live, 40))
+        for seat in live.seats:
+            click.echo(f"  {seat.seat:<16} {seat.status}" + (f": {plain(seat.error_message)}" if seat.error_message else ""))
+        click.echo(f"follow it: moothall log tail --task {task_id} --follow", err=True)
+    return 0
+
+
+@click.command(epilog=example("moothall diff", "moothall diff task-0123456789ab 2 | git apply"))
+@task_argument(required=False)
+@_SEAT
+@click.pass_context
+@errors_spoken
+def diff(context: click.Context, *, task: str, seat: str) -> None:
+    """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number."""
+    text = result_of(_diff(settings_of(context, narrated=True), task, seat))
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.syntax import Syntax
+
+        Console(highlight=False).print(Syntax(plain(text, len(text) + 1), "diff", background_color="default", word_wrap=True))
+    else:  # another program reads it: not a byte may differ
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+    sys.exit(0 if text else EXIT_NONE)
+
+
+async def _diff(settings: Settings, task: str, seat: str) -> str:
+    from moothall.wiring.tasks import chosen, open_tasks
+
+    async with open_tasks(settings, _say) as tasks:
+        result = chosen(await tasks.outcome(await tasks.find(task)), seat)
+    if not result.diff:
+        _say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
+    return result.diff
+
+
+@click.command(epilog=example("moothall apply", "moothall apply task-0123456789ab agent-dev-002"))
+@task_argument(required=False)
+@_SEAT
+@click.pass_context
+@errors_spoken
+def apply(context: click.Context, *, task: str, seat: str) -> None:
+    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit."""
+    run(_apply(settings_of(context, narrated=True), task, seat))
+
+
+async def _apply(settings: Settings, task: str, seat: str) -> int:
+    from moothall.errors import InvalidRequest
+    from moothall.wiring.asking import take_over
+    from moothall.wiring.tasks import chosen, files_for, open_tasks
+
+    async with open_tasks(settings, _say) as tasks:
+        task_id = await tasks.find(task)
+        result, about = chosen(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
+    if not result.diff:
+        raise InvalidRequest(f"{result.seat} of {task_id} changed nothing: there is no diff to apply")
+    files = await files_for(settings, about)
+    if files is None:
+        raise InvalidRequest("the repository's files are not on this machine; go to a clone of it, or use `moothall diff`")
+    paths = await take_over(settings, files, result.diff)
+    click.echo(f"{task_id}, {result.seat}{'' if result.proven else ' (unproven)'}: applied to {files}")
+    for path in paths:
+        click.echo(f"  {plain(path, 200)}")
+    return 0
+
+
+@click.command(epilog=example("moothall cancel task-0123456789ab"))
+@task_argument(required=True)
+@click.option("--reason", default="cancelled on the command line", help="Why; kept with it.")
+@click.pass_context
+@errors_spoken
+def cancel(context: click.Context, *, task: str, reason: str) -> None:
+    """Stop TASK. One that has ended stays as it ended."""
+    from moothall.wiring.tasks import cancel as cancel_task
+
+    task_id, status = result_of(cancel_task(settings_of(context, narrated=True), task, reason, _say))
+    click.echo(f"{task_id}: {status.value}")
+
+
+@click.command(epilog=example("moothall rm task-0123456789ab"))
+@task_argument(required=True)
+@click.option("--force", is_flag=True, help="Also where its branch is merged nowhere.")
+@click.pass_context
+@errors_spoken
+def rm(context: click.Context, *, task: str, force: bool) -> None:
+    """Remove TASK, which has ended: its branch, if that is merged, its events and its status.
+
+    The audit of its tool calls and what the graph knows of it stay. `moothall log prune` removes patches that nothing tells of.
+    """
+    from moothall.wiring.tasks import remove
+
+    gone = result_of(remove(settings_of(context, narrated=True), task, force=force, tell=_say))
+    click.echo(f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else ""))
+    if gone.left:
+        _say(f"left: {gone.left}")

@@ -1,0 +1,218 @@
+"""The tasks of a data directory, for commands: read from the log alone, of the process that serves or of no running one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from moothall.bus.buckets import DOCUMENTS
+from moothall.bus.registry import EVENTS
+from moothall.collector.fold import State, fold
+from moothall.collector.overview import Overview, OverviewLog
+from moothall.config import Settings
+from moothall.council.desk import Defaults, Desk, DeskBus, subjects_of
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import check_id
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.overview import TaskView
+from moothall.domain.task import RepositoryRef
+from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
+from moothall.ports import Repositories
+from moothall.wiring import lock
+from moothall.wiring.log import Tell, open_log
+from moothall.wiring.trusted import trusted_repositories
+
+_CANCEL_SECONDS = 10.0
+
+
+class TaskBus(DeskBus, OverviewLog, Protocol):
+    """What is asked of the bus here."""
+
+    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
+        """Return the subjects under `pattern` that have records."""
+        ...
+
+    async def drop(self, stream: str, subject: str) -> None:
+        """Remove all records of one subject."""
+        ...
+
+
+class Tasks:
+    """Reads and ends tasks of this machine's own tenant."""
+
+    def __init__(self, bus: TaskBus, repositories: Repositories, defaults: Defaults, *, served: bool) -> None:
+        self._bus = bus
+        self.desk = Desk(bus, repositories, defaults)
+        self.served = served
+        """Whether another process works on them."""
+
+    async def latest(self, state: str = "", limit: int = 50) -> Sequence[TaskView]:
+        """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
+        under_way = [] if state in {"ended", "failed"} else await self._under_way()
+        return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
+
+    async def ids(self) -> Sequence[str]:
+        """Return the ids of all tasks that the log tells of."""
+        return _ids(await self._bus.subjects(EVENTS.name, "agent.results.*"))
+
+    async def find(self, named: str, *, whole: bool = False) -> str:
+        """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""
+        if not named:
+            views = await self.latest(limit=1)
+            if not views:
+                raise NotFound("there is no task yet; `moothall deliberate` makes one")
+            return views[0].task_id
+        check_id(named, "the task")
+        if await self._bus.first(f"agent.results.{named}") is not None:
+            return named
+        near = [task for task in await self.ids() if task.startswith(named)]
+        if len(near) == 1 and not whole:
+            return near[0]
+        hint = f"did you mean {', '.join(near[:5])}?" if near else "`moothall list` shows them"
+        raise NotFound(f"no task {named!r}; {hint}")
+
+    async def outcome(self, task_id: str) -> Outcome:
+        """Return how a task stands. Raises `NotFound`."""
+        return await self.desk.result(task_id, LOCAL)
+
+    async def repository(self, task_id: str) -> RepositoryRef | None:
+        """Return what it was about; None for text."""
+        recorded = await self._bus.first(f"agent.results.{task_id}")
+        about = recorded.event.data.get("repository") if recorded else None
+        return RepositoryRef(id=str(about["id"])) if isinstance(about, dict) and about.get("id") else None
+
+    async def forget(self, task_id: str) -> None:
+        """Remove its events and its status document. Raises `InvalidRequest` while it is under way."""
+        if not (await self.outcome(task_id)).status.ended:
+            raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
+        for subject in subjects_of(task_id):
+            await self._bus.drop(EVENTS.name, subject)
+        await self._bus.drop(DOCUMENTS.stream, DOCUMENTS.subject(task_id))
+
+    async def _under_way(self) -> list[State]:
+        answered = set(_ids(await self._bus.subjects(EVENTS.name, "agent.responses.*")))
+        states = [await self._state(task) for task in await self.ids() if task not in answered]
+        return [state for state in states if state is not None]
+
+    async def _state(self, task_id: str) -> State | None:
+        state: State | None = None
+        async for recorded in self._bus.replay(subjects_of(task_id)):
+            try:
+                state = fold(state, recorded.event)
+            except InvalidRequest:
+                continue  # the collector has said so
+        return state
+
+
+@asynccontextmanager
+async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
+    """The tasks of this data directory. Needs no Ray and no model."""
+    async with open_log(settings, tell) as bus:
+        served = lock.find(settings.data_dir) is not None
+        yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+
+
+async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tuple[str, DeliberationStatus]:
+    """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
+    from moothall.bus.beside import beside
+    from moothall.collector import Collector
+
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(open_log(settings, tell))
+        repositories = trusted_repositories(settings)
+        served = lock.find(settings.data_dir) is not None
+        tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
+        task_id = await tasks.find(named)
+        if (before := await tasks.outcome(task_id)).status.ended:
+            return task_id, before.status
+        if not served:
+            await stack.enter_async_context(beside(Collector(bus, repositories, settings.limits).run(), "collector"))
+        status = await tasks.desk.cancel(task_id, reason, LOCAL)
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                status = (await tasks.desk.wait(task_id, LOCAL)).status
+        except TimeoutError:
+            tell("it is cancelled, but whoever works on it has not confirmed that yet")
+        return task_id, status
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What went with a task; `branch` is '' where there was none to remove, `left` says what stays."""
+
+    task_id: str
+    branch: str
+    left: str
+
+
+async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> Removed:
+    """Remove a task that has ended: its branch, if merged or with `force`, its events and its status document.
+
+    The graph hears of it first. Audit and graph keep what they know; `moothall log prune` removes patches that nothing tells of.
+    Raises `NotFound`, `InvalidRequest`, `RepositoryError`; then nothing is removed.
+    """
+    from moothall.wiring.graph import open_answers
+
+    try:
+        async with open_answers(settings):
+            pass
+    except (ConfigurationError, GraphUnavailable) as error:
+        tell(f"the graph is not told first: {error.message}")
+    async with open_tasks(settings, tell) as tasks:
+        task_id = await tasks.find(named, whole=True)
+        outcome = await tasks.outcome(task_id)
+        if not outcome.status.ended:
+            raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
+        branch, left = "", ""
+        about = await tasks.repository(task_id) if outcome.branch else None
+        if about is not None:
+            try:
+                branch, left = await trusted_repositories(settings).drop_branch(
+                    about.id, outcome.branch, outcome.commit_sha, force=force
+                )
+            except NotFound:
+                left = f"the branch {outcome.branch}: its repository is not registered any more"
+        await tasks.forget(task_id)
+    return Removed(task_id, branch, left)
+
+
+def chosen(outcome: Outcome, seat: str) -> Result:
+    """Return the winner, or the result of a seat: its name, the end of it, or its number. Raises `NotFound`."""
+    if not seat:
+        winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)
+        if winner is None:
+            names = ", ".join(result.seat for result in outcome.results) or "none, nobody proposed anything"
+            raise NotFound(f"{outcome.task_id} has no winner; name a seat: {names}")
+        return winner
+    for result in outcome.results:
+        if (
+            seat == result.seat
+            or result.seat.endswith(f"-{seat}")
+            or (seat.isdigit() and result.seat.endswith(f"-{int(seat):03d}"))
+        ):
+            return result
+    names = ", ".join(result.seat for result in outcome.results) or "none"
+    raise NotFound(f"no proposal of a seat {seat!r} in {outcome.task_id}; there are {names}")
+
+
+async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | None:
+    """Return the work tree that a task's diff belongs to: its repository's, or, where that is not on this machine, the one round
+    the current folder.
+    """
+    from moothall.wiring.asking import files_here, files_of
+
+    if about is None:
+        return None
+    try:
+        found = files_of(settings, about)
+    except NotFound:
+        found = None
+    return found or await files_here(settings, "")
+
+
+def _ids(subjects: Sequence[str]) -> list[str]:
+    return [subject.rpartition(".")[2] for subject in subjects]

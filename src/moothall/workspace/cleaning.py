@@ -1,0 +1,135 @@
+"""What preparation keeps on disk, with sizes, and removing it. All of it is made again when it is needed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moothall.workspace.box import remove_tree
+from moothall.workspace.layout import Layout, try_lock
+from moothall.workspace.pruning import environment_of
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One thing: a checkout, environment, starter or clone, its size in bytes and when it was last used (seconds since 1970).
+
+    `lock` is what whoever works on it holds.
+    """
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+    lock: str = ""
+
+
+def kept(data_dir: Path) -> tuple[Kept, ...]:
+    """Return all that is there, the largest first. Blocks: reads every folder."""
+    layout = Layout(data_dir)
+    found: list[Kept] = []
+    records = list(layout.prepared("-").parent.glob("[!.]*.json"))
+    users: dict[str, float] = {}
+    for record in records:
+        name = environment_of(record)
+        users[name] = max(users.get(name, 0.0), _used(record))
+    for path in _folders(layout.tree("-").parent):
+        record = layout.prepared(path.name)
+        found.append(Kept("checkout", path, size_of(path), _used(record if record.exists() else path), path.name))
+    for path in _folders(layout.environment("-").parent):
+        kind = "starter" if path.name.startswith("starter-") else "environment"
+        found.append(Kept(kind, path, size_of(path), max(_used(path), users.get(path.name, 0.0)), f"env-{path.name}"))
+    clones = (path for path in _folders(data_dir / "repos") if path.suffix == ".git")
+    found += [Kept("clone", path, size_of(path), max(map(_used, (path, *_parts(path))))) for path in clones]
+    return tuple(sorted(found, key=lambda item: item.size, reverse=True))
+
+
+def chosen(items: Sequence[Kept], *, older_than: float, everything: bool, registered: Sequence[str]) -> tuple[Kept, ...]:
+    """Return what goes: what was not used for `older_than` days, or `everything`. Of clones, which also hold what councils proposed,
+    only those of no registered repository, unless it is everything.
+    """
+    before = time.time() - older_than * DAY
+    return tuple(
+        item for item in items if everything or (item.path.stem not in registered if item.kind == "clone" else item.used < before)
+    )
+
+
+async def clean(data_dir: Path, items: Sequence[Kept], removed: Callable[[Kept], None]) -> tuple[Kept, ...]:
+    """Remove these and return those that are in use and stay. The caller holds the data directory."""
+    layout, busy = Layout(data_dir), []
+    for item in items:
+        with _held(data_dir / "locks", item.lock) as free:
+            if not free:
+                busy.append(item)
+                continue
+            if item.kind == "checkout":
+                layout.prepared(item.path.name).unlink(missing_ok=True)
+            await remove_tree(item.path)
+        removed(item)
+    return tuple(busy)
+
+
+def at_work(data_dir: Path) -> bool:
+    """Whether a process has workspaces open here."""
+    for folder in _folders(Layout(data_dir).run):
+        try:
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # just being made, or just gone
+        try:
+            if not try_lock(descriptor):
+                return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes on disk below a folder; a file with several names counts once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for at, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            try:
+                found = os.lstat(os.path.join(at, name))  # noqa: PTH118 - a Path for each of a million files costs seconds
+            except OSError:
+                continue
+            if found.st_nlink > 1:
+                if (found.st_dev, found.st_ino) in seen:
+                    continue
+                seen.add((found.st_dev, found.st_ino))
+            total += found.st_blocks * 512
+    return total
+
+
+@contextmanager
+def _held(folder: Path, name: str) -> Iterator[bool]:
+    """Hold a lock of the layout's, unless somebody else does."""
+    if not name:
+        yield True
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folders(parent: Path) -> list[Path]:
+    """The folders there, but those that are just being made."""
+    return [path for path in sorted(parent.glob("*")) if path.is_dir() and not path.name.startswith(".")]
+
+
+def _parts(clone: Path) -> list[Path]:
+    return [path for path in (clone / "objects", clone / "objects" / "pack", clone / "refs") if path.exists()]
+
+
+def _used(path: Path) -> float:
+    return path.stat().st_mtime

@@ -1,0 +1,95 @@
+"""What `moothall check` shows of a base, and when it says that nothing could be judged."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from moothall.cli.check import document, show, why_not
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.errors import RepositoryError
+from moothall.ranking.base import diagnose
+from moothall.wiring.checking import Checked
+
+RED = "tests/test_a.py::test_red"
+RUN = CheckRun(
+    "tests",
+    Verdict.FAILED,
+    {
+        "tests/test_a.py::test_green": "passed",
+        RED: "failed",
+        "tests/test_a.py::test_slow": "passed",
+        "tests/test_a.py::f": "passed",
+    },
+    details={RED: "def test_red():\n>   assert 1 == 2\nE   assert 1 == 2\x1b[2J\n\ntests/test_a.py:3: AssertionError"},
+    durations={"tests/test_a.py::test_slow": 2500},
+    duration_ms=3100,
+    exit_code=1,
+)
+PROFILE = Profile(setup=(("pip", "install", "-e", "."),), checks={"tests": ("python", "-m", "pytest")})
+BASE = Base("sample", "a" * 40, PROFILE, "/srv/sample")
+PREPARED = Prepared(BASE, "k", ("tests/test_a.py",), {"tests": RUN}, flaky=("tests/test_a.py::f",))
+CHECKED = Checked(BASE, PREPARED, None, 1.5)
+
+
+def shown(checked: Checked, width: int = 80) -> str:
+    found = diagnose(checked.prepared) if checked.prepared else None
+    console = Console(file=io.StringIO(), width=width)
+    show(console, checked, found, why_not(checked, found))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
+
+
+def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
+    said = shown(CHECKED)
+    for words in (
+        "/srv/sample at aaaaaaaaaa",
+        "pip install -e .",
+        f"red   {RED}  assert 1 == 2",
+        "flaky tests/test_a.py::f  differed between two runs",
+        "slow  tests/test_a.py::test_slow  2.5 s",
+        "A council can be judged here. Red before: 1.",
+    ):
+        assert words in said
+    assert "\x1b" not in said
+    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("checked", "wanted"),
+    [
+        (
+            replace(CHECKED, prepared=None, failure=RepositoryError("set-up command 'x' failed, exit code 1:\nno such thing")),
+            "no such thing",
+        ),
+        (replace(CHECKED, prepared=replace(PREPARED, base=replace(BASE, profile=Profile()), runs={})), "It has no check"),
+        (
+            replace(
+                CHECKED,
+                prepared=replace(
+                    PREPARED, runs={"tests": CheckRun("tests", Verdict.FAILED, output="sh: pytest: not found", exit_code=127)}
+                ),
+            ),
+            "pytest was not found",
+        ),
+    ],
+)
+def test_where_nothing_could_be_judged_it_says_what_to_write_where(checked: Checked, wanted: str) -> None:
+    said = " ".join(shown(checked).split())
+    assert wanted in said
+    assert ".moothall.toml" in said
+    assert "can be judged here" not in said
+
+
+def test_the_document_says_the_same() -> None:
+    found = diagnose(PREPARED)
+    told = document(CHECKED, found, "", Path("/srv/sample/.moothall.toml"))
+    assert json.loads(json.dumps(told)) == told
+    assert (told["version"], told["judgeable"], told["commit"]) == (1, True, "a" * 40)
+    assert told["checks"][0]["red"] == [RED]
+    assert told["checks"][0]["flaky"] == ["tests/test_a.py::f"]

@@ -1,0 +1,105 @@
+"""Tasks as commands see them, over a bus in memory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from moothall.config import Limits
+from moothall.council.desk import Defaults
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import InvalidRequest, NotFound
+from moothall.testing.bus import MemoryBus
+from moothall.wiring.tasks import Tasks, chosen
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SEATS = ("agent-dev-001", "agent-dev-002")
+
+
+def asked(task: str, repository: str = "sample") -> Event:
+    about = RepositoryRef(id=repository) if repository else None
+    d = Deliberation(task, "Add hello_world()", "dev", "vote", SEATS, 0, NOW, 2, repository=about)
+    return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), time=NOW.isoformat())
+
+
+def results(*seats: str) -> tuple[Result, ...]:
+    return tuple(
+        Result(rank, seat, "dev", 0.5, (), passed_gates=True, proven=False, diff=f"of {seat}")
+        for rank, seat in enumerate(seats, 1)
+    )
+
+
+def decided(task: str, winner: str = SEATS[1]) -> Event:
+    outcome = Outcome(task, DeliberationStatus.COMPLETED, role="dev", winner_id=winner, results=results(SEATS[1], SEATS[0]))
+    return new_event(EventType.DELIBERATION_DECIDED, task, dump(outcome), time=NOW.isoformat())
+
+
+async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
+    bus = MemoryBus()
+    for event in events:
+        await bus.publish(event)
+        if event.type is EventType.DELIBERATION_DECIDED:
+            await bus.put(event.subject, event.data)
+    return bus, Tasks(bus, None, Defaults(Limits()), served=False)  # type: ignore[arg-type] # no repository is looked at
+
+
+async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
+    _, tasks = await tasks_of(asked("task-a1"), asked("task-b2"), decided("task-a1"))
+    views = await tasks.latest()
+    assert [(view.task_id, view.status.value) for view in views] == [("task-b2", "PENDING"), ("task-a1", "COMPLETED")]
+    assert [view.task_id for view in await tasks.latest("live")] == ["task-b2"]
+    assert [view.task_id for view in await tasks.latest("ended")] == ["task-a1"]
+    assert await tasks.repository("task-b2") == RepositoryRef(id="sample")
+
+
+async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
+    _, tasks = await tasks_of(asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2"))
+    assert await tasks.find("task-a1", whole=True) == "task-a1"
+    assert await tasks.find("ot") == "other"
+    assert await tasks.find("") == "other", "it is under way"
+    for named, wanted in (("task-", "did you mean task-a1, task-a2"), ("never", "`moothall list` shows them")):
+        with pytest.raises(NotFound, match=wanted):
+            await tasks.find(named)
+    with pytest.raises(NotFound, match=r"did you mean other\?"):
+        await tasks.find("ot", whole=True)
+    with pytest.raises(InvalidRequest):
+        await tasks.find("../x")
+
+
+async def test_nothing_yet_is_said() -> None:
+    _, tasks = await tasks_of()
+    with pytest.raises(NotFound, match="no task yet"):
+        await tasks.find("")
+
+
+async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None:
+    bus, tasks = await tasks_of(asked("task-a1"), asked("task-b2"), decided("task-a1"))
+    with pytest.raises(InvalidRequest, match="`moothall cancel task-b2` first"):
+        await tasks.forget("task-b2")
+    await tasks.forget("task-a1")
+    assert await tasks.ids() == ["task-b2"]
+    assert await bus.get("task-a1") is None
+    assert [view.task_id for view in await tasks.latest()] == ["task-b2"]
+    with pytest.raises(NotFound):
+        await tasks.outcome("task-a1")
+
+
+@pytest.mark.parametrize(
+    ("seat", "wanted"),
+    [("", SEATS[1]), ("agent-dev-001", SEATS[0]), ("dev-001", SEATS[0]), ("1", SEATS[0]), ("002", SEATS[1])],
+)
+def test_a_seat_is_named_or_numbered(seat: str, wanted: str) -> None:
+    outcome = Outcome("t", DeliberationStatus.COMPLETED, winner_id=SEATS[1], results=results(SEATS[1], SEATS[0]))
+    assert chosen(outcome, seat).seat == wanted
+
+
+def test_no_winner_and_no_such_seat_are_named() -> None:
+    outcome = Outcome("t", DeliberationStatus.COMPLETED, results=results(*SEATS))
+    with pytest.raises(NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"):
+        chosen(outcome, "")
+    with pytest.raises(NotFound, match="no proposal of a seat '9' in t; there are agent-dev-001"):
+        chosen(outcome, "9")

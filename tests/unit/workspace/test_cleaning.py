@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from moothall.domain import codec
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.workspace.cleaning import Kept, at_work, chosen, clean, kept, size_of
+from moothall.workspace.layout import Layout, environment_key
+
+LONG_AGO = time.time() - 30 * 86_400
+BASE = Base("sample", "a" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}, lock_digest="one"))
+
+
+def made(data_dir: Path) -> Layout:
+    """A checkout that was used just now, its environment, a starter, a clone; all but the use are old."""
+    layout = Layout(data_dir)
+    folders = [
+        layout.tree("k"),
+        layout.environment(environment_key(BASE)),
+        layout.environment("starter-x"),
+        data_dir / "repos/a.git",
+    ]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x" * 10_000)
+        os.utime(folder, (LONG_AGO, LONG_AGO))
+    layout.prepared("k").parent.mkdir()
+    layout.prepared("k").write_text(json.dumps(codec.dump(Prepared(BASE, "k", ()))), encoding="utf-8")
+    return layout
+
+
+def kinds(items: tuple[Kept, ...]) -> list[str]:
+    return sorted(item.kind for item in items)
+
+
+def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
+    made(tmp_path)
+    items = kept(tmp_path)
+    assert kinds(items) == ["checkout", "clone", "environment", "starter"]
+    assert all(item.size >= 10_000 for item in items)
+    assert kinds(chosen(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
+    assert kinds(chosen(items, older_than=14, everything=False, registered=[])) == ["clone", "starter"]
+    assert chosen(items, older_than=0, everything=True, registered=["a"]) == items
+
+
+async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
+    layout = made(tmp_path)
+    gone: list[Kept] = []
+    async with layout.lock("k"):
+        busy = await clean(tmp_path, kept(tmp_path), gone.append)
+    assert kinds(busy) == ["checkout"]
+    assert kinds(tuple(gone)) == ["clone", "environment", "starter"]
+    assert layout.tree("k").exists()
+    assert await clean(tmp_path, kept(tmp_path), gone.append) == ()
+    assert not layout.tree("k").exists()
+    assert not layout.prepared("k").exists()
+    assert kept(tmp_path) == ()
+
+
+async def test_an_open_workspace_is_somebody_at_work(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    assert not at_work(tmp_path)
+    (layout.run / "1-a").mkdir(parents=True)
+    (layout.run / "1-a/lock").touch()
+    assert not at_work(tmp_path), "nobody holds it: left by one who was killed"
+    (tmp_path / "locks").symlink_to(layout.run / "1-a")
+    async with layout.lock("lock"):
+        assert at_work(tmp_path)
+
+
+def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 100_000)
+    before = size_of(tmp_path)
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    assert size_of(tmp_path) == before
