@@ -15,6 +15,7 @@ from rich.text import Text
 
 from moothall.cli import complete
 from moothall.cli.council import hold_council
+from moothall.cli.documents import answer_document
 from moothall.cli.exits import exit_code
 from moothall.cli.narrator import Narrator
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
@@ -22,7 +23,6 @@ from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, result_of, settings_of
 from moothall.cli.show import changed_lines
 from moothall.config import Settings
-from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
@@ -114,6 +114,8 @@ def ask(
     else:
         asked = result_of(_ask(settings, request, named, narrator))
     outcome, diff = asked.outcome, _diff(asked.outcome)
+    if not server:
+        complete.remember(settings.data_dir, outcome.task_id)
     if not as_json:
         show_answer(Console(file=out, highlight=False), outcome)
     applied: tuple[str, ...] = ()
@@ -190,7 +192,7 @@ def _diff(outcome: Outcome) -> str:
 
 
 def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:
-    click.echo(json.dumps({**dump(outcome), "applied": list(applied)}, indent=2), file=out)
+    click.echo(json.dumps(answer_document(outcome, applied), indent=2), file=out)
 
 
 def show_answer(console: Console, outcome: Outcome) -> None:

@@ -174,22 +174,24 @@ def _reason(detail: str) -> str:
 
 def document(checked: Checked, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:
     """Return the one JSON document of `--json`."""
+    from moothall.cli.documents import CheckDocument
     from moothall.domain.codec import dump
 
     base = checked.base
-    return {
-        "version": 1,
-        "repository": base.repository,
-        "origin": base.origin,
-        "commit": base.sha,
-        "judgeable": not why,
-        "reason": why,
-        "interpreter": checked.interpreter,
-        "setup": [list(argv) for argv in base.profile.setup],
-        "commands": {name: list(argv) for name, argv in base.profile.checks.items()},
-        "checks": [dump(row) for row in found.rows] if found else [],
-        "profile": checked.own_file,
-        "written": str(written or ""),
-        "unseen": checked.unseen,
-        "seconds": round(checked.seconds, 1),
-    }
+    return dump(
+        CheckDocument(
+            repository=base.repository,
+            origin=base.origin,
+            commit=base.sha,
+            judgeable=not why,
+            reason=why,
+            interpreter=checked.interpreter,
+            setup=base.profile.setup,
+            commands=base.profile.checks,
+            checks=found.rows if found else (),
+            profile=checked.own_file,
+            written=str(written or ""),
+            unseen=checked.unseen,
+            seconds=round(checked.seconds, 1),
+        )
+    )

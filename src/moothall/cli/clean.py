@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from moothall.cli.documents import CleanDocument, KeptEntry
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
-from moothall.workspace.cleaning import Kept
+from moothall.domain.codec import dump
+
+if TYPE_CHECKING:  # imported by the command that runs
+    from moothall.workspace.cleaning import Kept
 
 
 @click.command(epilog=example("moothall clean --dry-run", "moothall clean --older-than 3", "moothall clean --all"))
@@ -43,14 +48,15 @@ async def _clean(settings: Settings, older_than: float | None, *, everything: bo
     done = await clean_up(settings, older_than=older_than, everything=everything, dry_run=dry_run, removed=told)
     stuck = bool(done.busy) or bool(done.why_not and done.gone)
     if as_json:
-        document = {
-            "version": 1,
-            "dry_run": dry_run,
-            "refused": "" if dry_run else done.why_not,
-            "kept": [_entry(item) for item in done.there if dry_run or done.why_not or item not in done.gone],
-            "removed" if not (dry_run or done.why_not) else "would_remove": [_entry(item) for item in done.gone],
-        }
-        click.echo(json.dumps(document, indent=2))
+        stays = dry_run or bool(done.why_not)
+        document = CleanDocument(
+            dry_run=dry_run,
+            refused="" if dry_run else done.why_not,
+            kept=tuple(_entry(item) for item in done.there if stays or item not in done.gone),
+            removed=() if stays else tuple(map(_entry, done.gone)),
+            would_remove=tuple(map(_entry, done.gone)) if stays else (),
+        )
+        click.echo(json.dumps(dump(document), indent=2))
         return EXIT_NONE if stuck and not dry_run else 0
     if dry_run or done.why_not:
         for item in done.there:
@@ -73,8 +79,8 @@ def _row(item: Kept) -> str:
     return f"{item.kind:<12} {_size(item.size):>9}  {days:>5.1f} days  {item.path.name}"
 
 
-def _entry(item: Kept) -> dict[str, str | int | float]:
-    return {"kind": item.kind, "path": str(item.path), "bytes": item.size, "used": round(item.used, 3)}
+def _entry(item: Kept) -> KeptEntry:
+    return KeptEntry(item.kind, str(item.path), item.size, round(item.used, 3))
 
 
 def _sum(items: Sequence[Kept]) -> int:

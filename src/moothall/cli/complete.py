@@ -7,17 +7,18 @@ from pathlib import Path
 
 import click
 
-ROLES = ("dev", "qa", "architect", "devops", "data", "po")
-PROTOCOLS = ("tests_then_verify", "debate", "vote", "single", "ask")
-
 
 def roles(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
     """Complete a role."""
+    from moothall.domain.ids import ROLES
+
     return [role for role in ROLES if role.startswith(incomplete.lower())]
 
 
 def protocols(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
     """Complete a protocol."""
+    from moothall.domain.task import PROTOCOLS
+
     return [protocol for protocol in PROTOCOLS if protocol.startswith(incomplete)]
 
 

@@ -126,4 +126,5 @@ async def _deliberate(
         async with open_house(settings, narrator.say) as house:
             outcome = await hold_council(house.desk, request, narrator)
             narrator.rest()
+            complete.remember(settings.data_dir, outcome.task_id)
             return tell_outcome(outcome, out, json_wanted=as_json)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.finding import Finding
 from moothall.cli.options import example
@@ -42,7 +42,7 @@ async def _doctor(settings: Settings, *, as_json: bool) -> int:
             if finding.mend:
                 click.echo(f"{'':<6}{'':<22} mend: {finding.mend}")
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        click.echo(json.dumps(findings_document(findings), indent=2))
     return 0 if all(finding.ok for finding in findings) else EXIT_NONE
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from moothall.domain.outcome import Outcome
-from moothall.domain.proposal import SeatStatus
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # every command imports this
+    from moothall.domain.outcome import Outcome
 
 EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -34,6 +36,6 @@ def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
         if outcome.final_state == "failed":
             return EXIT_WRONG
         return 0 if outcome.proven or (answers and outcome.final_state == "answered") else EXIT_UNPROVEN
-    seats = [seat for seat in outcome.seats if seat.status is not SeatStatus.UNSTARTED or seat.error_code]
-    broken = bool(seats) and all(seat.status is SeatStatus.FAILED and seat.error_code in BROKEN for seat in seats)
+    seats = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
+    broken = bool(seats) and all(seat.status == "failed" and seat.error_code in BROKEN for seat in seats)
     return EXIT_WRONG if broken and not outcome.results else EXIT_NONE

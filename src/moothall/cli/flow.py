@@ -73,7 +73,7 @@ async def _run(settings: Settings, asked: Asked, *, as_json: bool) -> int:
 
 async def _tell(settings: Settings, asked: Asked, run_workflow: Any, *, as_json: bool) -> dict[str, Any]:
     """Show what happens, and return how it ended."""
-    told: dict[str, Any] = {"workflow_id": asked.document["id"], "state": "", "steps": {}}
+    told: dict[str, Any] = {"version": 1, "workflow_id": asked.document["id"], "state": "", "steps": {}}
 
     def say(words: str) -> None:
         if not as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,9 +78,8 @@ async def _add(settings: Settings, add_: Callable[[TrustedRepositories], Awaitab
     entry = await add_(repositories)
     base = await repositories.resolve(RepositoryRef(id=entry.id))
     checks = ", ".join(base.profile.checks) or "none: nothing can prove an answer here"
-    click.echo(
-        entry.model_dump_json(indent=2) if as_json else f"{entry.id}  {entry.origin}  at {base.sha[:10]}; checks: {checks}"
-    )
+    told = json.dumps({"version": 1, **entry.model_dump(mode="json")}, indent=2)
+    click.echo(told if as_json else f"{entry.id}  {entry.origin}  at {base.sha[:10]}; checks: {checks}")
     return 0
 
 
@@ -103,8 +103,6 @@ def remove(context: click.Context, *, repository: str) -> None:
 @errors_spoken
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List them."""
-    import json
-
     from moothall.wiring.trusted import trusted_repositories
 
     entries = trusted_repositories(settings_of(context)).registry.list(LOCAL.tenant)

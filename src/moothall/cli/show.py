@@ -15,8 +15,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from moothall.cli.documents import outcome_document
 from moothall.cli.plain import plain
-from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
@@ -226,4 +226,4 @@ def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
 
 def as_json(outcome: Outcome) -> str:
     """Return the one JSON document of `--json`."""
-    return json.dumps(dump(outcome), indent=2)
+    return json.dumps(outcome_document(outcome), indent=2)

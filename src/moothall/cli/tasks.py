@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
+from moothall.cli import complete
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option, task_argument
 from moothall.cli.plain import plain
@@ -34,13 +35,15 @@ def list_(context: click.Context, *, state: str | None, limit: int, as_json: boo
 
 
 async def _list(settings: Settings, state: str, limit: int, *, as_json: bool) -> int:
+    from moothall.cli.documents import TasksDocument
     from moothall.domain.codec import dump
     from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, _say) as tasks:
         views, served = await tasks.latest(state, limit), tasks.served
+    complete.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
-        click.echo(json.dumps({"version": 1, "served": served, "tasks": [dump(view) for view in views]}, indent=2))
+        click.echo(json.dumps(dump(TasksDocument(served, tuple(views))), indent=2))
         return 0
     width = max((len(view.task_id) for view in views), default=0)
     for view in views:

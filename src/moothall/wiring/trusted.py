@@ -74,8 +74,8 @@ def commands_said(setup: Sequence[str], checks: Sequence[str], profile: Path | N
     if not (setup or checks or profile):
         return None
     pairs = [check.partition("=") for check in checks]
-    if wrong := next((name for name, sign, command in pairs if not (name and sign and command)), None):
-        raise InvalidRequest(f"--check {wrong[:80]!r} names no command; write NAME=COMMAND, such as tests='pytest -q'")
+    if wrong := [check for check, (name, _, command) in zip(checks, pairs, strict=True) if not (name and command)]:
+        raise InvalidRequest(f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as tests='pytest -q'")
     said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
     try:
         commands = Commands.model_validate(said)
