@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from house import Command
-from moothall.config import Llm
+from house import Command, git
+from moothall.config import Llm, load_settings
+from moothall.council.desk import Defaults, Desk
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import DeliberationRequest
+from moothall.wiring.log import open_log
+from moothall.wiring.trusted import trusted_repositories
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -93,3 +98,68 @@ async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> N
     wrong = await command("tools", "disable", "git.lag")
     assert wrong.code == 2
     assert "there is no tool 'git.lag'" in wrong.err
+
+
+async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo: Path) -> None:
+    asked = await command("deliberate", "--agents", "1", "--json", "Add hello_world()", cwd=repo)
+    assert asked.code == 0, asked.err
+    task_id = asked.document["task_id"]
+    listed = (await command("list", "--json")).document
+    assert listed["tasks"][0]["task_id"] == task_id
+    assert (listed["version"], listed["served"]) == (1, True)
+    shown = await command("show", task_id)
+    assert "Winner: agent-dev-001" in shown.out, shown.err
+    assert (await command("show", task_id, "--json")).document == asked.document
+    diff = await command("diff", task_id, "1")
+    assert diff.out == asked.document["results"][0]["diff"]
+    applied = await command("apply", task_id, cwd=repo)
+    assert applied.code == 0, applied.err
+    assert "hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
+    again = await command("apply", task_id, cwd=repo)
+    assert (again.code, "changes of your own in src/utils.py" in again.err) == (2, True)
+    assert (await command("cancel", task_id)).out.strip() == f"{task_id}: COMPLETED"
+    kept = await command("rm", task_id)
+    assert (kept.code, "is merged nowhere" in kept.err) == (2, True)
+    gone = await command("rm", task_id, "--force")
+    assert gone.out.strip() == f"{task_id} is removed, with its branch moothall/{task_id}", gone.err
+    assert "moothall" not in git(repo, "branch", "--list")
+    assert (await command("show", task_id)).code == 2
+    refused = await command("clean", "--all")
+    assert (refused.code, "nothing was removed: process" in refused.err) == (1, True)
+
+
+async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(tmp_path: Path, repo: Path) -> None:
+    alone = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
+    settings = load_settings(data_dir=alone.data_dir)
+    async with open_log(settings, lambda _: None) as bus:
+        desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits))
+        await desk.submit(DeliberationRequest("Add hello_world()", "dev", "task-left", about_text=True), LOCAL)
+    listed = await alone("list")
+    assert listed.out.startswith("task-left  at 0 %"), listed.err
+    assert "nothing is at work on 1 of them now" in listed.err
+    assert (await alone("cancel", "task-l")).out.strip() == "task-left: CANCELLED"
+    assert [task["status"] for task in (await alone("list", "--json")).document["tasks"]] == ["CANCELLED"]
+
+
+async def test_a_repository_is_checked_and_what_was_found_is_written(tmp_path: Path, repo: Path) -> None:
+    alone = Command(tmp_path / "data")
+    done = await alone("check", "--json", "--write", cwd=repo)
+    assert done.code == 0, done.err
+    (row,) = done.document["checks"]
+    assert (row["check"], row["green"], row["red"]) == ("tests", 1, ["tests/test_utils.py::test_hello_world"])
+    written = (repo / ".moothall.toml").read_text(encoding="utf-8")
+    assert written == done.document["profile"]
+    again = await alone("check", "--json", "--profile", ".moothall.toml", cwd=repo)
+    assert (again.code, again.document["commands"]) == (0, done.document["commands"])
+    assert "uncommitted changes in 1 file are not seen: .moothall.toml" in again.document["unseen"]
+    (repo / "none.toml").write_text('[checks]\ntests = "no-such-runner"\n', encoding="utf-8")
+    broken = await alone("check", "--profile", "none.toml", cwd=repo)
+    assert (broken.code, "no-such-runner was not found" in " ".join(broken.out.split())) == (2, True), broken.err
+    cleaned = await alone("clean", "--all", "--json")
+    assert {item["kind"] for item in cleaned.document["removed"]} >= {"checkout", "clone", "environment"}
+    assert cleaned.document["kept"] == []
+
+
+async def test_outside_a_repository_a_council_is_not_silently_about_text(command: Command, tmp_path: Path) -> None:
+    done = await command("deliberate", "Fix the tests", cwd=tmp_path)
+    assert (done.code, "name one with --repo, or say --text" in done.err) == (2, True)

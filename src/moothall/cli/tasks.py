@@ -16,6 +16,7 @@ from moothall.cli.run import errors_spoken, result_of, run, settings_of
 from moothall.config import Settings
 from moothall.domain.overview import TaskView
 
+_WIDE = 100
 _SEAT = click.argument("seat", default="")
 
 
@@ -56,12 +57,15 @@ async def _list(settings: Settings, state: str, limit: int, *, as_json: bool) ->
 
 
 def _row(view: TaskView, width: int) -> str:
+    """A task in one line of the terminal: what does not fit is cut."""
+    columns = _columns()
     task_id = view.task_id if len(view.task_id) <= width else view.task_id[: width - 1] + "…"
-    end = f"{view.winner_id} {'proven' if view.proven else 'unproven'}" if view.winner_id else ""
-    status = view.status.value if view.status.ended else f"{view.status.value} {view.progress} %"
-    row = f"{task_id:<{width}}  {status:<15} {_age(view.ended or view.requested):>8}  {view.role:<9} {end:<22}"
-    left = max(0, _columns() - len(row) - 2)
+    end = f"{view.winner_id.removeprefix('agent-')} {'proven' if view.proven else 'unproven'}" if view.winner_id else ""
+    status = view.status.value.lower() if view.status.ended else f"at {view.progress} %"
+    role = f"{view.role:<9}  " if columns >= _WIDE else ""
+    row = f"{task_id:<{width}}  {status:<9}  {_age(view.ended or view.requested):>6}  {role}{end:<18}"
     words = " ".join(plain(view.description, 200).split())
+    left = max(0, columns - len(row) - 2)
     return f"{row}  {words if len(words) <= left else words[: left - 1] + '…' if left else ''}".rstrip()
 
 
