@@ -19,7 +19,8 @@ from benchmarks.quality import report
 from benchmarks.quality.bare import sample
 from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
-from moothall.cli.council import Narrator, hold_council
+from moothall.cli.council import hold_council
+from moothall.cli.narrator import Narrator
 from moothall.config import Settings, load_settings
 from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
