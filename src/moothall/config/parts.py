@@ -28,6 +28,10 @@ class Llm(Section):
     approaches: Literal["auto", "on", "off"] = Field(
         "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"
     )
+    functions: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="where a task names one function, ask for just that, without tools; auto: the local model, which is lost among them",
+    )
     cache_salt: Literal["auto", "on", "off"] = Field("auto", description="keep tenants' prompt caches apart; auto: on vLLM")
     priority: Literal["auto", "on", "off"] = Field(
         "auto", description="let the server finish what is nearly done first; auto: on vLLM, where it takes it"

@@ -12,7 +12,9 @@ from moothall.config import Limits, Llm
 from moothall.council.checking import State, look
 from moothall.council.coding import Coding
 from moothall.council.conversation import Conversation, Voice
+from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.facts import Facts
+from moothall.council.function import Function
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
@@ -25,9 +27,9 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.repository import Patch, Prepared
+from moothall.domain.repository import Prepared
 from moothall.domain.secrets import brings_secret
-from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused, Permanent
+from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused
 from moothall.guard.gate import Gate
 from moothall.guard.seat import SeatContext
 from moothall.tools.catalogue import ToolSpec
@@ -41,51 +43,6 @@ _NOT_TAKEN_OVER = (
     "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
     "test make it of parts"
 )
-
-
-class NoChanges(Permanent):
-    """A seat ended without having changed anything: never a proposal."""
-
-    code = "NO_CHANGES"
-
-
-class MalformedReplies(Permanent):
-    """The model kept replying with what is no turn."""
-
-    code = "MALFORMED_REPLIES"
-
-
-class OutOfTurns(Permanent):
-    """All turns are used and nothing was changed."""
-
-    code = "OUT_OF_TURNS"
-
-
-class InCircles(Permanent):
-    """Every attempt went in circles, and nothing was changed."""
-
-    code = "IN_CIRCLES"
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth` (more is better) as the
-    seat's own workspace saw it.
-    """
-
-    content: str
-    patch: Patch | None = None
-    green: bool = False
-    worth: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """How an attempt ended: the best that came of it, if anything; its last turn; and, where it went in circles, how."""
-
-    draft: Draft | None
-    turn: int
-    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +90,7 @@ class _Said:
 
 class Agent:
     """One seat's loop. Its conversation and operations go on from the proposal into the revisions. `asked`: it may end with an
-    answer and no change. `example`: the actions of the worked example, which are no answer.
+    answer and no change. `example`: the actions of the worked example, which are no answer. `function`: the one function that the task is about.
     """
 
     def __init__(
@@ -152,11 +109,22 @@ class Agent:
         python: bool = False,
         asked: bool = False,
         example: Sequence[Action] = (),
+        function: Function | None = None,
     ) -> None:
         self.seat = seat
         self.role = role
         self.operations: list[Operation] = []
-        self.talk = Conversation(f"{facts.d.task_id}/{seat}", head, voice, model=model, llm=llm, specs=specs, python=python)
+        self.talk = Conversation(
+            f"{facts.d.task_id}/{seat}",
+            head,
+            voice,
+            model=model,
+            llm=llm,
+            specs=specs,
+            python=python,
+            function=function,
+            attempts=limits.attempts,
+        )
         self._model = model
         self._facts = facts
         self._llm = llm
@@ -268,7 +236,8 @@ class Agent:
         self.operations += did.operations
         course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
         state = course.state
-        course.over = ran and state.green and state.proven
+        # A function that is green is all that was asked for; with tools there may be more to do.
+        course.over = ran and state.green and (state.proven or self.talk.function is not None)
         course.steps.append(Step(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
         course.circle = await self._tell_turn(
             at,
@@ -334,6 +303,8 @@ class Agent:
         if ran:
             parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append(verdict_text(state))
+        if self.talk.function is not None:
+            parts.append(self.talk.function.again)
         if again:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)

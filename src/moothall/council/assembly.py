@@ -9,9 +9,11 @@ from typing import Protocol
 
 from moothall.config import Limits, Llm, Runner
 from moothall.council import prompts
-from moothall.council.agent import Agent, Draft
+from moothall.council.agent import Agent
 from moothall.council.context import show
+from moothall.council.draft import Draft
 from moothall.council.facts import Facts
+from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import RecordedModel, Recording
 from moothall.council.reply import Action
@@ -110,6 +112,7 @@ class Council:
     work_until: datetime
     until: datetime
     sittings: tuple[Sitting, ...]
+    function: Function | None = None
     bench: Bench | None = None
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
@@ -153,6 +156,10 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken, 0)
         base = prepared.base
         shown = await show(prepared, d.description, lambda path: parts.repositories.read(base, path), int(room * _CONTEXT_SHARE))
+    functions = parts.llm.functions == "on" or (parts.llm.functions == "auto" and parts.llm.base_url is None)
+    function = None
+    if functions and shown is not None and prepared is not None and any(spec.name == DEFINE for spec in specs):
+        function = function_of(d.description, shown, prepared.files)
     now = datetime.now(UTC)
     left = max((d.deadline - now).total_seconds(), 0.0)
     until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
@@ -174,5 +181,6 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
+        function=None if d.is_answer("") else function,
         bench=Bench(prepared, parts.workspaces, facts, parts.checks_at_once) if prepared else None,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from moothall.config import Llm
+from moothall.council.function import Function
 from moothall.council.history import Exchange, window
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import MalformedReplyError, Turn, read_turn, turn_schema
@@ -35,7 +36,9 @@ class Voice:
 
 
 class Conversation:
-    """`seat` is the seat's place in call ids: <task_id>/<seat>. `python`: blocks of it can be asked for."""
+    """`seat` is the seat's place in call ids: <task_id>/<seat>. `python`: blocks of it can be asked for. `function`: in all
+    `attempts` but the last it is about this one function, without tools.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class Conversation:
         llm: Llm,
         specs: Sequence[ToolSpec] = (),
         python: bool = False,
+        function: Function | None = None,
+        attempts: int = 1,
     ) -> None:
         self._seat = seat
         self._head = head
@@ -55,6 +60,8 @@ class Conversation:
         self._llm = llm
         self._specs = tuple(specs)
         self._python = python
+        self._of_function = function
+        self._attempts = attempts
         self._attempt = 1
         self.exchanges: list[Exchange] = []
 
@@ -63,6 +70,11 @@ class Conversation:
         self._attempt = attempt
         if attempt > 1:
             self.exchanges.clear()
+
+    @property
+    def function(self) -> Function | None:
+        """The one function that this attempt is about, if it is."""
+        return self._of_function if self._attempt < max(self._attempts, 2) else None
 
     def add(self, said: str, came: str, brief: str) -> None:
         """Note what was said, what came of it, and the same in a line."""
@@ -83,21 +95,24 @@ class Conversation:
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
         voice = self._voice.anew(self._attempt)
+        function = self.function
         specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
         most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
         reply = await self._model.ask(
             ChatRequest(
                 call_id=f"{self._seat}/{step}",
-                messages=window(self._head, self.exchanges, self._llm.context_tokens - most),
+                messages=window(function.head if function else self._head, self.exchanges, self._llm.context_tokens - most),
                 max_tokens=most,
                 deadline=deadline,
-                schema=turn_schema(specs, may_finish=may_finish, python=self._python) if voice.mode == "json" else None,
+                schema=turn_schema(specs, may_finish=may_finish, python=self._python)
+                if voice.mode == "json" and not function
+                else None,
                 temperature=voice.temperature,
                 seed=int(digest(str(voice.seed), f"{self._seat.partition('/')[2]}/{step}")[:7], 16),
             )
         )
         try:
-            said = read_turn(reply, voice.mode)
+            said = function.read(reply) if function else read_turn(reply, voice.mode)
         except MalformedReplyError as error:
             return str(error), reply.text
         if said.python is not None and not runs_python:

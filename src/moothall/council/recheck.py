@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from moothall.council.facts import Facts
 from moothall.council.text import clip
@@ -20,6 +20,7 @@ from moothall.ports import Workspaces
 from moothall.ranking import Assessment, assess, changed_files, passes_gates
 
 _OUTPUT = 8000
+_TOLD = 4  # cases whose output is told
 _TRIES = 3  # an executor may be killed under a check
 _RED = {"failed", "errored"}
 
@@ -33,11 +34,12 @@ def workspace_name(task_id: str, *parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A proposal and what the trusted side found."""
+    """A proposal and what the trusted side found; `details`: what the cases said that it made red."""
 
     proposal: Proposal
     assessment: Assessment
     cross: tuple[CrossRun, ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def candidate(self) -> Candidate:
@@ -73,6 +75,7 @@ class Bench:
         self._found: dict[str, Assessment] = {}
         self._crossed: dict[tuple[str, str], CheckRun] = {}
         self._exact: dict[str, str] = {}
+        self._details: dict[str, Mapping[str, str]] = {}
 
     async def judge(self, proposal: Proposal, exact: str = "") -> Judged:
         """Re-check a proposal on a fresh checkout and publish what it showed. `exact` is its diff where that of the proposal was
@@ -83,7 +86,7 @@ class Bench:
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._found:
                 self._found[key] = await self._assess(proposal, key)
-        judged = Judged(proposal, self._found[key])
+        judged = Judged(proposal, self._found[key], details=self._details.get(key, {}))
         await self._publish(judged)
         return judged
 
@@ -107,7 +110,7 @@ class Bench:
                 break
             except (WorkspaceFailed, SandboxUnavailable):
                 continue  # what did not run is missing, and missing never passes
-        return assess(
+        found = assess(
             base.runs,
             runs,
             base.base.profile,
@@ -117,6 +120,9 @@ class Bench:
             changed=changed_files(proposal.diff),
             task=self._facts.d.description,
         )
+        broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
+        self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
+        return found
 
     async def _publish(self, judged: Judged) -> None:
         found, proposal = judged.assessment, judged.proposal
@@ -251,10 +257,11 @@ def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     for item in found.evidence:
         counted = f" ({item.passed} of {item.passed + item.failed} passed)" if item.passed + item.failed else ""
         lines.append(f"{item.check}: {item.verdict}{counted}")
-        if item.verdict is not Verdict.PASSED and item.output:
+        if item.verdict is not Verdict.PASSED and item.output and not judged.details:
             lines.append(clip(item.output, 1500))
     if found.regressions:
         lines.append(f"Passed before and not any more: {', '.join(found.regressions[:10])}")
+    lines += [f"{case}:\n{clip(said.strip(), 1500)}" for case, said in list(judged.details.items())[:_TOLD]]
     if any(outcome in _RED for run in base.values() for outcome in run.cases.values()):
         lines.append("A test that failed before passes now." if found.proven else "No test that failed before passes now.")
     if judged.cross:

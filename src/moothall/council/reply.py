@@ -104,12 +104,17 @@ def _closed(**fields: Any) -> dict[str, Any]:
 
 def read_turn(reply: ChatReply, mode: ReplyMode) -> Turn:
     """Return the reply as a turn; raises `MalformedReplyError` saying what was wrong and what is right."""
-    _whole(reply)
-    text = _THINKING.sub("", reply.text)
+    text = whole_text(reply)
     try:
         return _read_json_turn(text) if mode == "json" else _read_blocks(text)
     except MalformedReplyError as error:
         raise MalformedReplyError(f"Your reply could not be used: {error} {_RIGHT[mode]}") from error
+
+
+def whole_text(reply: ChatReply) -> str:
+    """Return a reply's text without what the model thought aloud; raises `MalformedReplyError` where it was cut off."""
+    _whole(reply)
+    return _THINKING.sub("", reply.text)
 
 
 def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:

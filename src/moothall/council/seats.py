@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 
 from moothall import telemetry
 from moothall.council import prompts
-from moothall.council.agent import Agent, Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns, Place
+from moothall.council.agent import Agent, Place
 from moothall.council.assembly import Council, Sitting
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
+from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.recheck import Judged, facts_text, workspace_name
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
@@ -110,6 +111,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         python=council.python,
         asked=d.is_answer(""),
         example=council.example,
+        function=council.function,
     )
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(

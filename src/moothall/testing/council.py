@@ -156,7 +156,10 @@ async def open_council(
     bus = MemoryBus()
     async with (
         scripted_model(answer, schemas=schemas) as server,
-        open_model(settings := Llm(**{"retries": 0, "retry_seconds": 0.01, "approaches": "on", **llm}), server.base_url) as model,
+        open_model(
+            settings := Llm(**{"retries": 0, "retry_seconds": 0.01, "approaches": "on", "functions": "off", **llm}),
+            server.base_url,
+        ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
         gate = Gate(Guard(), audit, bus)

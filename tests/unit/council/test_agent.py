@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from moothall.config import Limits
 from moothall.council.recording import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
-from moothall.testing.council import ONE, act, append, finish, of, outcomes
-from moothall.testing.model import Fault, step_of
-from moothall.testing.repos import SOLUTION
+from moothall.testing.council import ONE, act, append, by_seat, finish, of, outcomes
+from moothall.testing.model import Fault, phase_of, step_of
+from moothall.testing.repos import SAMPLE, SOLUTION
 
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 
@@ -305,3 +306,40 @@ async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(c
         house.bus.__init__()
         again = await house.run(d, told)
     assert [turn["attempt"] for turn in of(again, EventType.SEAT_TURN)] == [1, 1, 2, 2]
+
+
+BROKEN = (
+    '"""Small helpers."""\n\n\ndef greet(name: str) -> str:\n    return "Hello, Ada!"\n\n\n'
+    'def hello_world() -> str:\n    return "Hello, World!"\n'
+)
+
+
+async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost_is_shown_and_run(council: Any) -> None:
+    files = {
+        **SAMPLE,
+        "tests/test_far.py": 'from utils import greet\n\n\ndef test_bob():\n    assert greet("Bob") == "Hello, Bob!"\n',
+    }
+    fix = act(("files.edit", {"path": "src/utils.py", "old": '"Hello, Ada!"', "new": 'f"Hello, {name}!"'}))
+
+    def answer(_body: Any, headers: Any) -> Any:
+        return fix if phase_of(headers) == "revise" else act(("files.write", {"path": "src/utils.py", "content": BROKEN}))
+
+    async with council(answer, files=files) as house:
+        (base,) = house.prepared.runs.values()
+        house.prepared = replace(house.prepared, runs={"tests": replace(base, duration_ms=60_000)})
+        events = await house.run(house.deliberation("tests_then_verify", 1))
+    first, second = house.server.requests
+    assert "test_bob" not in first.prompt.partition("files of the repository")[0]
+    assert "Passed before and not any more: tests/test_far.py::test_bob" in second.prompt
+    assert "assert 'Hello, Ada!' == 'Hello, Bob!'" in second.prompt
+    assert [turn["checks"] for turn in of(events, EventType.SEAT_TURN)] == [{"tests": "passed"}, {"tests": "passed"}]
+    # Its own tests were those of utils alone at first, and then also the one that was lost.
+    asked = [cases for (_tree, _name, *cases) in house.workspaces.runs if any("test_bob" in str(part) for part in cases)]
+    assert asked
+    assert of(events, EventType.CHECK_FINISHED)[-1]["evidence"]["verdict"] == "passed"
+
+
+async def test_the_base_is_prepared_and_run_once_for_all_seats(council: Any) -> None:
+    async with council(by_seat(one=append(), two=append(WRONG), three=append("\n" + SOLUTION))) as house:
+        await house.run(house.deliberation("vote"))
+    assert house.workspaces.opened.count("base") == 1

@@ -1,0 +1,118 @@
+"""A task that names one function: found, asked for as such, its code block read; and whole seats that work so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.config import Limits
+from moothall.council.context import Shown
+from moothall.council.function import function_of
+from moothall.council.reply import MalformedReplyError
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatReply
+from moothall.domain.event import EventType
+from moothall.testing.council import ONE, append, of, outcomes
+from moothall.testing.model import step_of
+from moothall.testing.repos import SOLUTION
+
+PYTHON = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a\n"
+GO = "package x\n\nfunc (c *Cart) Total() int {\n\treturn 0\n}\n"
+SHOWN = Shown(
+    (("tests/test_a.py", "assert sub(3, 1) == 2"),), (("a.py", PYTHON), ("cart.go", GO), ("notes.md", "def read():")), "a.py"
+)
+FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
+
+
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [
+        ("Complete the function sub in a.py", ("a.py", "sub")),
+        ("sub() gives its first number back", ("a.py", "sub")),
+        ("Total is always nought", ("cart.go", "Total")),
+        ("Add hello_world() to a.py", ("a.py", "hello_world")),
+        ("Add hello_world(name) to a.py and cart.go", None),
+        ("Add hello_world() somewhere", None),
+        ("sub and add are both wrong", None),
+        ("Make read() work", None),
+        ("Tidy up a.py", None),
+    ],
+)
+def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | None) -> None:
+    function = function_of(task, SHOWN, FILES)
+    assert (function and (function.path, function.name)) == found
+
+
+def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    said = function.head[-1].content
+    assert "assert sub(3, 1) == 2" in said
+    assert PYTHON.strip() in said
+    assert "func (c" not in said
+
+
+def reply(text: str, ended: str = "stop") -> ChatReply:
+    return ChatReply(text, ended, Usage())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "```python\n{}\n```",
+        "Sure!\n```python\n{}\n```\nIt subtracts.",
+        "{}",
+        "```\n{}",
+        "```python\nsub(1, 2)\n```\n```python\n{}\n```",
+    ],
+)
+def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    code = "import math\n\ndef sub(a, b):\n    return a - b"
+    (action,) = function.read(reply(said.format(code))).actions
+    assert action.tool == "files.define"
+    assert dict(action.args) == {"path": "a.py", "name": "sub", "content": code}
+
+
+@pytest.mark.parametrize("said", ["", "I would subtract.", "```python\ndef other():\n    pass\n```", "```python\nsub(1, 2)\n```"])
+def test_a_reply_without_the_function_is_none(said: str) -> None:
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    with pytest.raises(MalformedReplyError, match="whole function sub"):
+        function.read(reply(said))
+    with pytest.raises(MalformedReplyError, match="cut off"):
+        function.read(reply("```python\ndef sub(", "length"))
+
+
+WRONG = '```python\ndef hello_world() -> str:\n    return "Goodbye"\n```'
+RIGHT = f"```python\n{SOLUTION.strip()}\n```"
+
+
+async def test_a_seat_is_asked_for_the_function_and_told_of_its_tests(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        return WRONG if step_of(headers) == "0.1" else RIGHT
+
+    async with council(answer, functions="on") as house:
+        events = await house.run(house.deliberation("single", 1))
+    first, second = house.server.requests
+    assert "response_format" not in first.body
+    assert "files.append" not in first.prompt
+    assert "in one code block" in first.prompt
+    assert "Goodbye" in second.prompt
+    assert "again, mended" in second.prompt
+    assert outcomes(events) == {ONE: "proposed"}
+    diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    assert "Hello, World!" in diff
+    assert "Goodbye" not in diff
+
+
+async def test_its_last_attempt_has_the_tools(council: Any) -> None:
+    def answer(body: Any, _headers: Any) -> str:
+        return append() if "response_format" in body else "I cannot."
+
+    async with council(answer, functions="on", limits=Limits(attempts=2)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == [1, 1, 2]
+    assert outcomes(events) == {ONE: "proposed"}
