@@ -49,7 +49,17 @@ class Function:
         if not holding:
             raise MalformedReplyError(f"There is no code block that holds the whole function {self.name}. {self.again}")
         # The whole block: what the function needs (an import, a helper) stands beside it.
-        return Turn("", (Action(DEFINE, {"path": self.path, "name": self.name, "content": holding[0]}),))
+        content = self._without_itself(holding[0])
+        return Turn("", (Action(DEFINE, {"path": self.path, "name": self.name, "content": content}),))
+
+    def _without_itself(self, code: str) -> str:
+        """Leave out imports of the file itself, which a model copies from the test: a module that imports itself cannot be loaded."""
+        module = re.escape(self.path.rpartition("/")[2].removesuffix(".py"))
+        if not self.path.endswith(".py"):
+            return code
+        return re.sub(
+            rf"(?m)^(?:from[ \t]+(?:\w*\.)*{module}[ \t]+import[ \t]+(?!\()|import[ \t]+{module}[ \t]*(?=\n)).*\n+", "", code
+        )
 
 
 def function_of(description: str, shown: Shown, files: Sequence[str]) -> Function | None:

@@ -116,3 +116,16 @@ async def test_its_last_attempt_has_the_tools(council: Any) -> None:
         events = await house.run(house.deliberation("single", 1))
     assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == [1, 1, 2]
     assert outcomes(events) == {ONE: "proposed"}
+
+
+def test_a_file_does_not_import_itself() -> None:
+    """A small model copies the import from the test."""
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    code = "def sub(a, b):\n    return a - b"
+    for line in ("from a import sub\n\n", "from src.a import sub, add\n", "from .a import *\n", "import a\n"):
+        (action,) = function.read(reply(f"```python\nimport math\n{line}{code}\n```")).actions
+        assert action.args["content"] == f"import math\n{code}"
+    other = f"from abc import sub\nimport ab\n{code}"
+    (action,) = function.read(reply(other)).actions
+    assert action.args["content"] == other
