@@ -55,7 +55,7 @@ def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
         assert names["double"](4) == 8
 
 
-def test_the_table_counts_what_was_measured_in_every_way(tmp_path: Path) -> None:
+def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) -> None:
     found = problem(tmp_path)
 
     def tried(seen: int, hidden: int) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def test_the_table_counts_what_was_measured_in_every_way(tmp_path: Path) -> None
     page = text(rows, (found,), 1, Settings())
     assert "| bare, one sample | 0 of 1 (0%) | - | 50% | 1.0 | 2 |" in page
     assert "| bare, best of three by the visible assertions | 1 of 1 (100%) | 300 | 50% | 3.0 | 6 |" in page
-    assert "| a single seat | 1 of 1 (100%) | 100 |" in page
-    assert "- Reached: a single seat at least as good as the bare model." in page
-    assert "- **Not reached**: a council of three above" in page
+    assert "| A single seat | 1 of 1 (100%) | 100 |" in page
+    assert "- Reached: at least as many solved as by bare, one sample." in page
+    assert "- **Not reached**: more solved than by bare, best of three by the visible assertions." in page
     assert "1+0 of 3+4" in page
-    assert "0 of 0 (0%)" in text(rows[:2], (found,), 1, Settings())
+    assert "Not measured yet." in text(rows[:2], (found,), 1, Settings())
