@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
@@ -20,7 +21,9 @@ _NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "1
 
 
 def main(folder: str) -> None:
-    """Serve until the input ends."""
+    """Serve until the input ends. All files of Ray's lie below `folder`."""
+    os.environ["RAY_TMPDIR"] = folder
+    (Path(folder) / "ray").mkdir()  # where it says to others on this machine that it is there, and expects a folder
     cluster = Cluster(
         initialize_head=True, connect=False, head_node_args={**_NODE, "include_dashboard": False, "temp_dir": folder}
     )
