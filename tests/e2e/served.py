@@ -28,15 +28,15 @@ tenant = "team-e"
 """
 
 
-def make_command(folder: Path, model_url: str) -> Command:
-    """Return a command whose house knows alice and eve."""
+def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Command:
+    """Return a command whose house knows alice and eve. Its hosts run beside it: what is tried here is not Ray, which costs a start."""
     tokens = folder / "tokens.toml"
     tokens.write_text(_TOKENS, encoding="utf-8")
     tokens.chmod(0o600)
     return Command(
         folder / "data",
         model_url,
-        {"MOOTHALL_GRPC__TOKENS_FILE": str(tokens), "MOOTHALL_LOG__LEVEL": "error"},
+        {"MOOTHALL_GRPC__TOKENS_FILE": str(tokens), "MOOTHALL_LOG__LEVEL": "error", "MOOTHALL_RAY__MODE": hosts},
     )
 
 

@@ -1,4 +1,4 @@
-"""Stories, councils and figures on a real house: real bus, Ray, hosts and gRPC; only the model is scripted."""
+"""Stories, councils and figures on a real house: real bus, hosts and gRPC; only the model is scripted."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ async def events(stub: Any, task_id: str, after_seq: int = 0) -> list[kernel.Tas
 
 async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: Path) -> None:
     async with scripted_model(scripted(by_task)) as model:
-        command = make_command(tmp_path, model.base_url)
+        command = make_command(tmp_path, model.base_url, hosts="ray")
         port = model.base_url.rpartition(":")[2].partition("/")[0]
     command.extra |= {"MOOTHALL_WEB__PORT": "0"}
     async with served(command) as house, aiohttp.ClientSession(f"http://{house.web}") as session:

@@ -18,6 +18,7 @@ from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 from moothall.wiring import lock
+from moothall.wiring.parts import said
 
 log = get_logger(__name__)
 
@@ -45,18 +46,20 @@ async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
 
 
 @asynccontextmanager
-async def remembering(settings: Settings, bus: JetStreamBus, *, drain: bool) -> AsyncIterator[CypherGraph]:
+async def remembering(settings: Settings, bus: JetStreamBus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
     """Open the graph, project the log into it behind the answers, and let other commands on this data directory ask it.
 
-    `drain`: at the end the graph gets `graph.drain_seconds` to catch up; what is left then, the next start does.
+    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where it takes long; what is left
+    then, the next start does.
     """
     async with open_graph(settings) as graph, answering(graph, _socket(settings)), asyncio.TaskGroup() as group:
         projector = Projector(bus, graph, settings.graph)
         running = group.create_task(projector.run((await bus.state(LOG)).last_seq), name="graph")
         try:
             yield graph
-            if drain:
-                await _drain(settings, projector, bus)
+            if drain is not None:
+                with said(drain, "the graph to catch up"):
+                    await _drain(settings, projector, bus)
         finally:
             running.cancel()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -119,12 +119,14 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     starting = [name for name, wanted in (("Ray", on_ray), ("the model", settings.llm.base_url is None)) if wanted]
     if starting:
         tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
+    ending = stack.enter_context(ExitStack())
     fleet = await stack.enter_async_context(started(open_fleet(settings, on_ray=on_ray)))
     model = await stack.enter_async_context(started(model_url(settings, tell)))
-    url = await stack.enter_async_context(bus_url(settings))
-    bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
+    with said(tell, "the bus"):
+        url = await stack.enter_async_context(bus_url(settings))
+        bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
     # A server that ends leaves what the graph lacks to its next start; a single command has none.
-    remembered = await stack.enter_async_context(started(remembering(settings, bus, drain=not serving)))
+    remembered = await stack.enter_async_context(started(remembering(settings, bus, None if serving else tell)))
     repositories = trusted_repositories(settings)
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
@@ -151,6 +153,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     memory.settle()
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
+    stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
     return house, collector
 
 
