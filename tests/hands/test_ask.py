@@ -57,7 +57,7 @@ async def repo(tmp_path: Path) -> Path:
 
 
 async def test_a_question_is_answered_and_nothing_is_changed(command: Command, repo: Path) -> None:
-    done = await command("ask", "What does add do?", cwd=repo / "src")
+    done = await command("ask", "-v", "What does add do?", cwd=repo / "src")
     assert done.code == 0, done.err
     assert "add returns the sum of two numbers." in done.out
     assert "\x1b[2J" not in done.out + done.err  # what a model wrote moves no cursor

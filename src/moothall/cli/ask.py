@@ -138,7 +138,7 @@ async def _ask(settings: Settings, request: DeliberationRequest, named: Named, n
     check_early(settings, request)
     repository = await asked_about(settings, named)
     if repository is not None:
-        if said := await unseen(settings, repository):
+        if said := await unseen(settings, repository, named.profile):
             narrator.note(said)
     elif not named.text:
         narrator.note("you are in no repository: this is about text alone")

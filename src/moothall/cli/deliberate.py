@@ -117,7 +117,7 @@ async def _deliberate(
     check_early(settings, request)
     repository = await asked_about(settings, named)
     if repository is not None:
-        if said := await unseen(settings, repository):
+        if said := await unseen(settings, repository, named.profile):
             narrator.note(said)
     elif not (named.text or settings.repository):
         raise InvalidRequest("you are in no git repository: name one with --repo, or say --text for an answer in words")

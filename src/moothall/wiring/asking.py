@@ -55,8 +55,11 @@ async def asked_about(settings: Settings, named: Named) -> RepositoryRef | None:
     return await register(settings, ".", named.ref, named.profile)
 
 
-async def unseen(settings: Settings, repository: RepositoryRef) -> str:
-    """Return a sentence about uncommitted changes in the files of a repository, which no council sees; '' where there are none."""
+async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | None = None) -> str:
+    """Return a sentence about uncommitted changes in the files of a repository, which no council sees; '' where there are none.
+
+    `profile` is what stands for its `.moothall.toml` this time.
+    """
     top = files_of(settings, repository)
     if top is None:
         return ""
@@ -70,7 +73,7 @@ async def unseen(settings: Settings, repository: RepositoryRef) -> str:
     sha = await sources.local_commit(git, local, repository.ref)
     shown = ", ".join(changed[:_SHOWN]) + (", …" if len(changed) > _SHOWN else "")
     where = f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not seen: {shown}"
-    own = f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}" if OWN_FILE in changed else ""
+    own = f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}" if OWN_FILE in changed and profile is None else ""
     return f"works on the commit {sha[:10]}; {where}{own}"
 
 

@@ -48,7 +48,7 @@ async def check_repository(settings: Settings, named: Named, tell: Callable[[str
     ref = await asked_about(settings, named)
     if ref is None:
         raise InvalidRequest("you are in no git repository; name one: moothall check PATH, URL or id")
-    said = await unseen(settings, ref)
+    said = await unseen(settings, ref, named.profile)
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:

@@ -54,6 +54,7 @@ async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> 
     assert said == f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: README.md, new.py"
     repo.write({".moothall.toml": "setup = []"})
     assert (await unseen(settings, found)).endswith("; to use .moothall.toml as it is, add --profile .moothall.toml")
+    assert "--profile" not in await unseen(settings, found, Path(".moothall.toml"))
 
 
 async def test_a_profile_stands_for_the_repositorys_own_this_time(settings: Settings, repo: Repo, tmp_path: Path) -> None:
