@@ -102,7 +102,7 @@ def remove(context: click.Context, *, repository: str) -> None:
 @click.pass_context
 @errors_spoken
 def list_(context: click.Context, *, as_json: bool) -> None:
-    """List them."""
+    """List them: id, place, what becomes of a winner, and which checks were said here instead of found out."""
     from moothall.wiring.trusted import trusted_repositories
 
     entries = trusted_repositories(settings_of(context)).registry.list(LOCAL.tenant)
@@ -110,6 +110,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
         click.echo(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
         return
     for entry in entries:
-        click.echo(f"{entry.id}  {entry.origin}  {entry.push}")
+        said = f"  checks: {', '.join(entry.commands.checks)}" if entry.commands.checks else ""
+        click.echo(f"{entry.id}  {entry.origin}  {entry.push}{said}")
     if not entries:
         click.echo("none yet; moothall repo add PATH_OR_URL", err=True)
