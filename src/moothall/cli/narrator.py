@@ -20,6 +20,7 @@ from moothall.domain.event import EventType, Recorded
 _COUNCIL = "council"
 _WAIT_SECONDS = 2.0
 _PER_SECOND = 4
+_NAME, _CLOCK = 20, 6
 
 _IMPORTANT = {
     EventType.DELIBERATION_REQUESTED,
@@ -84,10 +85,10 @@ class Board:
 
     def __rich__(self) -> Table:
         """The lines as they are now, each one line of the terminal."""
-        table = Table.grid(padding=(0, 2, 0, 0), expand=False)
-        table.add_column(max_width=20, no_wrap=True, overflow="ellipsis")
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        table.add_column(no_wrap=True)
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(width=min(_NAME, max(map(len, self._lines))), no_wrap=True, overflow="ellipsis")
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")  # only what is said gives way
+        table.add_column(width=_CLOCK, no_wrap=True, justify="right")
         now = time.monotonic()
         for name, line in self._lines.items():
             waited = now - line.since

@@ -84,7 +84,7 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
     assert " %  at work" in lines[0]
     assert lines[1].startswith("agent-dev-001")
     assert "turn 1: files.edit success" in lines[1]
-    assert lines[2].startswith("agent-dev-with-a-")
+    assert lines[2].startswith("agent-dev-with-a-ve…  failed: gone")
 
 
 def test_quiet_is_not_a_word() -> None:
