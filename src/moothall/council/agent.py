@@ -18,7 +18,7 @@ from moothall.council.function import Function
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
-from moothall.council.stuck import FINISH, Step, again, stuck
+from moothall.council.stuck import FINISH, LOOKS, Step, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import Did, asked_of, do
 from moothall.domain.chat import Message
@@ -297,15 +297,17 @@ class Agent:
         """Say what came of a turn, fenced, within a fifth of the window."""
         room = int(self._llm.context_tokens * CHARS_PER_TOKEN / 5)
         share = room // (len(did.texts) + 1)
-        parts = [text(share) for text in did.texts]
+        function = self.talk.function
+        # A small model hands back what a tool says of its success as its next reply.
+        parts = [text(share) for text in did.texts] if function is None or not did.succeeded else []
         if state.refused is not None:
             parts.append(fence("the changes cannot be taken over", state.refused.message))
         if ran:
             parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append(verdict_text(state))
-        if self.talk.function is not None:
-            parts.append(self.talk.function.again)
-        if again:
+        if function is not None:
+            parts.append(function.again if ran or not did.succeeded else function.unchanged)
+        elif again:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
@@ -329,7 +331,9 @@ class Agent:
     ) -> str:
         """Record the turn, and return why it shows that the seat goes in circles, or nothing."""
         step = f"{self.seat}/{at.step}"
-        found = self._model.circle(step, stuck(steps, self._limits.stuck_turns))
+        # There is nothing to look at where one function is asked for.
+        looks = LOOKS if self.talk.function is None else LOOKS - 1
+        found = self._model.circle(step, stuck(steps, self._limits.stuck_turns, looks))
         await self._facts.say(
             EventType.SEAT_TURN,
             step,

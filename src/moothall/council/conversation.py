@@ -16,7 +16,7 @@ from moothall.domain.ids import digest
 from moothall.errors import DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
 
-_WARMER, _WARMEST = 0.2, 1.0  # an attempt's temperature over the one before, and the highest that this comes to
+_WARMER, _WARMEST = 0.4, 1.0  # an attempt's temperature over the one before, and the highest that this comes to
 
 
 @dataclass(frozen=True, slots=True)

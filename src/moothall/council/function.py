@@ -41,6 +41,11 @@ class Function:
         """What is asked once the checks were red."""
         return f"Reply with the whole function {self.name} again, mended, in one code block."
 
+    @property
+    def unchanged(self) -> str:
+        """What is said of a reply that changes nothing."""
+        return f"That is the function as it stood before, so nothing is done yet. {self.again}"
+
     def read(self, reply: ChatReply) -> Turn:
         """Return the reply as a turn that defines the function; raises `MalformedReplyError`."""
         text = whole_text(reply)
@@ -82,5 +87,6 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
 def _head(description: str, shown: Shown, path: str, text: str, name: str) -> Iterator[Message]:
     yield Message("system", _SYSTEM)
     tests = [fence(f"{test}, which fails now and must pass", said) for test, said in shown.failing]
-    asked = f"Reply with the whole function {name} in one code block, and nothing else."
-    yield Message("user", "\n\n".join([*tests, fence(path, text), fence("the task", description), asked]))
+    # Measured: where the task stands in a fence of its own, the model hands the function back as it is, without a body.
+    asked = f"Task: {description}\nReply with the whole function {name}, its body included, in one code block, and nothing else."
+    yield Message("user", "\n\n".join([*tests, fence(path, text), asked]))

@@ -30,6 +30,11 @@ class Did:
     brief: str
 
     @property
+    def succeeded(self) -> bool:
+        """Whether all that ran succeeded."""
+        return all(result.status is ToolStatus.SUCCESS for result in self.results)
+
+    @property
     def may_have_changed(self) -> bool:
         """A tool that failed half-way may have changed something too; one that never ran has not."""
         return any(

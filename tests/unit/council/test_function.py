@@ -15,7 +15,7 @@ from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType
 from moothall.testing.council import ONE, append, of, outcomes
 from moothall.testing.model import step_of
-from moothall.testing.repos import SOLUTION
+from moothall.testing.repos import SAMPLE, SOLUTION
 
 PYTHON = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a\n"
 GO = "package x\n\nfunc (c *Cart) Total() int {\n\treturn 0\n}\n"
@@ -129,3 +129,20 @@ def test_a_file_does_not_import_itself() -> None:
     other = f"from abc import sub\nimport ab\n{code}"
     (action,) = function.read(reply(other)).actions
     assert action.args["content"] == other
+
+
+async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(council: Any) -> None:
+    """The small model copied the signature and the docstring, and no body."""
+    stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
+    files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
+    empty = f"```python\n{stub}```"
+
+    def answer(_body: Any, headers: Any) -> str:
+        return RIGHT if step_of(headers) == "0.3" else empty
+
+    async with council(answer, files=files, functions="on") as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert "as it stood before" in house.server.requests[1].prompt
+    assert "files.define" not in house.server.requests[1].prompt
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["", "the same step 2 times, and nothing changed", ""]
+    assert house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
