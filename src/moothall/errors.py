@@ -147,6 +147,10 @@ class RepositoryError(Permanent):
     code = "REPOSITORY_UNUSABLE"
 
 
+class NothingToJudge(RepositoryError):
+    """A required check of a repository judges nothing on its untouched base, so that nobody could win."""
+
+
 class PatchRefused(Permanent):
     """A patch that may not leave its workspace."""
 

@@ -18,6 +18,15 @@ class Workspace(Section):
     image: str = ""
     setup_network: Literal["on", "allowlist", "off"] = "on"
     setup_seconds: float = Field(600.0, gt=0)
+    check_seconds: float = Field(600.0, gt=0, description="one run of a check at most, that on the untouched base too")
+    check_factor: float = Field(
+        5.0, ge=1, description="how many times as long as on the untouched base a check, or one case of it, may take"
+    )
+    check_floor_seconds: float = Field(60.0, gt=0, description="what a check gets at least, however fast it was on the base")
+    case_seconds: float = Field(
+        10.0, gt=0, description="what a test case gets at least; on the base three times that. Its package in Go: six times that"
+    )
+    flaky_seconds: float = Field(60.0, ge=0, description="checks that take less are run twice on the base; what differs is flaky")
     warm: int = Field(1, ge=0, description="executors kept ready for each prepared repository")
     allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
     allowed_roots: tuple[Path, ...] = Field(

@@ -18,11 +18,14 @@ from moothall.domain.repository import Prepared
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspaces
 from moothall.ranking import Assessment, assess, changed_files, passes_gates
+from moothall.ranking.assess import differing
+from moothall.ranking.gates import counts
 
 _OUTPUT = 8000
 _TOLD = 4  # cases whose output is told
 _TRIES = 3  # an executor may be killed under a check
 _RED = {"failed", "errored"}
+_RERUN, _RERUN_MS = 50, 120_000  # cases, and the base's own time, up to which deciding cases are run once more
 
 
 def workspace_name(task_id: str, *parts: str) -> str:
@@ -91,38 +94,54 @@ class Bench:
         return judged
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
-        base = self._prepared
-        runs: dict[str, CheckRun] = {}
-        applies = bool(proposal.diff.strip())
         name = workspace_name(self._facts.d.task_id, "check", key[:12])
-        for _ in range(_TRIES if applies else 0):
-            try:
-                async with (
-                    self._places,
-                    self._workspaces.open(base, name, patch=self._exact[proposal.diff], judged=True) as workspace,
-                ):
-                    for check in base.base.profile.checks:
-                        with checked(check, name) as noted:
-                            runs[check] = noted(await workspace.check(check, deadline=self._facts.d.deadline))
-                break
-            except PatchRefused:
-                applies = False
-                break
-            except (WorkspaceFailed, SandboxUnavailable):
-                continue  # what did not run is missing, and missing never passes
-        found = assess(
+        runs, applies = await self._run_checks(proposal, name, {}) if proposal.diff.strip() else ({}, False)
+        found = self._compared(proposal, runs, self._prepared.flaky, applies=applies)
+        if doubtful := _doubtful(found, runs, self._prepared):
+            # What decides is run once more on the same tree: what differs is no evidence.
+            again, _ = await self._run_checks(proposal, f"{name}-2", doubtful)
+            flaky = {case for check, run in again.items() for case in differing(runs[check], run)}
+            if flaky:
+                found = self._compared(proposal, runs, (*self._prepared.flaky, *sorted(flaky)), applies=applies)
+        broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
+        self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
+        return found
+
+    def _compared(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
+        base = self._prepared
+        return assess(
             base.runs,
             runs,
             base.base.profile,
             own_tests=proposal.own_tests,
             applies=applies,
-            flaky=base.flaky,
+            flaky=flaky,
             changed=changed_files(proposal.diff),
             task=self._facts.d.description,
         )
-        broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
-        self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
-        return found
+
+    async def _run_checks(
+        self, proposal: Proposal, name: str, only: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, CheckRun], bool]:
+        """Run the checks on a fresh checkout, or `only` these with these cases; False where the patch does not apply."""
+        runs: dict[str, CheckRun] = {}
+        checks = self._prepared.base.profile.checks
+        for _ in range(_TRIES):
+            try:
+                async with (
+                    self._places,
+                    self._workspaces.open(self._prepared, name, patch=self._exact[proposal.diff], judged=True) as workspace,
+                ):
+                    for check in only or checks:
+                        with checked(check, name) as noted:
+                            run = await workspace.check(check, deadline=self._facts.d.deadline, cases=only.get(check, ()))
+                            runs[check] = noted(run)
+                break
+            except PatchRefused:
+                return runs, False
+            except (WorkspaceFailed, SandboxUnavailable):
+                continue  # what did not run is missing, and missing never passes
+        return runs, True
 
     async def _publish(self, judged: Judged) -> None:
         found, proposal = judged.assessment, judged.proposal
@@ -239,6 +258,17 @@ class Bench:
         )
 
 
+def _doubtful(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> dict[str, tuple[str, ...]]:
+    """By check the cases that decide: regressions, new red ones and those that prove. Only of checks that can be run again cheaply."""
+    deciding = {*found.regressions, *found.fixed, *(case for item in found.evidence for case in item.red)}
+    cases = {name: tuple(sorted(deciding & run.cases.keys())) for name, run in runs.items() if name in found.required}
+    return {
+        name: some
+        for name, some in cases.items()
+        if some and len(some) <= _RERUN and runs[name].status == "success" and base.runs[name].duration_ms <= _RERUN_MS
+    }
+
+
 def _worth_it(judged: Sequence[Judged]) -> bool:
     """Tests of others change something where candidates compete, or where one is not proven yet."""
     passing = [item for item in judged if item.passes]
@@ -255,8 +285,9 @@ def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     found = judged.assessment
     lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]
     for item in found.evidence:
-        counted = f" ({item.passed} of {item.passed + item.failed} passed)" if item.passed + item.failed else ""
-        lines.append(f"{item.check}: {item.verdict}{counted}")
+        lines.append(f"{item.check}: {item.verdict}{counts(item)}{': ' if item.red else ''}{', '.join(item.red[:10])}")
+        if item.red_before:
+            lines.append(f"Red before and still: {', '.join(item.red_before[:10])}")
         if item.verdict is not Verdict.PASSED and item.output and not judged.details:
             lines.append(clip(item.output, 1500))
     if found.regressions:

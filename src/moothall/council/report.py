@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from moothall.council.checking import State
@@ -10,6 +11,8 @@ from moothall.council.text import clip, fence
 from moothall.domain.code import CodeRun
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.tool import ToolResult, ToolStatus
+
+_FOUND = 20  # findings of a linter that are shown
 
 
 def result_text(number: int, result: ToolResult, room: int) -> str:
@@ -62,6 +65,8 @@ def check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
         for title, cases in (("Red since your change", since), ("Red before your change too", before))
         if cases
     ]
+    if new := [*(Counter(run.findings) - Counter(base.findings if base else ()))]:
+        parts.append("\n".join(["Found now and not before:", *new[:_FOUND]]))
     if not any(case in run.details for case in red):
         parts.append(run.output)
     return f"{head}\n{fence(f'output of {run.check}', clip(chr(10).join(parts), room))}"

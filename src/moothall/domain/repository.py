@@ -16,7 +16,8 @@ class Profile:
     to its argv, run in the folder that `folders` names (the root by default). Every check is required but those in
     `advisory`, whose result is shown and decides nothing. `protected` are path patterns (gitignore style,
     from the root) of tests and test configuration: a candidate is judged with them as they were on
-    the base. `known_failures` are test ids that may stay red.
+    the base. `known_failures` are test ids that may stay red. `reports` maps a check's name to patterns of the JUnit files that
+    it writes, in the folder where it runs.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -26,6 +27,7 @@ class Profile:
     lock_digest: str = ""
     advisory: tuple[str, ...] = ()
     folders: Mapping[str, str] = field(default_factory=dict)
+    reports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,17 @@ from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
-from moothall.errors import MoothallError, RepositoryError, SandboxUnavailable, Superseded, Temporary, WorkspaceFailed
+from moothall.errors import (
+    MoothallError,
+    NothingToJudge,
+    RepositoryError,
+    SandboxUnavailable,
+    Superseded,
+    Temporary,
+    WorkspaceFailed,
+)
 from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
+from moothall.ranking import diagnose
 
 log = telemetry.get_logger(__name__)
 
@@ -241,9 +250,14 @@ class Host:
                 loop.call_soon_threadsafe(steps.put_nowait, step)
 
             try:
-                return await self._prepared(base, tell)
+                prepared = await self._prepared(base, tell)
+                found = diagnose(prepared)
+                tell(found.line)
             finally:
-                steps.put_nowait(None)
+                loop.call_soon(steps.put_nowait, None)  # after all that was told
+        if found.text:
+            raise NothingToJudge(found.text)
+        return prepared
 
     async def _prepared(self, base: Base, tell: Callable[[str], None]) -> Prepared:
         """Prepare the base; an executor that dies under it costs another try, not the deliberation."""

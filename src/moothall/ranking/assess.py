@@ -101,6 +101,14 @@ def cases_of(run: CheckRun) -> Mapping[str, str]:
     return {run.check: str(run.verdict) if run.status == "success" else "errored"}
 
 
+def differing(one: CheckRun, other: CheckRun) -> set[str]:
+    """Return the cases that two runs of the same tree tell differently. A run that was stopped tells nothing."""
+    if other.status != "success" or one.status != "success":
+        return set()
+    first, second = cases_of(one), cases_of(other)
+    return {case for case in first.keys() & second.keys() if (first[case] in RED) != (second[case] in RED)}
+
+
 class _Compared:
     """One check before and after."""
 

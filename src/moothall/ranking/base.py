@@ -29,7 +29,8 @@ _OWN_FILE = ".moothall.toml"
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """One check of the base. `slow` are its slowest cases with their milliseconds, `fault` says why it cannot judge, `advice` what
-    to write where, `output` the end of what it printed then; all three empty where it can.
+    to write where, `output` the end of what it printed then; all three empty where it can. `told`
+    says whether it told of cases: else it is one itself.
     """
 
     check: str
@@ -42,6 +43,7 @@ class CheckRow:
     slow: tuple[tuple[str, int], ...] = ()
     findings: int = 0
     duration_ms: int = 0
+    told: bool = True
     fault: str = ""
     advice: str = ""
     output: str = ""
@@ -53,7 +55,7 @@ class CheckRow:
             said = self.fault
         elif self.findings:
             said = f"{self.findings} {'finding' if self.findings == 1 else 'findings'}"
-        elif self.green + len(self.red) + self.skipped:
+        elif self.told and self.green + len(self.red) + self.skipped:
             counts = [(self.green, "passed"), (len(self.red), "red"), (self.skipped, "skipped"), (len(self.flaky), "flaky")]
             names = {"red": self.red, "flaky": self.flaky}
             said = ", ".join(
@@ -121,6 +123,7 @@ def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> Che
         slow=tuple((case, ms) for ms, case in slow),
         findings=len(run.findings),
         duration_ms=run.duration_ms,
+        told=bool(run.cases),
         fault=fault,
         advice=advice,
         output=run.output.strip()[-_TAIL:] if fault else "",

@@ -41,6 +41,18 @@ if TYPE_CHECKING:
         def started(self) -> None:
             """The command has begun."""
 
+    class Reader(Protocol):
+        """Reads the output while it comes."""
+
+        def feed(self, data: bytes) -> bytes:
+            """Return what is kept of `data`."""
+
+        def end(self) -> bytes:
+            """Return what is kept of what was held back."""
+
+        def stuck(self) -> str:
+            """Return the status for which the command has to be stopped, or nothing. Asked again and again."""
+
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -206,11 +218,12 @@ def run(
     wakeup: int,
     stopped: Callable[[], str],
     side: Side | None = None,
+    reader: Reader | None = None,
 ) -> Ended:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
     when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
     """
-    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side)
+    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side, reader=reader)
 
 
 def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
@@ -232,7 +245,13 @@ def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: C
 
 
 def _watch(
-    child: Callable[[], NoReturn], walls: Walls, wakeup: int, stopped: Callable[[], str], side: Side | None = None
+    child: Callable[[], NoReturn],
+    walls: Walls,
+    wakeup: int,
+    stopped: Callable[[], str],
+    side: Side | None = None,
+    *,
+    reader: Reader | None = None,
 ) -> Ended:
     begun = time.monotonic()
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -246,7 +265,9 @@ def _watch(
     os.close(writing)
     if side:
         side.started()
-    watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls=walls, deadline=begun + walls.wall_seconds, side=side)
+    watch = _Watch(
+        reading, os.pidfd_open(pid), wakeup, walls=walls, deadline=begun + walls.wall_seconds, side=side, reader=reader
+    )
     try:
         status = watch.until_end(stopped)
         seconds = time.monotonic() - begun
@@ -256,6 +277,8 @@ def _watch(
         _, waited, used = os.wait4(pid, 0)
         kill_all()
         watch.drain()
+        if reader:
+            watch.kept.add(reader.end())
     finally:
         watch.close()
     output = watch.kept.bytes()
@@ -275,11 +298,14 @@ def _watch(
 class _Watch:
     """Follows a child: its output, its end, its walls."""
 
-    def __init__(self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Side | None) -> None:
+    def __init__(
+        self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Side | None, reader: Reader | None
+    ) -> None:
         self.kept, self.seen = _Kept(walls.output_bytes), Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
         self._walls, self._deadline = walls, deadline
         self._side, self._hears = side, False
+        self._reader = reader
         self._next_sample = time.monotonic() + _SAMPLE_SECONDS
         self._poll = select.poll()
         for descriptor in (reading, leader, wakeup):
@@ -321,7 +347,7 @@ class _Watch:
         os.set_blocking(self._reading, False)
         with contextlib.suppress(OSError):
             while data := os.read(self._reading, 1 << 16):
-                self.kept.add(data)
+                self._keep(data)
 
     def close(self) -> None:
         """Close what the watch opened."""
@@ -330,9 +356,12 @@ class _Watch:
 
     def _read(self) -> None:
         if data := os.read(self._reading, 1 << 16):
-            self.kept.add(data)
+            self._keep(data)
         else:
             self._poll.unregister(self._reading)
+
+    def _keep(self, data: bytes) -> None:
+        self.kept.add(self._reader.feed(data) if self._reader else data)
 
     def _broken(self) -> str:
         if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR:
@@ -343,7 +372,7 @@ class _Watch:
         _sample(self.seen)
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken(self.seen, self._walls)
+        return _broken(self.seen, self._walls) or (self._reader.stuck() if self._reader else "")
 
 
 def _broken(seen: Seen, walls: Walls) -> str:

@@ -22,6 +22,7 @@ from moothall.sandbox.spec import UID, USER, SandboxSpec, bubblewrap, command, i
 
 _PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
 _GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
+_HOSTS = "127.0.0.1 localhost\n"
 _SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
 _SPARE_MEMORY = 48_000_000  # the executor's own
 _LOG_TAIL = 2000
@@ -130,7 +131,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             if not spec.degraded("seccomp"):
                 raise
         accounts = {}
-        for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
+        for name, content in (("passwd", _PASSWD), ("group", _GROUP), *(() if spec.network else (("hosts", _HOSTS),))):
             accounts[name] = _memory_fd(name, content.encode())
             held.append(accounts[name])
         stage, argv = command(spec, seccomp=filter_fd, accounts=accounts)

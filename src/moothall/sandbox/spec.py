@@ -125,7 +125,9 @@ def _staged(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are descriptors of passwd and group."""
+    """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are descriptors of
+    passwd and group, and of hosts where the network is its own.
+    """
     stage, binds = _staged(spec)
     memory = spec.limits.memory_bytes
     argv = [

@@ -23,8 +23,9 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
 from moothall.guard.paths import covers
 from moothall.testing.repos import Repo
-from moothall.tools import checks, files, texts
+from moothall.tools import cases, checks, files, texts
 from moothall.tools.paths import ToolFailure
+from moothall.tools.plugins import FOLDER as REPORTERS
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
 PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))
@@ -169,16 +170,22 @@ class TempWorkspace:
         key = (await asyncio.to_thread(self.repo.git, "write-tree"), name, (*paths, *cases))
         if key not in self.owner.runs:
             self.owner.runs[key] = await self._run(
-                name, checks.narrowed(argv, paths, cases=cases) if name == "tests" else argv, deadline
+                name, checks.command(argv, paths, cases=cases) if name == "tests" else argv, deadline
             )
         return self.owner.runs[key]
 
     async def _run(self, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
         self.owner.checked += 1
-        report = self.repo.path.with_name(f"{self.repo.path.name}.xml")
-        command = tuple(part.replace(checks.REPORT, str(report)) for part in argv)
+        folder = self.repo.path.with_name(f"{self.repo.path.name}-reports-{self.owner.checked}")
+        await asyncio.to_thread(folder.mkdir)
+        variables = checks.variables(seconds=10.0, plugins=str(REPORTERS), folder=str(folder))
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=self.repo.path, env=_ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            *argv,
+            cwd=self.repo.path,
+            env=_ENV | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         seconds = (deadline - datetime.now(UTC)).total_seconds() if deadline else 60.0
         try:
@@ -191,9 +198,11 @@ class TempWorkspace:
                 process.kill()
             await process.wait()
         code = process.returncode or 0
-        cases = checks.read_report(str(report)) if checks.is_pytest(command) else {}
-        verdict = Verdict(checks.verdict(command, code, cases))
-        return CheckRun(name, verdict, cases, output.decode(errors="replace")[-20_000:], exit_code=code)
+        found = cases.Cases()
+        cases.read_folder(found, str(folder))
+        verdict = Verdict(checks.verdict(argv, code, found.results))
+        text = output.decode(errors="replace")[-20_000:]
+        return CheckRun(name, verdict, found.results, text, exit_code=code, details=found.said, durations=found.ms)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
         """There is no sandbox here."""

@@ -1,32 +1,25 @@
-"""Commands with a verdict: what is run for a check, and what its result means.
+"""Commands with a verdict: what is run for a check, in which environment, and what its result means.
 
-Standard library only: the report is read by the executor. Case ids are pytest's node ids; a test file
-that cannot be collected is an errored case under the file's own path.
+Standard library only: the executor reads the result. How the cases are told is written in `tools.cases`.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import time
+import re
+
+from moothall.tools.cases import ERRORED, FAILED, FOLDER, PASSED, RED
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
-REPORT = "/tmp/moothall-report.xml"  # noqa: S108 - inside the sandbox, one command at a time
-MAX_REPORT = 30_000_000
-MAX_CASES = 20_000
-MAX_CASE_ID = 500
-
-PASSED, FAILED, ERRORED, SKIPPED, MISSING = "passed", "failed", "errored", "skipped", "missing"
-_WORST = (SKIPPED, PASSED, FAILED, ERRORED)  # of a test that was reported twice
-_GRAVEST = (PASSED, SKIPPED, FAILED, ERRORED)  # of what one report of a test says
-_RESULTS = {"skipped": SKIPPED, "failure": FAILED, "error": ERRORED}
-_PIECE, _DEEPEST, _SECONDS = 1 << 16, 20, 5.0
-_PYTEST_NO_TESTS = 5
-_PYTEST_FAILED = 1
+MISSING = "missing"
+PLUGINS = "/opt/moothall/plugins"
+"""Where our reporters lie in a sandbox."""
+_GO_FACTOR = 6  # Go's limit is of a package's tests, not of one
+_PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
+_NO_PROGRAM = (126, 127)
+_NODE = frozenset({"npm", "pnpm", "yarn", "npx", "node"})
 
 # What the tools tests.* run where the profile says nothing better.
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
@@ -39,12 +32,30 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
 
 
 def is_pytest(argv: Sequence[str]) -> bool:
-    """Whether a command is pytest, so that its cases can be read."""
-    if not argv:
-        return False
-    if os.path.basename(argv[0]) in {"pytest", "py.test"}:  # noqa: PTH119 - pathlib costs the executor start time
+    """Whether a command is pytest."""
+    words = tuple(argv[:8])
+    if any(_program(word) in {"pytest", "py.test"} for word in words[:1]):
         return True
-    return any(argv[at : at + 2] == ("-m", "pytest") for at in range(1, min(len(argv), 8) - 1))
+    if words[1:2] == ("run",) and any(_program(word) in {"pytest", "py.test"} for word in words[2:4]):
+        return True  # uv run pytest, poetry run pytest
+    return any(words[at : at + 2] == ("-m", "pytest") for at in range(1, len(words) - 1))
+
+
+def _is_unittest(argv: Sequence[str]) -> bool:
+    return any(tuple(argv[at : at + 2]) == ("-m", "unittest") for at in range(1, min(len(argv), 8) - 1))
+
+
+def _is(argv: Sequence[str], program: str, *commands: str) -> bool:
+    return bool(argv) and _program(argv[0]) == program and argv[1:2] != () and argv[1] in commands
+
+
+def tells_cases(argv: Sequence[str]) -> bool:
+    """Whether a command always tells its cases, so that a run without any tested nothing."""
+    return is_pytest(argv) or _is_unittest(argv) or _is(argv, "go", "test") or _is(argv, "cargo", "test", "t", "nextest")
+
+
+def _program(word: str) -> str:
+    return word.rpartition("/")[2]
 
 
 def _operands(paths: Sequence[str]) -> tuple[str, ...]:
@@ -52,115 +63,111 @@ def _operands(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"./{path}" if path.startswith(("-", "@", ":")) else path for path in paths)
 
 
-def pytest_command(argv: Sequence[str], paths: Sequence[str] = (), keyword: str = "") -> tuple[str, ...]:
-    """Return a pytest command that writes a report and, with `paths`, runs these files only."""
-    options = [
-        *("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={REPORT}", "--rootdir=."),
-        "--continue-on-collection-errors",
-        *("-q", "--no-header", "--tb=short"),  # what a model or a person needs to mend it, and no more
-        *((f"-k={keyword}",) if keyword else ()),
-    ]
-    split = list(argv).index("--") if "--" in argv else len(argv)
-    return (*argv[:split], *options, "--", *(_operands(paths) if paths else argv[split + 1 :]))
-
-
-def narrowed(argv: Sequence[str], paths: Sequence[str], keyword: str = "", cases: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the command of a tests check, narrowed to test files or cases where its program can be."""
-    argv = tuple(argv)
+def command(
+    argv: Sequence[str], paths: Sequence[str] = (), keyword: str = "", *, cases: Sequence[str] = (), seconds: float = 0.0
+) -> tuple[str, ...]:
+    """Return the command of a check so that its cases can be read; of tests, narrowed to test files or cases where its program
+    can be. `seconds` are the limit of a case.
+    """
+    argv = tuple(f"{part}:{PLUGINS}" if part.startswith("PYTHONPATH=") else part for part in argv)  # after `env`
     if is_pytest(argv):
-        return pytest_command(argv, cases or paths, keyword)
-    if not paths:
-        return argv
-    program = os.path.basename(argv[0])  # noqa: PTH119 - as above
-    if program in {"npm", "pnpm", "yarn"}:
+        return _pytest(argv, cases or paths, keyword)
+    if _is_unittest(argv):
+        return _unittest(argv, paths, cases)
+    if _is(argv, "go", "test"):
+        return _go(argv, paths, cases, seconds)
+    if _is(argv, "cargo", "test", "t", "nextest"):
+        return _cargo(argv, paths, cases)
+    if paths and argv and _program(argv[0]) in _NODE - {"node", "npx"}:
         return (*argv, "--", *_operands(paths)) if "--" not in argv else (*argv, *_operands(paths))
-    if program == "go":
-        folders = dict.fromkeys("./" + path.rpartition("/")[0].removeprefix("./") for path in paths)
-        return (*(part for part in argv if part != "./..."), *folders)
     return argv
 
 
-def _case_id(case: Mapping[str, str]) -> str:
-    name, dotted, file = case.get("name") or "", case.get("classname") or "", case.get("file") or ""
-    if not file:
-        file = (dotted or name).replace(".", "/") + ".py"
-        return (f"{file}::{name}" if dotted else file)[:MAX_CASE_ID]
-    if not dotted:
-        return file[:MAX_CASE_ID]  # the file itself could not be collected
-    module = file.removesuffix(".py").replace("/", ".")
-    classes = dotted.removeprefix(module).strip(".") if dotted.startswith(module) else ""
-    return "::".join((file, *(part for part in classes.split(".") if part), name))[:MAX_CASE_ID]
+def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
 
 
-class _Cases:
-    """What a parser tells of a report. Builds no tree: a report that a test wrote may hold millions of elements."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-        self._case: Mapping[str, str] | None = None
-        self._result = PASSED
-        self._depth = 0
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Begin an element. Raises `ValueError` where they lie deeper than in any report: a parser keeps them all."""
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise ValueError("no report is so deep")
-        if tag == "testcase":
-            self._case, self._result = dict(attributes), PASSED
-        elif tag in _RESULTS:
-            self._result = max(self._result, _RESULTS[tag], key=_GRAVEST.index)
-
-    def end(self, tag: str) -> None:
-        """End one."""
-        self._depth -= 1
-        if tag == "testcase" and self._case is not None:
-            test = _case_id(self._case)
-            self.found[test] = max(self._result, self.found.get(test, SKIPPED), key=_WORST.index)
-            self._case = None
-
-    def close(self) -> None:
-        """End the report."""
+def _pytest(argv: tuple[str, ...], paths: Sequence[str], keyword: str) -> tuple[str, ...]:
+    before, after = _split(argv)
+    options = ("-q", "--rootdir=.", *((f"-k={keyword}",) if keyword else ()))
+    return (*before, *options, "--", *(_operands(paths) if paths else after))
 
 
-def read_report(path: str = REPORT) -> dict[str, str]:
-    """Return test id → passed | failed | errored | skipped; empty where there is no readable report.
+def _unittest(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
+    at = argv.index("unittest")
+    said = argv[at + 1 :] if not paths else _operands(paths)
+    return (*argv[:at], "moothall_unittest", *said, *(word for case in cases for word in ("-k", case)))
 
-    A test reported twice (it failed, then its teardown too) counts as the worse of both.
+
+def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], seconds: float) -> tuple[str, ...]:
+    said = argv[2:]
+    options = [] if "-json" in said else ["-json"]
+    if seconds and not any(part.startswith("-timeout") for part in said):
+        options.append(f"-timeout={max(1, round(_GO_FACTOR * seconds))}s")
+    packages: tuple[str, ...] = ()
+    if paths:
+        packages = tuple(dict.fromkeys("./" + path.rpartition("/")[0].removeprefix("./") for path in paths))
+    tests = [case.partition("::") for case in cases if re.fullmatch(r"[\w.~/-]+(::.+)?", case)]
+    if tests:
+        packages = tuple(dict.fromkeys(package for package, _, _ in tests))
+        names = dict.fromkeys(name.partition("/")[0] for _, _, name in tests if name)
+        if names:
+            options.append(f"-run=^({'|'.join(re.escape(name) for name in names)})$")
+    return (*argv[:2], *options, *((part for part in said if part != "./...") if packages else said), *packages)
+
+
+def _cargo(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
+    before, after = _split(argv)
+    options = [] if "--no-fail-fast" in before else ["--no-fail-fast"]
+    for path in paths:
+        folder, _, file = path.rpartition("/")
+        if folder.rpartition("/")[2] == "tests" and file.endswith(".rs"):
+            options += ["--test", file.removesuffix(".rs")]
+    names = tuple(dict.fromkeys(case.partition("::")[2].partition(" #")[0] for case in cases if "::" in case))
+    last = (*after, *(name for name in names if not name.startswith("-")))
+    return (*before, *options, *(("--", *last) if last else ()))
+
+
+def variables(*, seconds: float, cases: Sequence[str] = (), plugins: str = PLUGINS, folder: str = FOLDER) -> dict[str, str]:
+    """Return what a check's environment holds beside the usual: whichever runner it starts is told to report to `folder`, by
+    the reporters in `plugins`, and to end a case after `seconds`.
     """
-    from xml.etree.ElementTree import ParseError, XMLParser  # costs start time, and most commands write no report
-
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return {}
-    cases = _Cases()
-    parser = XMLParser(target=cases)  # noqa: S314 - expat refuses entity bombs, and the size is bounded
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT:
-            return {}
-        until = time.monotonic() + _SECONDS
-        while (data := os.read(descriptor, _PIECE)) and len(cases.found) < MAX_CASES:
-            parser.feed(data)
-            if time.monotonic() > until:
-                return {}
-        if not data:
-            parser.close()
-    except (ParseError, ValueError):
-        return {}
-    finally:
-        os.close(descriptor)
-    return cases.found
+    pytest = ("-p moothall_pytest", "--continue-on-collection-errors", "--tb=short", f"-o cache_dir={folder}-cache")
+    found = {
+        "MOOTHALL_REPORTS": folder,
+        "MOOTHALL_CASE_SECONDS": f"{seconds:g}",
+        "PYTHONPATH": plugins,
+        "PYTEST_ADDOPTS": " ".join(pytest),
+        "NODE_OPTIONS": f"--require={plugins}/moothall_node.cjs",
+        "GOFLAGS": "-count=1",  # what was green is run, not remembered
+        "RUFF_OUTPUT_FORMAT": "concise",
+    }
+    titles = [case.partition("::")[2] or case for case in cases]
+    if titles:
+        found["MOOTHALL_ONLY"] = "|".join(f"{re.escape(title.replace(' > ', ' '))}$" for title in titles)
+        found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{re.escape(title.rpartition(' > ')[2])}$" for title in titles)
+    return found
 
 
-def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, Any]) -> str:
-    """Return what a command that ran to its end says. No test run is `missing`, whatever the exit code."""
-    if not is_pytest(argv):
-        return PASSED if exit_code == 0 else FAILED
+def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, str]) -> str:
+    """Return what a command that ran to its end says. A run that tested nothing is `missing`, whatever the exit code."""
     results = set(cases.values())
+    if not results:
+        return _of_exit_code(argv, exit_code)
+    red = bool(results & set(RED))
     if exit_code == 0:
-        return PASSED if PASSED in results and not results & {FAILED, ERRORED} else MISSING
-    if exit_code == _PYTEST_NO_TESTS:
+        return PASSED if PASSED in results and not red else MISSING if is_pytest(argv) or not red else FAILED
+    if is_pytest(argv):
+        return MISSING if exit_code == _PYTEST_NO_TESTS else FAILED if red and exit_code == _PYTEST_FAILED else ERRORED
+    return FAILED if red else ERRORED
+
+
+def _of_exit_code(argv: Sequence[str], exit_code: int) -> str:
+    if exit_code in _NO_PROGRAM:
+        return ERRORED
+    if not tells_cases(argv):
+        return PASSED if exit_code == 0 else FAILED
+    if exit_code in {0, _PYTEST_NO_TESTS}:
         return MISSING
-    return FAILED if exit_code == _PYTEST_FAILED and results & {FAILED, ERRORED} else ERRORED
+    return ERRORED if is_pytest(argv) else FAILED

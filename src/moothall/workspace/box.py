@@ -29,6 +29,7 @@ _START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
 _DISK_ENTRIES = 200_000
+_LONG = frozenset({"setup", "check"})  # whose limits are said by who asks
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
 
 Answer = dict[str, Any]
@@ -189,12 +190,13 @@ class Box:
         time; the time that this takes is not the request's. What it raises, this raises.
         """
         limits = self._limits
-        wall = max(0.05, min(wall_seconds, limits.wall_seconds) if op != "setup" else wall_seconds)
+        long = op in _LONG
+        wall = max(0.05, wall_seconds if long else min(wall_seconds, limits.wall_seconds))
         message = {
-            "op": "run" if op == "setup" else op,
+            "op": "run" if long else op,
             "limits": {
                 "wall_seconds": wall,
-                "cpu_seconds": wall * (os.cpu_count() or 1) if op == "setup" else limits.cpu_seconds,
+                "cpu_seconds": wall * (os.cpu_count() or 1) if long else limits.cpu_seconds,
                 "output_bytes": limits.output_bytes,
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },

@@ -1,4 +1,5 @@
-"""The executor's code as it lies in a sandbox: its own modules and no others, compiled once a process.
+"""The executor's code as it lies in a sandbox: its own modules and no others, compiled once a process; and beside it, as
+source for whatever interpreter a project has, what reports the cases of its tests.
 
 Compiled here, since nothing can be inside: a Python that finds no bytecode would compile it again for every workspace.
 """
@@ -6,8 +7,11 @@ Compiled here, since nothing can be inside: a Python that finds no bytecode woul
 from __future__ import annotations
 
 import py_compile
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
+
+from moothall.tools.plugins import FOLDER as REPORTERS
 
 INSIDE = "/opt/moothall"
 _MODULES = (
@@ -17,15 +21,19 @@ _MODULES = (
     "moothall.sandbox.landlock",
     "moothall.sandbox.procs",
     "moothall.tools",
+    "moothall.tools.cases",
     "moothall.tools.checks",
     "moothall.tools.define",
     "moothall.tools.edits",
     "moothall.tools.files",
+    "moothall.tools.findings",
     "moothall.tools.paths",
     "moothall.tools.spans",
+    "moothall.tools.streams",
     "moothall.tools.syntax",
     "moothall.tools.texts",
     "moothall.workspace",
+    "moothall.workspace.checking",
     "moothall.workspace.coder",
     "moothall.workspace.executor",
     "moothall.workspace.face",
@@ -37,9 +45,18 @@ _MODULES = (
 
 
 def bundle(folder: Path) -> None:
-    """Put the executor's modules into `folder`, a new one, as bytecode without source, for every uid to read."""
+    """Put the executor's modules into `folder`, a new one, as bytecode without source, for every uid to read; and the reporters
+    of cases into its `plugins`.
+    """
     folder.mkdir()
     folder.chmod(0o755)
+    reporters = folder / "plugins"
+    reporters.mkdir()
+    reporters.chmod(0o755)
+    for source in REPORTERS.iterdir():
+        if source.name.startswith("moothall_"):
+            shutil.copyfile(source, reporters / source.name)
+            (reporters / source.name).chmod(0o644)
     for name in _MODULES:
         spec = find_spec(name)
         if spec is None or spec.origin is None:

@@ -19,7 +19,7 @@ from moothall.config import Settings
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -33,7 +33,8 @@ from moothall.errors import (
 )
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import checks, sessions, syntax
-from moothall.workspace import rules
+from moothall.workspace import limits, rules
+from moothall.workspace.answers import check_run, tests_output, translated
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
 from moothall.workspace.box import Box
 from moothall.workspace.changes import Caps, collect
@@ -45,7 +46,6 @@ from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
 from moothall.workspace.wasm import Shelf, answered
 
-_CASES_SHOWN = 50
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
     (Refused, ToolStatus.BLOCKED),
@@ -103,14 +103,15 @@ class LocalWorkspace:
         seconds = _seconds_left(call.deadline)
         if seconds <= 0:
             return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
-        return _translated(call, await self._answer(call, seconds))
+        return translated(call, await self._answer(call, seconds))
 
     async def _answer(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         """Let the executor run it, and return its answer as the tool's."""
         match call.tool.partition(".")[0]:
             case "tests" if call.tool in checks.DEFAULTS:
-                answer = await self._run(self._tests_command(call.tool, call.arguments), seconds)
-                return {**answer, "output": _tests_output(answer)}
+                limit = replace(limits.limit(self._settings.workspace, self.prepared, "tests"), seconds=seconds)
+                answer = await self._run_check("tests", self._tests_command(call.tool, call.arguments, limit.case_seconds), limit)
+                return {**answer, "output": tests_output(answer)}
             case "code" | "wasm" as category:
                 return await (self._run_code if category == "code" else self._run_wasm)(call, seconds)
             case "files":
@@ -139,11 +140,33 @@ class LocalWorkspace:
         if not argv:
             known = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
-        seconds = _seconds_left(deadline) if deadline else self._settings.sandbox.wall_seconds
-        if seconds <= 0:
+        limit = limits.limit(self._settings.workspace, self.prepared, name)
+        if deadline and (left := _seconds_left(deadline)) < limit.seconds:
+            limit = replace(limit, seconds=left, why="the time of the deliberation")
+        if limit.seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
-        command = checks.narrowed(argv, paths, cases=cases)
-        return check_run(name, await self._run(command, seconds))
+        command = checks.command(argv, paths, cases=cases, seconds=limit.case_seconds)
+        run = check_run(name, await self._run_check(name, command, limit, cases))
+        if run.status == ToolStatus.SUCCESS:
+            return run
+        return replace(run, output=f"{limits.said(name, run.status, limit, self._settings.sandbox)}\n{run.output}")
+
+    async def _run_check(
+        self, name: str, command: tuple[str, ...], limit: limits.Limit, cases: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        profile = self.base.profile
+        return await self._box.request(
+            "check",
+            wall_seconds=limit.seconds,
+            argv=command,
+            env={**self._box.variables(), **checks.variables(seconds=limit.case_seconds, cases=cases)},
+            check={
+                "name": name,
+                "folder": profile.folders.get(name, ""),
+                "seconds": limit.case_seconds,
+                "reports": profile.reports.get(name, ()),
+            },
+        )
 
     async def changes(self) -> list[Change]:
         """Return what differs from the base. Raises `PatchRefused`."""
@@ -242,13 +265,14 @@ class LocalWorkspace:
             "processes": limits.processes,
         }
 
-    def _tests_command(self, tool: str, arguments: Any) -> tuple[str, ...]:
+    def _tests_command(self, tool: str, arguments: Any, seconds: float) -> tuple[str, ...]:
         if tool == "tests.make":
             return (*checks.DEFAULTS[tool], "--", str(arguments.get("target") or "test"))
         own = self.base.profile.checks.get("tests", ())
         default = checks.DEFAULTS[tool]
         fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
-        return checks.narrowed(own if fits else default, arguments.get("paths", ()), arguments.get("keyword", ""))
+        keyword = arguments.get("keyword", "")
+        return checks.command(own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds)
 
 
 def _grammars() -> tuple[tuple[Path, str], ...]:
@@ -259,66 +283,6 @@ def _grammars() -> tuple[tuple[Path, str], ...]:
 
 def _seconds_left(deadline: datetime) -> float:
     return (deadline - datetime.now(UTC)).total_seconds()
-
-
-def _usage(answer: Any) -> ToolUsage:
-    used = answer.get("usage") or {}
-    return ToolUsage(int(used.get("cpu_ms", 0)), int(used.get("max_rss_bytes", 0)))
-
-
-def _translated(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
-    """Return an executor's answer as a result; it is hostile, so every part is made what it must be."""
-    try:
-        output = answer.get("output") or {}
-        return ToolResult(
-            call.request_id,
-            call.tool,
-            ToolStatus(answer.get("status", "")),
-            output=dict(output),
-            error=str(answer.get("error") or ""),
-            duration_ms=int(answer.get("duration_ms", 0)),
-            usage=_usage(answer),
-        )
-    except (TypeError, ValueError, AttributeError) as error:
-        raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
-
-
-def _cases(answer: dict[str, Any]) -> dict[str, str]:
-    cases = answer.get("cases") or {}
-    if not isinstance(cases, dict):
-        raise WorkspaceFailed("the executor broke its protocol: cases are no object")
-    return {str(test): str(result) for test, result in cases.items()}
-
-
-def _tests_output(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model is shown of a test run: counts, the tests that are not green, the end of the output."""
-    cases = _cases(answer)
-    red = [test for test, result in cases.items() if result in {checks.FAILED, checks.ERRORED}]
-    return {
-        "verdict": answer.get("verdict", checks.ERRORED),
-        **{word: sum(result == word for result in cases.values()) for word in ("passed", "failed", "errored", "skipped")},
-        "red": red[:_CASES_SHOWN],
-        "exit_code": answer.get("exit_code", -1),
-        "output": str(answer.get("output", "")),
-    }
-
-
-def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
-    """Return an executor's answer to a command as the run of a check."""
-    try:
-        status = ToolStatus(answer.get("status", ""))
-        verdict = Verdict(answer.get("verdict", "errored")) if status is ToolStatus.SUCCESS else Verdict.ERRORED
-        return CheckRun(
-            check=name,
-            verdict=verdict,
-            cases=_cases(answer),
-            output=str(answer.get("output") or answer.get("error") or ""),
-            duration_ms=int(answer.get("duration_ms", 0)),
-            exit_code=int(answer.get("exit_code", -1)),
-            status=status,
-        )
-    except (TypeError, ValueError) as error:
-        raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
 
 
 class LocalWorkspaces:

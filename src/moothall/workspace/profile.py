@@ -10,6 +10,8 @@ but no shell runs it):
     [checks]
     tests = ["python", "-m", "pytest"]
     lint = "ruff check ."
+    [reports]
+    tests = "build/junit/*.xml"                     # JUnit files that the check writes, where its runner's cases can't be read
 """
 
 from __future__ import annotations
@@ -63,6 +65,20 @@ _Argv = Annotated[
 _Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
 
+def _inside(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if any(pattern.startswith("/") or ".." in pattern.split("/") for pattern in patterns):
+        raise ValueError("a report lies in the checkout: a relative pattern without '..'")
+    return patterns
+
+
+_Patterns = Annotated[
+    tuple[_Pattern, ...],
+    Field(min_length=1, max_length=20),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    AfterValidator(_inside),
+]
+
+
 class Commands(BaseModel):
     """What a person says about a repository; None is left to detection."""
 
@@ -72,6 +88,7 @@ class Commands(BaseModel):
     checks: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Argv], Field(max_length=20)] | None = None
     protected: Annotated[tuple[_Pattern, ...], Field(max_length=200)] = ()
     known_failures: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=5000)] = ()
+    reports: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Patterns], Field(max_length=20)] | None = None
 
     def over(self, other: Commands) -> Commands:
         """Return these where they say something, else the other's; patterns and failures of both."""
@@ -80,6 +97,7 @@ class Commands(BaseModel):
             checks=other.checks if self.checks is None else self.checks,
             protected=(*other.protected, *self.protected),
             known_failures=(*other.known_failures, *self.known_failures),
+            reports=other.reports if self.reports is None else self.reports,
         )
 
 
@@ -104,6 +122,7 @@ def make_profile(objects: Mapping[str, str], texts: Mapping[str, str], registere
         checks=found.checks if said.checks is None else dict(said.checks),
         protected=(*PROTECTED, *found.protected, *said.protected),
         known_failures=said.known_failures,
+        reports=dict(said.reports or {}),
         lock_digest=_lock_digest(setup, {path: objects[path] for path in reads}),
     )
 

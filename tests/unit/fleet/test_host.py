@@ -14,6 +14,7 @@ import pytest
 from moothall.council.protocols import Parts
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.task import Deliberation
 from moothall.errors import Superseded, WorkspaceFailed
 from moothall.fleet import host as hosts
@@ -164,3 +165,35 @@ async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Pat
         assert not host._ours(d.task_id)
         assert await work == "SUPERSEDED"
         assert finished(await house.events()) == 0
+
+
+async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_asked(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        return finish("never asked")
+
+    async with open_council(tmp_path, scripted(answer)) as house:
+        run = CheckRun("tests", Verdict.MISSING, output="no tests ran in 0.01s", exit_code=5)
+        house.prepared = replace(house.prepared, runs={"tests": run})
+        host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
+        await host._work(Recorded(1, request(house.deliberation("vote", 3))))
+        events = await house.events()
+        ends = [event.data["outcome"] for event in events if event.type is EventType.SEAT_FINISHED]
+        assert {end["error_code"] for end in ends} == {"REPOSITORY_UNUSABLE"}
+        assert "no test was collected" in ends[0]["error_message"]
+        assert "no tests ran in 0.01s" in ends[0]["error_message"]
+        steps = [item.event.data["current_task"] async for item in house.bus.replay(("agent.progress.>",))]
+        assert "base: tests no test was collected" in steps
+        assert house.server.requests == []
+
+
+async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        from moothall.testing.council import append
+
+        return append()
+
+    async with open_council(tmp_path, scripted(answer)) as house:
+        host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
+        await host._work(Recorded(1, request(house.deliberation("single", 1))))
+        steps = [item.event.data["current_task"] async for item in house.bus.replay(("agent.progress.>",))]
+        assert [step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step]

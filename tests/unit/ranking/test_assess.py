@@ -259,6 +259,8 @@ OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "fail
         ("src/net.py", "add a helper", "", Verdict.FAILED),
         ("src/utils.py", "mend test_socket", "", Verdict.FAILED),
         ("src/utils.py", "mend the socket", "", Verdict.FAILED),
+        ("src/utils.py", "Some tests fail since the last change", "", Verdict.FAILED),
+        ("src/utils.py", "make the failing test pass", "", Verdict.FAILED),
         ("src/utils.py", "add a helper", "E assert 'x' == 'y'", Verdict.FAILED),
         ("src/utils.py", "add a helper", "E assert 'z' == 'y' at 0x12f", Verdict.PASSED),
     ],

@@ -1,67 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from moothall.tools.checks import REPORT, is_pytest, narrowed, pytest_command, read_report, verdict
+from moothall.tools.checks import PLUGINS, command, is_pytest, variables, verdict
 
 PYTEST = ("python", "-m", "pytest", "-q")
-
-TESTS = """
-import pytest
-
-class TestA:
-    class TestB:
-        @pytest.mark.parametrize("x", ["a b", "c/d::e"])
-        def test_p(self, x):
-            assert x != "a b"
-
-def test_skip():
-    pytest.skip("later")
-
-@pytest.mark.xfail
-def test_xfail():
-    assert False
-
-@pytest.fixture
-def broken():
-    yield
-    raise ValueError
-
-def test_teardown(broken):
-    pass
-
-def test_both(broken):
-    assert False
-
-def test_fine():
-    pass
-"""
-
-
-def test_cases_of_a_real_run(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "tests" / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
-    report = tmp_path / "report.xml"
-    command = [part.replace(REPORT, str(report)) for part in pytest_command((sys.executable, *PYTEST[1:]), ["tests"])]
-    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
-    cases = read_report(str(report))
-    assert cases == {
-        "tests/test_b.py": "errored",
-        "tests/test_a.py::TestA::TestB::test_p[a b]": "failed",
-        "tests/test_a.py::TestA::TestB::test_p[c/d::e]": "passed",
-        "tests/test_a.py::test_skip": "skipped",
-        "tests/test_a.py::test_xfail": "skipped",
-        "tests/test_a.py::test_teardown": "errored",
-        "tests/test_a.py::test_both": "errored",
-        "tests/test_a.py::test_fine": "passed",
-    }
-    assert verdict(PYTEST, done.returncode, cases) == "failed"
+GO = ("go", "test", "./...")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +22,15 @@ def test_cases_of_a_real_run(tmp_path: Path) -> None:
         (PYTEST, -9, {"a": "passed"}, "errored"),
         (("make", "test"), 0, {}, "passed"),
         (("make", "test"), 2, {}, "failed"),
+        (("make", "test"), 127, {}, "errored"),
+        (("npm", "test"), 0, {"a": "passed"}, "passed"),
+        (("npm", "test"), 1, {"a": "passed", "b": "failed"}, "failed"),
+        (("npm", "test"), 1, {"a": "passed"}, "errored"),
+        (("npm", "test"), 0, {"a": "passed", "b": "failed"}, "failed"),
+        (GO, 0, {}, "missing"),
+        (GO, 1, {}, "failed"),
+        (("cargo", "test"), 101, {}, "failed"),
+        (("python", "-m", "unittest"), 5, {}, "missing"),
     ],
 )
 def test_verdicts(argv: tuple[str, ...], code: int, cases: dict[str, str], expected: str) -> None:
@@ -85,31 +38,61 @@ def test_verdicts(argv: tuple[str, ...], code: int, cases: dict[str, str], expec
 
 
 def test_paths_and_keywords_are_no_options() -> None:
-    command = pytest_command(("pytest", "--", "tests"), ["--collect-only", "@file", "tests/a.py"], "-x")
-    assert command[command.index("--") :] == ("--", "./--collect-only", "./@file", "tests/a.py")
-    assert "-k=-x" in command
-    assert pytest_command(("pytest", "--", "tests"))[-2:] == ("--", "tests")
-    assert narrowed(("npm", "test"), ["-x"]) == ("npm", "test", "--", "./-x")
-    assert narrowed(("go", "test", "./..."), ["pkg/a_test.go", "b_test.go"]) == ("go", "test", "./pkg", "./")
-    assert narrowed(("make", "test"), ["x"]) == ("make", "test")
+    found = command(("pytest", "--", "tests"), ["--collect-only", "@file", "tests/a.py"], "-x")
+    assert found[found.index("--") :] == ("--", "./--collect-only", "./@file", "tests/a.py")
+    assert "-k=-x" in found
+    assert command(("pytest", "--", "tests"))[-2:] == ("--", "tests")
+    assert command(("npm", "test"), ["-x"]) == ("npm", "test", "--", "./-x")
+    assert command(GO, ["pkg/a_test.go", "b_test.go"]) == ("go", "test", "-json", "./pkg", "./")
+    assert command(("make", "test"), ["x"]) == ("make", "test")
 
 
-def test_what_is_pytest() -> None:
-    assert is_pytest(PYTEST)
-    assert is_pytest(("/env/bin/pytest",))
-    assert is_pytest(("env", "A=b", "python3", "-m", "pytest"))
-    assert not is_pytest(("make", "pytest"))
-    assert not is_pytest(())
+@pytest.mark.parametrize(
+    ("argv", "cases", "expected"),
+    [
+        (("pytest",), ["t.py::test_a[x y]"], ("pytest", "-q", "--rootdir=.", "--", "t.py::test_a[x y]")),
+        (("python", "-m", "unittest"), ["t.T.test_a"], ("python", "-m", "moothall_unittest", "-k", "t.T.test_a")),
+        (GO, ["m/p::TestA/sub", "m/p::TestB"], ("go", "test", "-json", "-run=^(TestA|TestB)$", "m/p")),
+        (GO, ["m/p"], ("go", "test", "-json", "m/p")),
+        (GO, ["-exec=sh::TestA"], ("go", "test", "-json", "./...")),
+        (
+            ("cargo", "test"),
+            ["a src/lib.rs::t::one", "b tests/x.rs::two #2"],
+            ("cargo", "test", "--no-fail-fast", "--", "t::one", "two"),
+        ),
+        (("make", "test"), ["x"], ("make", "test")),
+    ],
+)
+def test_narrowed_to_cases(argv: tuple[str, ...], cases: list[str], expected: tuple[str, ...]) -> None:
+    assert command(argv, cases=cases) == expected
 
 
-def test_a_report_that_is_none(tmp_path: Path) -> None:
-    assert read_report(str(tmp_path / "absent.xml")) == {}
-    broken = tmp_path / "broken.xml"
-    broken.write_text("<testsuites><testcase name='a' classname='b'>", encoding="utf-8")
-    assert read_report(str(broken)) == {}
-    bomb = tmp_path / "bomb.xml"
-    entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
-    bomb.write_text(f'<!DOCTYPE x [<!ENTITY e0 "lol">{entities}]><testcase name="&e11;"/>', encoding="utf-8")
-    assert read_report(str(bomb)) == {}
-    (tmp_path / "link.xml").symlink_to(broken)
-    assert read_report(str(tmp_path / "link.xml")) == {}
+def test_go_has_a_limit_for_a_package() -> None:
+    assert "-timeout=60s" in command(GO, seconds=10)
+    assert command(("go", "test", "-timeout", "5s"), seconds=10).count("-timeout=60s") == 0
+
+
+def test_javascript_is_told_by_its_environment_which_cases_are_wanted() -> None:
+    found = variables(seconds=10, cases=["test/a.js::outer (x) > inner"])
+    assert found["MOOTHALL_ONLY"] == r"outer\ \(x\)\ inner$"
+    assert found["MOOTHALL_ONLY_LAST"] == "^inner$"
+    assert "MOOTHALL_ONLY" not in variables(seconds=10)
+
+
+def test_a_python_path_of_the_projects_own_is_kept() -> None:
+    assert command(("env", "PYTHONPATH=src", "pytest"))[1] == f"PYTHONPATH=src:{PLUGINS}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (PYTEST, True),
+        (("/env/bin/pytest",), True),
+        (("env", "A=b", "python3", "-m", "pytest"), True),
+        (("uv", "run", "pytest", "-x"), True),
+        (("make", "pytest"), False),
+        ((), False),
+    ],
+)
+def test_what_is_pytest(argv: tuple[str, ...], *, expected: bool) -> None:
+    assert is_pytest(argv) is expected

@@ -20,9 +20,13 @@ def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(
     assert not loaded & set(_COSTLY)
 
 
-def test_only_bytecode_lies_in_it_and_any_uid_may_read_it(tmp_path: Path) -> None:
+def test_bytecode_and_reporters_lie_in_it_and_any_uid_may_read_it(tmp_path: Path) -> None:
     bundle(tmp_path / "code")
     found = [path for path in (tmp_path / "code").rglob("*") if path.is_file()]
-    assert {path.suffix for path in found} == {".pyc"}
+    reporters = [path for path in found if path.parent.name == "plugins"]
+    assert {path.suffix for path in found if path not in reporters} == {".pyc"}
+    assert {path.name for path in reporters} >= {"moothall_pytest.py", "moothall_node.cjs"}, (
+        "they are source, for any interpreter"
+    )
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in found)
     assert all(path.parent.stat().st_mode & 0o777 == 0o755 for path in found)

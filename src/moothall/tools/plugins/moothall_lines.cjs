@@ -1,0 +1,25 @@
+// Writes lines of JSON for the reporters beside it.
+"use strict";
+const fs = require("fs");
+const path = require("path");
+const SAID = 6000;
+
+exports.open = function open(runner) {
+  const folder = process.env.MOOTHALL_REPORTS;
+  if (!folder) return { start() {}, tell() {}, beat() {}, done() {} };
+  const file = fs.openSync(path.join(folder, `${runner}-${process.pid}-${Date.now()}.jsonl`), "a");
+  const write = (line) => fs.writeSync(file, JSON.stringify(line) + "\n");
+  return {
+    beat: () => write({}),
+    done: (id) => write({ case: id, result: "" }),
+    start: (id) => write({ start: id }),
+    tell: (id, result, ms, said) => write({ case: id, result, ms: Math.round(ms || 0), ...(said ? { said: clip(String(said)) } : {}) }),
+  };
+};
+
+function clip(text) {
+  return text.length <= SAID ? text : `${text.slice(0, SAID / 3)}\n[…]\n${text.slice(-SAID * 2 / 3)}`;
+}
+
+exports.id = (file, titles) => (file ? `${path.relative(process.cwd(), file)}::${titles.join(" > ")}` : titles.join(" > "));
+exports.file = (file) => path.relative(process.cwd(), file);

@@ -1,0 +1,29 @@
+// A reporter of Node's own test runner: a line a case.
+import lines from "./moothall_lines.cjs";
+
+export default async function* report(source) {
+  const told = lines.open("node");
+  const names = [];
+  for await (const { type, data } of source) {
+    if (!["test:start", "test:pass", "test:fail"].includes(type)) continue;
+    names.length = Math.min(names.length, data.nesting);
+    names[data.nesting] = data.name;
+    const titles = names.slice(0, data.nesting + 1);
+    const whole = data.nesting === 0 && data.file && (data.file === data.name || data.file.endsWith(`/${data.name}`));
+    const id = whole ? lines.file(data.file) : lines.id(data.file, titles);
+    if (type === "test:start") {
+      told.start(id);
+      continue;
+    }
+    const error = data.details?.error;
+    const suite = data.details?.type === "suite" || whole;
+    const children = error?.failureType === "subtestsFailed";
+    let result = data.skip !== undefined || data.todo !== undefined ? "skipped" : type === "test:pass" ? "passed" : "failed";
+    if (suite) result = result === "failed" && !children ? "errored" : ""; // what it holds is told by itself
+    const cause = error?.cause ?? error;
+    let said = result === "failed" || result === "errored" ? cause?.stack || cause?.message || String(cause) : "";
+    if (error?.failureType === "testTimeoutFailure") said = `hit the limit of ${Math.round((data.details.duration_ms || 0) / 100) / 10} s\n${said}`;
+    told.tell(id, result, data.details?.duration_ms, said);
+    yield "";
+  }
+}

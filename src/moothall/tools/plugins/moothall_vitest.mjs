@@ -1,0 +1,61 @@
+// A reporter of vitest: a line a case.
+import lines from "./moothall_lines.cjs";
+
+const RESULTS = { pass: "passed", passed: "passed", fail: "failed", failed: "failed" };
+
+export default class {
+  told = lines.open("vitest");
+
+  onCollected(files = []) {
+    for (const file of files) this.told.start(lines.file(file.filepath));
+  }
+
+  onTaskUpdate() {
+    this.told.beat();
+  }
+
+  // Until version 3.
+  onFinished(files = []) {
+    if (this.done) return;
+    for (const file of files) {
+      const said = errors(file.result?.errors);
+      for (const task of file.tasks || []) this.walk(file, task, []);
+      this.end(file.filepath, file.result?.state === "fail" && !(file.tasks || []).length, said);
+    }
+  }
+
+  end(file, broken, said) {
+    if (broken) this.told.tell(lines.file(file), "errored", 0, said);
+    else this.told.done(lines.file(file));
+  }
+
+  walk(file, task, above) {
+    const titles = [...above, task.name];
+    if (task.tasks) for (const inner of task.tasks) this.walk(file, inner, titles);
+    else this.told.tell(lines.id(file.filepath, titles), RESULTS[task.result?.state] || "skipped", task.result?.duration, errors(task.result?.errors));
+  }
+
+  // Since version 3.
+  onTestModuleStart(module) {
+    this.told.start(lines.file(module.moduleId));
+  }
+
+  onTestRunEnd(modules = []) {
+    this.done = true;
+    for (const module of modules) {
+      const file = module.moduleId;
+      for (const test of module.children.allTests()) {
+        const titles = [test.name];
+        for (let above = test.parent; above && above.type === "suite"; above = above.parent) titles.unshift(above.name);
+        const result = test.result() || {};
+        this.told.tell(lines.id(file, titles), RESULTS[result.state] || "skipped", test.diagnostic()?.duration, errors(result.errors));
+      }
+      const broken = errors(module.errors());
+      this.end(file, broken, broken);
+    }
+  }
+}
+
+function errors(found = []) {
+  return (found || []).map((error) => error.stack || error.message || String(error)).join("\n");
+}

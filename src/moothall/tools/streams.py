@@ -1,0 +1,218 @@
+"""Cases that a runner tells in its output: `go test -json`, cargo's libtest, nextest, and TAP.
+
+Standard library only, and read inside the sandbox. Each reader is given the output line by line and returns what people are
+shown of the line. Nothing that a line holds makes one fail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from moothall.tools.cases import ERRORED, FAILED, PASSED, RED, SKIPPED, Cases
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LONGEST = 200_000
+_DEEPEST = 50
+_KEPT = 200
+
+
+class Stream:
+    """Cuts output into lines for a reader."""
+
+    def __init__(self, cases: Cases, argv: tuple[str, ...]) -> None:
+        program = argv[0].rpartition("/")[2] if argv else ""
+        self._read: Callable[[str], str] = (Go if program == "go" else Plain)(cases).line
+        self._left = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what is shown of `data`, and of what was left before."""
+        *lines, self._left = (self._left + data).split(b"\n")
+        if len(self._left) > _LONGEST:
+            lines, self._left = [*lines, self._left], b""
+        return b"".join(self._shown(line, b"\n") for line in lines)
+
+    def end(self) -> bytes:
+        """Return what is shown of the rest."""
+        left, self._left = self._left, b""
+        return self._shown(left, b"") if left else b""
+
+    def _shown(self, line: bytes, end: bytes) -> bytes:
+        text = line.decode("utf-8", "replace")
+        shown = self._read(text)
+        return line + end if shown is text else shown.encode("utf-8", "replace") + (end if shown and shown[-1] != "\n" else b"")
+
+
+class Go:
+    """`go test -json`: a case is `package::TestName/sub`; a package that did not compile, or panicked, is a case itself."""
+
+    def __init__(self, cases: Cases) -> None:
+        self._cases = cases
+        self._printed: dict[str, list[str]] = {}
+        self._red: set[str] = set()
+
+    def line(self, text: str) -> str:
+        """Read one."""
+        if text[:1] != "{":
+            return text
+        try:
+            event = json.loads(text)
+            package, test, action = str(event.get("Package") or ""), str(event.get("Test") or ""), str(event.get("Action") or "")
+            output = str(event.get("Output") or "")
+            seconds = float(event.get("Elapsed") or 0)
+            return self._event(
+                package or str(event.get("ImportPath") or "").partition(" [")[0], test, action, output, round(seconds * 1000)
+            )
+        except (ValueError, TypeError, OverflowError, AttributeError, RecursionError):
+            return text
+
+    def _event(self, package: str, test: str, action: str, output: str, ms: int) -> str:
+        case = f"{package}::{test}" if test else package
+        if action in {"output", "build-output"}:
+            printed = self._printed.setdefault(package if action == "build-output" else case, [])
+            if len(printed) < _KEPT and len(self._printed) <= 2 * _KEPT:
+                printed.append(output)
+            return output if not test or output.lstrip().startswith(("---", "===", "panic")) is False or "FAIL" in output else ""
+        if action == "run":
+            self._cases.begin(case)
+        elif test and action in {"pass", "fail", "skip"}:
+            result = {"pass": PASSED, "fail": FAILED}.get(action, SKIPPED)
+            if result == FAILED:
+                self._red.add(package)
+            printed = self._printed.pop(case, [])
+            self._cases.tell(case, result, ms, "".join(printed) if result == FAILED else "")
+        elif not test and action == "fail" and package:
+            self._package_failed(package, ms)
+        return ""
+
+    def _package_failed(self, package: str, ms: int) -> None:
+        said = "".join(self._printed.pop(package, []))
+        if "panic: test timed out" in said:
+            said = f"hit the limit of its package\n{said}"
+        inner = [case for case in self._cases.begun if case.startswith(f"{package}::")]
+        for case in inner:
+            self._cases.tell(case, FAILED, said="".join(self._printed.pop(case, [])) + said)
+        if package not in self._red and not inner:
+            self._cases.tell(package, ERRORED, ms, said)
+
+
+_RUNNING = re.compile(r"\s+Running (?:unittests )?(?:(?P<source>\S+) \()?(?P<binary>\S+?)-[0-9a-f]{16}(?:\.exe)?\)?$")
+_DOC = re.compile(r"\s+Doc-tests (\S+)$")
+_BEGIN = re.compile(r"running \d+ tests?$")
+_TEST = re.compile(r"test (?P<name>.+?)(?P<mode> - should panic)? \.\.\. (?P<result>ok|FAILED|ignored|bench:)")
+_LONG = re.compile(r"test (?P<name>.+) has been running for over (?P<seconds>\d+) seconds$")
+_OUT = re.compile(r"---- (?P<name>.+?)(?: - should panic)? (?:stdout|stderr) ----$")
+_LINE_NUMBER = re.compile(r" \(line \d+\)")
+_NEXTEST = re.compile(
+    r"\s+(?P<result>[A-Z][A-Z0-9-]*)(?: \[|\s+\[)\s*(?P<seconds>[\d.]+)s\]\s+(?:\(\s*\d+/\d+\)\s+)?(?P<binary>\S+)\s+(?P<name>\S.*)$"
+)
+_TAP = re.compile(r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?: +-)? *(?P<name>.*)$")
+_TAP_START = re.compile(r"TAP version \d+$| *1\.\.\d+(?: |$)")
+_TAP_NOTE = re.compile(r"(?P<indent> *)# (?:Subtest: )?(?P<name>.+)$")
+_DIRECTIVE = re.compile(r"(?:^|\s+)# (?P<word>SKIP|TODO|time=[\d.]+ms)\b.*$", re.IGNORECASE)
+
+
+class Plain:
+    """Output for people: libtest's, nextest's and TAP, each known by its first lines. Libtest's cases are
+    `crate src/lib.rs::module::test`, TAP's `above > name`.
+    """
+
+    def __init__(self, cases: Cases) -> None:
+        self._cases = cases
+        self._place = ""
+        self._places: dict[str, int] = {}
+        self._open = False
+        self._said_of = ""
+        self._tap = False
+        self._above: list[str] = []
+
+    def line(self, text: str) -> str:
+        """Read one."""
+        if len(text) <= _LONGEST:
+            if text[:5] == "test " or text[:8] == "running " or text[:5] == "---- " or self._open or self._said_of:
+                self._libtest(text)
+            if text[:1] == " " and ("Running " in text or "Doc-tests " in text):
+                self._begin(text)
+            elif text[:1] == " " and "s] " in text:
+                self._nextest(text)
+            if "ok" in text or "#" in text or "1.." in text or text[:4] == "TAP ":
+                self._read_tap(text)
+        return text
+
+    def _begin(self, text: str) -> None:
+        if found := _DOC.match(text):
+            place = f"{found[1]} doc"
+        elif found := _RUNNING.match(text):
+            binary = found["binary"].rpartition("/")[2]
+            place = f"{binary} {found['source']}" if found["source"] else binary
+        else:
+            return
+        self._lost()
+        number = self._places[place] = self._places.get(place, 0) + 1
+        self._place = place if number == 1 else f"{place} #{number}"
+
+    def _lost(self) -> None:
+        """A binary ended before it said its result: it crashed."""
+        if self._open:
+            self._open = False
+            self._cases.tell(self._place or "tests", ERRORED, said="it ended before all of its tests had run")
+
+    def _id(self, name: str) -> str:
+        name = _LINE_NUMBER.sub("", name)
+        return f"{self._place}::{name}" if self._place else name
+
+    def _libtest(self, text: str) -> None:
+        if _BEGIN.match(text):
+            self._open, self._said_of = True, ""
+            self._cases.told += 1
+        elif text.startswith("test result: "):
+            self._open, self._said_of = False, ""
+        elif text.startswith("error: ") and self._open:
+            self._lost()
+        elif (found := _LONG.match(text)) and self._open:
+            self._cases.begin(self._id(found["name"]))
+        elif (found := _TEST.match(text)) and self._open:
+            case = self._id(found["name"])
+            result = {"ok": PASSED, "FAILED": FAILED}.get(found["result"], SKIPPED)
+            self._cases.tell(self._cases.next_id(case) if _LINE_NUMBER.search(found["name"]) else case, result)
+        elif found := _OUT.match(text):
+            self._said_of = self._id(found["name"])
+        elif text == "failures:":
+            self._said_of = ""
+        elif self._said_of and text and self._cases.results.get(self._said_of) in RED:
+            self._cases.say(self._said_of, text)
+
+    def _nextest(self, text: str) -> None:
+        if found := _NEXTEST.match(text):
+            result = PASSED if found["result"] in {"PASS", "LEAK"} else SKIPPED if found["result"] == "SKIP" else FAILED
+            if found["result"] not in {"SLOW", "START"}:
+                self._cases.tell(f"{found['binary']}::{found['name']}", result, _milliseconds(found["seconds"]))
+
+    def _read_tap(self, text: str) -> None:
+        if _TAP_START.match(text):
+            self._tap = True
+        elif self._tap and (found := _TAP.match(text)):
+            self._tap_case(len(found["indent"]) // 4, found["name"], found["number"] or "", bad=bool(found["bad"]))
+        elif self._tap and (found := _TAP_NOTE.match(text)) and len(found["indent"]) // 4 < _DEEPEST:
+            depth = len(found["indent"]) // 4
+            self._above[depth:] = [*[""] * (depth - len(self._above)), found["name"]]
+
+    def _tap_case(self, depth: int, name: str, number: str, *, bad: bool) -> None:
+        directive = _DIRECTIVE.search(name)
+        name = _DIRECTIVE.sub("", name).removesuffix(" {").strip() or number
+        above = self._above[: depth + 1]
+        if above and above[-1] == name and len(above) == depth + 1:
+            above = above[:-1]  # node: the subtest's own line comes after those within it
+        word = directive["word"].upper() if directive else ""
+        result = SKIPPED if word in {"SKIP", "TODO"} else FAILED if bad else PASSED
+        self._cases.tell(self._cases.next_id(" > ".join([*filter(None, above), name])), result)
+
+
+def _milliseconds(seconds: str) -> int:
+    try:
+        return round(float(seconds) * 1000)
+    except (ValueError, OverflowError):
+        return 0

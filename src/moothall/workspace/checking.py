@@ -1,0 +1,153 @@
+"""A check as the executor runs it: its output is read while it comes, and its cases when it ended. Standard library only.
+
+A runner that tells nothing for too long hangs in a case: that case is red. So is one in which the process ended; pytest goes on
+with the others then, in a new process.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+
+from moothall.sandbox.inside import ROOT
+from moothall.sandbox.procs import Ended, encode_result
+from moothall.tools import cases, checks
+from moothall.tools.findings import findings, is_linter
+from moothall.tools.streams import Stream
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+_STUCK = "stuck"
+_OURS = (b"moothall_pytest", b"moothall_node")
+_PROCESSES = 6  # that pytest may lose, one after the other
+_REPORTS = 200
+_LOOK_SECONDS = 1.0
+_QUIET_FACTOR, _QUIET_MORE = 3, 10.0  # of a case's limit: what is set up for several cases may take longer
+
+
+class Checking:
+    """One check. `told` is what the trusted side says of it: its name, the folder in the checkout where it runs, the limit of a
+    case in seconds, and patterns of JUnit files that it writes.
+    """
+
+    def __init__(self, argv: tuple[str, ...], told: Mapping[str, Any]) -> None:
+        self.folder = cases.FOLDER
+        self.cwd = os.path.join(ROOT, str(told.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
+        self._argv = argv
+        self._name = str(told["name"])
+        self._seconds = float(told["seconds"])
+        self._reports = tuple(str(pattern) for pattern in told.get("reports") or ())
+        self._cases = cases.Cases()
+        self._stream = Stream(self._cases, argv)
+        self._begun = time.time()
+        self._looked = self._progressed = time.monotonic()
+        self._progress = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Read output."""
+        return self._stream.feed(data)
+
+    def end(self) -> bytes:
+        """Read the end of it."""
+        return self._stream.end()
+
+    def stuck(self) -> str:
+        """Say whether the cases hang: the first was told of, and then nothing for too long. Go has a limit of its own."""
+        now = time.monotonic()
+        if not self._seconds or now < self._looked + _LOOK_SECONDS or self._argv[:1] == ("go",):
+            return ""
+        self._looked = now
+        if (progress := self._cases.told + _size(self.folder)) != self._progress:
+            self._progress, self._progressed = progress, now
+        return _STUCK if progress and now > self._progressed + self._quiet_seconds else ""
+
+    @property
+    def _quiet_seconds(self) -> float:
+        return _QUIET_FACTOR * self._seconds + _QUIET_MORE
+
+    def run(self, once: Callable[[Mapping[str, str], float], Ended], seconds: float) -> dict[str, Any]:
+        """Run it by `once`, given more of the environment and the seconds that are left, and return what came of it."""
+        until = time.monotonic() + seconds
+        ended = once({}, seconds)
+        if not self._cases.told and not _size(self.folder) and any(name in ended.output for name in _OURS):
+            ended = once({"PYTEST_ADDOPTS": "", "NODE_OPTIONS": ""}, until - time.monotonic())  # it doesn't find our reporters
+        for _ in range(_PROCESSES):
+            cases.read_folder(self._cases, self.folder)
+            if not checks.is_pytest(self._argv) or not self._lost(ended) or time.monotonic() > until:
+                break
+            self._stop(ended)
+            self._progressed = time.monotonic()
+            ended = _joined(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
+        return self._answer(ended)
+
+    def _lost(self, ended: Ended) -> bool:
+        """Whether the process ended within a case."""
+        return ended.status in {"success", _STUCK} and not self._cases.ended and bool(self._cases.begun)
+
+    def _stop(self, ended: Ended) -> None:
+        if ended.status == "success":
+            self._cases.stop(f"the process ended in it, with exit code {ended.exit_code}")
+            return
+        limit = f"hit the limit of {self._quiet_seconds:g} s" if ended.status == _STUCK else f"was stopped: {ended.status}"
+        if not self._cases.begun:
+            self._cases.tell(self._name, cases.ERRORED, said=limit)
+        self._cases.stop(limit)
+
+    def _answer(self, ended: Ended) -> dict[str, Any]:
+        if ended.status == _STUCK or (self._cases.begun and (ended.status != "success" or self._lost(ended))):
+            self._stop(ended)
+        found = self._cases
+        if self._reports:
+            found = cases.Cases()
+            for path in self._written():
+                cases.read_junit(found, path)
+        answer = encode_result(ended)
+        linted = findings(answer["output"]) if is_linter(self._argv) and ended.exit_code else []
+        if ended.status == _STUCK:
+            answer["status"], answer["exit_code"] = "success", 1
+        answer["cases"] = {} if is_linter(self._argv) else found.results
+        answer["details"], answer["durations"], answer["findings"] = found.said, found.ms, linted
+        told = checks.verdict(self._argv, answer["exit_code"], answer["cases"])
+        answer["verdict"] = told if answer["status"] == "success" else cases.ERRORED
+        return answer
+
+    def _written(self) -> list[str]:
+        """JUnit files that this run wrote."""
+        found = []
+        for pattern in self._reports:
+            for path in glob.iglob(os.path.join(glob.escape(self.cwd), pattern), recursive=True):  # noqa: PTH118, PTH207 - as above
+                try:
+                    if os.lstat(path).st_mtime >= self._begun - 2:
+                        found.append(path)
+                except OSError:
+                    continue
+                if len(found) >= _REPORTS:
+                    return found
+        return found
+
+
+def _joined(first: Ended, second: Ended) -> Ended:
+    """A run that went on in another process, as one."""
+    ended = second.status == "success" and first.status in {"success", _STUCK}
+    return Ended(
+        status=second.status,
+        exit_code=(1 if second.exit_code in {0, 1, 5} else second.exit_code) if ended else second.exit_code,
+        output=first.output + b"\n" + second.output,
+        total=first.total + second.total,
+        seconds=first.seconds + second.seconds,
+        cpu_ms=first.cpu_ms + second.cpu_ms,
+        max_rss_bytes=max(first.max_rss_bytes, second.max_rss_bytes),
+    )
+
+
+def _size(folder: str) -> int:
+    """Bytes that reporters wrote."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry, _ in zip(entries, range(_REPORTS), strict=False))
+    except OSError:
+        return 0

@@ -1,0 +1,59 @@
+"""How long a check, and one of its cases, may take: by how long they took on the untouched base. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moothall.config import Sandbox, Workspace
+from moothall.domain.repository import Prepared
+from moothall.ranking.assess import HIT_LIMIT
+
+_BASE_CASE_FACTOR = 3
+_SETTINGS = {
+    "cpu": "sandbox.cpu_seconds",
+    "memory": "sandbox.memory_bytes",
+    "processes": "sandbox.processes",
+    "disk": "sandbox.disk_bytes",
+    "output": "sandbox.output_bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Seconds of a whole check and of one case; `why` says where the first comes from."""
+
+    seconds: float
+    case_seconds: float
+    why: str
+
+
+def limit(settings: Workspace, prepared: Prepared, name: str) -> Limit:
+    """Return the limit of a check of `prepared`; without a run of the base, that of the base itself."""
+    most, base = settings.check_seconds, prepared.runs.get(name)
+    if base is None:
+        return Limit(most, min(most, _BASE_CASE_FACTOR * settings.case_seconds), "workspace.check_seconds")
+    stopped = {case for case, said in base.details.items() if HIT_LIMIT in said}
+    took = base.duration_ms / 1000 - sum(base.durations.get(case, 0) for case in stopped) / 1000
+    if base.status != "success":  # it was stopped as a whole: what its cases took is what is known
+        took = sum(ms for case, ms in base.durations.items() if case not in stopped) / 1000
+    longest = max((ms for case, ms in base.durations.items() if case not in stopped), default=0) / 1000
+    case_seconds = max(settings.case_seconds, settings.check_factor * longest)
+    allowed = settings.check_factor * max(took, 0.0)
+    if allowed > most:
+        return Limit(most, min(most, case_seconds), "workspace.check_seconds")
+    if allowed > settings.check_floor_seconds:
+        return Limit(allowed, case_seconds, f"workspace.check_factor times the {took:.1f} s of the untouched base")
+    seconds = min(most, settings.check_floor_seconds)
+    return Limit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
+
+
+def said(name: str, status: str, given: Limit, sandbox: Sandbox) -> str:
+    """Say which limit a check hit, and which setting it is."""
+    if status == "timeout":
+        return f"{name} {HIT_LIMIT} {given.seconds:.0f} s ({given.why})"
+    if setting := _SETTINGS.get(status):
+        value = getattr(sandbox, setting.partition(".")[2])
+        return (
+            f"{name} hit the limit of {status} ({setting} = {value:g})" if status != "cpu" else f"{name} hit a limit of CPU time"
+        )
+    return f"{name} was stopped: {status}"

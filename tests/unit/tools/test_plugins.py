@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moothall.tools.cases import Cases, read_folder
+from moothall.tools.checks import command, variables
+from moothall.tools.plugins import FOLDER
+
+TESTS = """
+import signal, time
+import pytest
+
+class TestA:
+    class TestB:
+        @pytest.mark.parametrize("x", ["a b", "c/d::e"])
+        def test_p(self, x):
+            assert x != "a b"
+
+class TestInherits(TestA):
+    pass
+
+def test_skip():
+    pytest.skip("later")
+
+@pytest.mark.xfail
+def test_xfail():
+    assert False
+
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError
+
+def test_teardown(broken):
+    pass
+
+def test_both(broken):
+    assert False
+
+@pytest.mark.parametrize("how", [1, 2])
+def test_loop(how):
+    while True:
+        try:
+            time.sleep(0.01)
+        except Exception:
+            pass
+
+def test_fine():
+    assert signal.getsignal(signal.SIGALRM) is not None
+"""
+UNITTESTS = """
+import unittest
+
+class TestA(unittest.TestCase):
+    def test_fine(self):
+        pass
+    def test_red(self):
+        with self.subTest(x=1):
+            self.assertEqual(1, 2)
+    @unittest.skip("later")
+    def test_skip(self):
+        pass
+    def test_loop(self):
+        while True:
+            pass
+
+class TestB(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        raise ValueError("no")
+    def test_never(self):
+        pass
+"""
+
+
+def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cases:
+    reports = folder / "reports"
+    reports.mkdir(exist_ok=True)
+    env = {**variables(seconds=seconds, plugins=str(FOLDER), folder=str(reports)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], *sys.path])
+    subprocess.run(command(argv), cwd=folder, env=env | more, capture_output=True, check=False)
+    cases = Cases()
+    read_folder(cases, str(reports))
+    return cases
+
+
+def test_pytest_tells_the_ids_that_it_prints_and_ends_what_hangs(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "tests" / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "-m", "pytest", "-x", "tests"), 0.5)
+    assert cases.results == {
+        "tests/test_b.py": "errored",
+        "tests/test_a.py::TestA::TestB::test_p[a b]": "failed",
+        "tests/test_a.py::TestA::TestB::test_p[c/d::e]": "passed",
+        "tests/test_a.py::TestInherits::TestB::test_p[a b]": "failed",
+        "tests/test_a.py::TestInherits::TestB::test_p[c/d::e]": "passed",
+        "tests/test_a.py::test_skip": "skipped",
+        "tests/test_a.py::test_xfail": "skipped",
+        "tests/test_a.py::test_teardown": "errored",
+        "tests/test_a.py::test_both": "errored",
+        "tests/test_a.py::test_loop[1]": "failed",
+        "tests/test_a.py::test_loop[2]": "failed",
+        "tests/test_a.py::test_fine": "passed",
+    }
+    assert cases.ended
+    assert "hit the limit of 0.5 s" in cases.said["tests/test_a.py::test_loop[1]"]
+    assert "No module named 'nothing_of_that_name'" in cases.said["tests/test_b.py"]
+    assert "assert 'a b' != 'a b'" in cases.said["tests/test_a.py::TestA::TestB::test_p[a b]"]
+
+
+def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> None:
+    text = "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\ndef test_c(): pass\n"
+    (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
+    argv = (sys.executable, "-m", "pytest")
+    first = run(tmp_path, argv, 5)
+    assert (first.results, list(first.begun), first.ended) == ({"test_a.py::test_a": "passed"}, ["test_a.py::test_b"], False)
+    second = run(tmp_path, argv, 5, MOOTHALL_AGAIN="1")
+    assert second.results == {"test_a.py::test_a": "passed", "test_a.py::test_c": "passed"}
+    assert second.ended
+
+
+def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
+    text = "import subprocess, sys\ndef test_inner(): pass\ndef test_outer():\n    subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
+    (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
+    run(tmp_path, (sys.executable, "-m", "pytest"), 20)
+    assert len(list((tmp_path / "reports").iterdir())) == 1
+
+
+def test_unittest(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
+    (tmp_path / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "-m", "unittest"), 0.5)
+    assert cases.results == {
+        "test_a.TestA.test_fine": "passed",
+        "test_a.TestA.test_red": "failed",
+        "test_a.TestA.test_skip": "skipped",
+        "test_a.TestA.test_loop": "errored",
+        "test_a.TestB": "errored",
+        "test_b": "errored",
+    }
+    assert "hit the limit of 0.5 s" in cases.said["test_a.TestA.test_loop"]
+
+
+@pytest.mark.parametrize("name", ["moothall_pytest.py", "moothall_unittest.py"])
+def test_a_reporter_is_python_of_version_3_7(name: str) -> None:
+    import ast
+
+    ast.parse((FOLDER / name).read_text(encoding="utf-8"), feature_version=(3, 7))

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.tools.cases import Cases
+from moothall.tools.streams import Stream
+
+CARGO = """   Compiling itoa v1.0.11
+     Running unittests src/lib.rs (target/debug/deps/itoa-0123456789abcdef)
+
+running 2 tests
+test tests::one ... ok
+test tests::two - should panic ... FAILED
+
+failures:
+
+---- tests::two - should panic stdout ----
+note: test did not panic as expected
+
+failures:
+    tests::two
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+error: test failed, to rerun pass `--lib`
+     Running tests/test.rs (target/debug/deps/test-0123456789abcdef)
+
+running 2 tests
+test test_i64 ... ok
+test test_slow ... ignored, too slow
+
+test result: ok. 1 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+     Running tests/crash.rs (target/debug/deps/crash-0123456789abcdef)
+
+running 2 tests
+error: test failed, to rerun pass `--test crash`
+   Doc-tests itoa
+
+running 2 tests
+test src/lib.rs - Buffer (line 12) ... ok
+test src/lib.rs - Buffer (line 40) ... ok
+
+test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.71s
+"""
+TAP = """TAP version 13
+# adds
+not ok 1 should be equal
+  ---
+    expected: 3
+  ...
+ok 2 should be equal
+# later
+ok 3 # SKIP not today
+# Subtest: outer
+    # Subtest: inner
+    ok 1 - inner
+      ---
+      duration_ms: 1
+      ...
+    1..1
+ok 4 - outer # time=3ms
+1..4
+"""
+NEXTEST = """    Starting 3 tests across 1 binary
+        PASS [   0.004s] itoa tests::one
+        FAIL [   0.011s] (2/3) itoa::test tests::two
+        SKIP [         ] itoa tests::three
+     Summary [   0.012s] 2 tests run: 1 passed, 1 failed, 1 skipped
+"""
+
+
+def read(text: str, program: str, size: int = 7) -> tuple[Cases, str]:
+    cases = Cases()
+    stream = Stream(cases, (program,))
+    data = text.encode()
+    shown = b"".join(stream.feed(data[at : at + size]) for at in range(0, len(data), size)) + stream.end()
+    return cases, shown.decode()
+
+
+def go(*events: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(event)}\n" for event in events)
+
+
+def test_libtest_keeps_binaries_apart_and_shows_what_was_printed() -> None:
+    cases, shown = read(CARGO, "cargo")
+    assert shown == CARGO
+    assert cases.results == {
+        "itoa src/lib.rs::tests::one": "passed",
+        "itoa src/lib.rs::tests::two": "failed",
+        "test tests/test.rs::test_i64": "passed",
+        "test tests/test.rs::test_slow": "skipped",
+        "crash tests/crash.rs": "errored",
+        "itoa doc::src/lib.rs - Buffer": "passed",
+        "itoa doc::src/lib.rs - Buffer #2": "passed",
+    }
+    assert "did not panic" in cases.said["itoa src/lib.rs::tests::two"]
+
+
+def test_a_test_that_runs_for_long_has_begun() -> None:
+    cases, _ = read("running 1 test\ntest hangs has been running for over 60 seconds\n", "cargo")
+    assert list(cases.begun) == ["hangs"]
+
+
+def test_tap_by_its_comments_and_subtests() -> None:
+    cases, _ = read(TAP, "npm")
+    assert cases.results == {
+        "adds > should be equal": "failed",
+        "adds > should be equal #2": "passed",
+        "later > 3": "skipped",
+        "outer > inner": "passed",
+        "outer": "passed",
+    }
+
+
+def test_what_only_looks_like_tap_is_none() -> None:
+    assert read("ok 1 - fine\nnot ok\n# a comment\n", "make")[0].results == {}
+
+
+def test_nextest() -> None:
+    cases, _ = read(NEXTEST, "cargo")
+    assert cases.results == {"itoa::tests::one": "passed", "itoa::test::tests::two": "failed"}
+
+
+def test_go_tells_cases_and_shows_its_output() -> None:
+    package = "example.org/m/p"
+    text = go(
+        {"Action": "start", "Package": package},
+        {"Action": "run", "Package": package, "Test": "TestA"},
+        {"Action": "output", "Package": package, "Test": "TestA", "Output": "=== RUN   TestA\n"},
+        {"Action": "output", "Package": package, "Test": "TestA", "Output": "    a_test.go:3: no\n"},
+        {"Action": "fail", "Package": package, "Test": "TestA", "Elapsed": 0.25},
+        {"Action": "pass", "Package": package, "Test": "TestB/sub", "Elapsed": 0},
+        {"Action": "output", "Package": package, "Output": "FAIL\n"},
+        {"Action": "fail", "Package": package, "Elapsed": 0.3},
+    )
+    cases, shown = read(text, "/usr/local/go/bin/go")
+    assert cases.results == {f"{package}::TestA": "failed", f"{package}::TestB/sub": "passed"}
+    assert "a_test.go:3: no" in cases.said[f"{package}::TestA"]
+    assert cases.ms == {f"{package}::TestA": 250}
+    assert shown == "    a_test.go:3: no\nFAIL\n"
+
+
+def test_a_package_that_does_not_compile_or_panics_is_a_case() -> None:
+    text = go(
+        {"ImportPath": "m/p [m/p.test]", "Action": "build-output", "Output": "p/a_test.go:3:2: undefined: New\n"},
+        {"Action": "output", "Package": "m/p", "Output": "FAIL\tm/p [build failed]\n"},
+        {"Action": "fail", "Package": "m/p", "Elapsed": 0},
+        {"Action": "run", "Package": "m/q", "Test": "TestLoop"},
+        {"Action": "output", "Package": "m/q", "Output": "panic: test timed out after 6s\n"},
+        {"Action": "fail", "Package": "m/q", "Elapsed": 6},
+    )
+    cases, shown = read(text, "go")
+    assert cases.results == {"m/p": "errored", "m/q::TestLoop": "failed"}
+    assert "hit the limit of" in cases.said["m/q::TestLoop"]
+    assert "undefined: New" in shown
+    assert "undefined: New" in cases.said["m/p"]
+
+
+@given(st.binary(max_size=500) | st.text(alphabet='ok not#{}"[]:.-0123456789 testrunigPASFAIL\n', max_size=500).map(str.encode))
+def test_no_output_makes_reading_fail(data: bytes) -> None:
+    for program in ("go", "cargo"):
+        stream = Stream(Cases(), (program,))
+        stream.feed(data)
+        stream.end()
+
+
+events = st.dictionaries(
+    st.sampled_from(["Action", "Package", "Test", "Output", "Elapsed", "ImportPath"]),
+    st.sampled_from(["run", "pass", "fail", "output", "build-output"])
+    | st.none()
+    | st.floats()
+    | st.lists(st.integers(), max_size=2),
+)
+
+
+@given(st.lists(events, max_size=20))
+def test_no_event_of_go_makes_reading_fail(told: list[dict[str, Any]]) -> None:
+    read(go(*told), "go", 4096)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from moothall.config import Sandbox, Workspace
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.workspace.limits import Limit, limit, said
+
+SETTINGS = Workspace(check_seconds=100, check_factor=5, check_floor_seconds=20, case_seconds=2)
+
+
+def prepared(**run: object) -> Prepared:
+    told = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
+    return Prepared(Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": told})
+
+
+def test_the_base_gets_the_most_and_three_times_a_case() -> None:
+    bare = Prepared(Base("r", "0" * 40, Profile()), "key", ())
+    assert limit(SETTINGS, bare, "tests") == Limit(100, 6, "workspace.check_seconds")
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ({}, (20, 2, "workspace.check_floor_seconds")),
+        ({"duration_ms": 10_000}, (50, 2, "workspace.check_factor times the 10.0 s of the untouched base")),
+        ({"duration_ms": 90_000}, (100, 2, "workspace.check_seconds")),
+        ({"durations": {"a": 3000}}, (20, 15, "workspace.check_floor_seconds")),
+        (
+            {"duration_ms": 9000, "durations": {"a": 8000, "b": 100}, "details": {"a": "hit the limit of 8 s"}},
+            (20, 2, "workspace.check_floor_seconds"),
+        ),
+        ({"duration_ms": 99_000, "status": "timeout", "durations": {"a": 100}}, (20, 2, "workspace.check_floor_seconds")),
+    ],
+)
+def test_limits_follow_from_the_base(run: dict[str, object], expected: tuple[float, float, str]) -> None:
+    assert limit(SETTINGS, prepared(**run), "tests") == Limit(*expected)
+
+
+def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
+    given = Limit(42, 2, "workspace.check_floor_seconds")
+    assert said("tests", "timeout", given, Sandbox()) == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
+    assert "sandbox.memory_bytes = 2e+09" in said("tests", "memory", given, Sandbox())
