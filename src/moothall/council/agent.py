@@ -237,7 +237,7 @@ class Agent:
         course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
         state = course.state
         # A function that is green is all that was asked for; with tools there may be more to do.
-        course.over = ran and state.green and (state.proven or self.talk.function is not None)
+        course.over = ran and state.green and (state.proven or (self.talk.function is not None and not state.partly))
         course.steps.append(Step(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
         course.circle = await self._tell_turn(
             at,

@@ -55,6 +55,11 @@ class State:
         return self.patch is not None and bool(self.patch.diff.strip())
 
     @property
+    def partly(self) -> bool:
+        """Whether it mended some of what was red in one place, and some is red there yet."""
+        return bool(self.fixed) and not self.proven
+
+    @property
     def tree(self) -> str:
         """A digest of the change, empty for none."""
         return digest(self.patch.diff) if self.patch is not None and self.changed else ""

@@ -84,6 +84,8 @@ def verdict_text(state: State) -> str:
     """What a seat may conclude from its checks, in a sentence or two."""
     if not state.green:
         return "Repair this."
+    if state.partly:
+        return f"{len(state.fixed)} of the tests that were red are green now, and beside them these are red yet: {_named(state.still_red)}. Repair those too."
     where = (
         "All checks are green"
         if state.whole

@@ -98,12 +98,14 @@ def test_a_limit_that_was_hit_is_named() -> None:
 
 
 def test_nobody_is_told_to_repair_what_is_green() -> None:
-    mended = State(patch("x"), green=True, fixed=("a",))
+    mended = State(patch("x"), green=True, proven=True, fixed=("a",))
     assert verdict_text(mended) == "All checks are green. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(State(patch("x"), green=True, whole=False))
     before = State(patch("x"), green=True, still_red=("a",))
     assert verdict_text(before) == "Nothing is red that was not red before your change (a). If the task is done, finish."
     assert verdict_text(State(patch("x"))) == "Repair this."
+    partly = State(patch("x"), green=True, fixed=("a",), still_red=("b",))
+    assert verdict_text(partly).endswith("these are red yet: b. Repair those too.")
 
 
 def test_a_changed_test_file_is_run_as_it_is_now() -> None:

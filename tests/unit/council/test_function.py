@@ -146,3 +146,21 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     assert "files.define" not in house.server.requests[1].prompt
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["", "the same step 2 times, and nothing changed", ""]
     assert house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
+
+
+async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
+    tests = {
+        "tests/test_utils.py": "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef test_b():\n    assert twice(3) == 6\n"
+    }
+    half = "```python\ndef twice(x):\n    return 4\n```"
+    right = "```python\ndef twice(x):\n    return x + x\n```"
+
+    def answer(_body: Any, headers: Any) -> str:
+        return half if step_of(headers) == "0.1" else right
+
+    files = {**SAMPLE, **tests, "src/utils.py": "def twice(x):\n    return None\n"}
+    async with council(answer, files=files, functions="on") as house:
+        events = await house.run(house.deliberation("single", 1, description="Mend twice in src/utils.py"))
+    assert "red yet: tests/test_utils.py::test_b" in house.server.requests[1].prompt
+    assert len(of(events, EventType.SEAT_TURN)) == 2
+    assert "x + x" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
