@@ -34,26 +34,26 @@ def show(row: Row) -> str:
     )
 
 
-def write(rows: Sequence[Row]) -> None:
-    """Write the table into the page, between its marks."""
+def write(rows: Sequence[Row], order: Sequence[str]) -> None:
+    """Write the lines of these projects into the page's table; lines of others that are in `order` (projects' names) stay."""
     text = PAGE.read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- table -->\n")
-    _, end, tail = rest.partition("<!-- end -->\n")
-    PAGE.write_text(head + begin + _table(rows) + end + tail, encoding="utf-8")
-
-
-def _table(rows: Sequence[Row]) -> str:
-    lines = [
+    old, end, tail = rest.partition("<!-- end -->\n")
+    lines = {line.split()[1]: line for line in old.splitlines()[2:]} | {row.project.name: _line(row) for row in rows}
+    table = [
         "| project | taken for | tests | set-up | tests run | the fault | seats right | mended in |",
         "|---|---|---|---|---|---|---|---|",
+        *(lines[name] for name in order if name in lines),
     ]
-    for row in rows:
-        found, versions = row.found, ", ".join(package.version.removeprefix("v") for package in row.project.packages)
-        lines.append(
-            f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: {row.project.why} | {_cases(row)} "
-            f"| {found.setup_seconds:.0f} s | {found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | {row.council_seconds:.0f} s |"
-        )
-    return "\n".join(lines) + "\n"
+    PAGE.write_text(head + begin + "\n".join(table) + "\n" + end + tail, encoding="utf-8")
+
+
+def _line(row: Row) -> str:
+    found, versions = row.found, ", ".join(package.version.removeprefix("v") for package in row.project.packages)
+    return (
+        f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: {row.project.why} | {_cases(row)} "
+        f"| {found.setup_seconds:.0f} s | {found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | {row.council_seconds:.0f} s |"
+    )
 
 
 def _cases(row: Row) -> str:
