@@ -98,7 +98,7 @@ def _judge(repo: Repo, document: Mapping[str, Any], code: int, *, right: frozens
     assert repo.git("worktree", "list").count("\n") == 0, "a worktree was left"
     places = [(each["seat"], each["passed_gates"], each["proven"], each["reasons"]) for each in document["results"]]
     told = json.dumps({"exit": code, "right": sorted(right), "error": document["error_message"], "places": places}, indent=1)
-    assert all(seat in right for seat, _, proven, _ in places if proven), f"a wrong answer is proven: {told}"
+    assert all(seat in right for seat, gates, proven, _ in places if gates and proven), f"a wrong answer is proven: {told}"
     if not right:
         assert (code, bool(document["winner_id"])) in {(1, False), (3, True)}, told
         return
