@@ -29,7 +29,7 @@ _MOST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Two faults in different functions, what each turns red, and what the search took. `base` is the run of the sources as released.
+    """Two faults in different places, what each turns red, and what the search took. `base` is the run of the sources as released.
 
     A candidate that mends `first` and brings `second` in would turn cases red that the broken repository has green.
     """
@@ -62,7 +62,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
         tried = 0
         async for fault, red in _tell(hands.workspaces, prepared, _shuffled(folder, prepared, seed)):
             tried += 1
-            if red and (not kept or (fault.function != kept[0][0].function and not red <= kept[0][1] - {TESTS})):
+            if red and (not kept or (_apart(fault, kept[0][0]) and not red <= kept[0][1] - {TESTS})):
                 kept.append((fault, red))
             if len(kept) == 2:
                 break
@@ -105,6 +105,10 @@ async def _tell(
                 continue
             after = await workspace.check(TESTS, deadline=deadline)
         yield fault, _lost(before, after)
+
+
+def _apart(one: Fault, other: Fault) -> bool:
+    return one.path != other.path or one.end <= other.start or other.end <= one.start
 
 
 def _green(run: CheckRun) -> set[str]:
