@@ -10,6 +10,7 @@ import pytest
 
 from moothall.config import Settings
 from moothall.domain.evidence import Verdict
+from moothall.domain.repository import Step
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.testing.local import Local, local
 from moothall.workspace.box import Box
@@ -30,7 +31,7 @@ CHECKS = {
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[Local]:
-    async with local(tmp_path, {"a.txt": "a\n", "b.txt": "b\n"}) as house:
+    async with local(tmp_path, {"a.txt": "a\n", "b.txt": "b\n", "sub/c.txt": "c\n"}) as house:
         yield house
 
 
@@ -41,7 +42,7 @@ async def test_setup_once_and_its_results_are_read_only_in_every_workspace(house
     told: list[str] = []
     prepared = await house.preparer.prepare(base, told.append)
     assert not left.exists()
-    assert prepared.files == ("a.txt", "b.txt")
+    assert prepared.files == ("a.txt", "b.txt", "sub/c.txt")
     assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", "what set-up made, and the repository's own files as they are"
     assert prepared.runs["closed"].verdict is Verdict.FAILED
     assert "Read-only file system" in prepared.runs["closed"].output
@@ -68,6 +69,41 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(house: Local) -> N
         with pytest.raises(RepositoryError, match=r"(?s)exit code 3.*it broke here"):
             await house.preparer.prepare(base)
     assert os.listdir(house.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
+
+
+async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
+    bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
+    steps = (
+        Step(bad, instead=(Step(("sh", "-c", "echo less > /env/made")), Step(bad, optional=True))),
+        Step(("sh", "-c", "pwd > /env/where"), folder="sub"),
+    )
+    told: list[str] = []
+    prepared = await house.preparer.prepare(
+        house.base(setup=(bad,), steps=steps, notes=("a note",), checks={"tests": ("cat", "/env/made", "/env/where")}),
+        told.append,
+    )
+    assert prepared.runs["tests"].output == "less\n/workspace/sub\n"
+    assert "a note" in told
+    assert "that failed (ValueError: no such thing); trying with less" in told
+    assert any(line.startswith("left out: sh -c") and "no such thing" in line for line in told)
+    with pytest.raises(RepositoryError, match=r"ValueError: no such thing"):
+        await house.preparer.prepare(house.base(setup=(bad,), steps=(Step(bad),)))
+
+
+async def test_setup_alone_sees_a_history(house: Local) -> None:
+    describe = ("sh", "-c", "git describe --tags --dirty > /env/version; git status --porcelain >> /env/version; touch .git/mine")
+    prepared = await house.preparer.prepare(
+        house.base(setup=(describe,), history=True, checks={"tests": ("sh", "-c", "cat /env/version; ls -A")})
+    )
+    assert prepared.runs["tests"].output.split() == ["v0.1.0", "a.txt", "b.txt", "sub"]
+
+
+async def test_a_check_runs_in_its_folder(house: Local) -> None:
+    prepared = await house.preparer.prepare(
+        house.base(checks={"tests": ("cat", "c.txt"), "root": ("pwd",)}, folders={"tests": "sub"})
+    )
+    assert prepared.runs["tests"].output == "c\n"
+    assert prepared.runs["root"].output == "/workspace\n"
 
 
 async def test_a_setup_that_hangs_is_stopped(house: Local) -> None:

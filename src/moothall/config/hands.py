@@ -27,6 +27,9 @@ class Workspace(Section):
         10.0, gt=0, description="what a test case gets at least; on the base three times that. Its package in Go: six times that"
     )
     flaky_seconds: float = Field(60.0, ge=0, description="checks that take less are run twice on the base; what differs is flaky")
+    max_projects: int = Field(
+        20, ge=0, description="projects in folders of one repository that get a check of their own; 0: the root's alone"
+    )
     warm: int = Field(1, ge=0, description="executors kept ready for each prepared repository")
     allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
     allowed_roots: tuple[Path, ...] = Field(
@@ -35,6 +38,7 @@ class Workspace(Section):
     keep_days: float = Field(
         14.0, ge=1, description="`moothall log prune` removes checkouts and environments that were not used for so long"
     )
+    max_submodules: int = Field(20, ge=0, description="submodules of one repository that are fetched; 0: none")
     max_file_bytes: int = Field(5_000_000, ge=1024, description="one file of a patch, or read by a tool")
     max_patch_bytes: int = Field(2_000_000, ge=1024)
     max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moothall.domain.evidence import CheckRun
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of a detected set-up, run in `folder` (the root by default).
+
+    Where it fails, `instead` is done; where there is nothing to do instead, the set-up fails, unless the step is `optional`.
+    """
+
+    argv: tuple[str, ...]
+    folder: str = ""
+    optional: bool = False
+    instead: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +31,11 @@ class Profile:
     from the root) of tests and test configuration: a candidate is judged with them as they were on
     the base. `known_failures` are test ids that may stay red. `reports` maps a check's name to patterns of the JUnit files that
     it writes, in the folder where it runs.
+
+    `steps` is a detected `setup` with its folders and ways out. `needs` says which toolchains it wants: language → versions,
+    in the words of the project (python: a version specifier; node: a semver range; go: the least version; rust: a channel).
+    `depends` maps a project's folder to the folders of those that it is built on; `notes` are said when the base is prepared.
+    With `history` set-up sees a `.git` of the commit and its nearest tag.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -28,6 +46,28 @@ class Profile:
     advisory: tuple[str, ...] = ()
     folders: Mapping[str, str] = field(default_factory=dict)
     reports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    history: bool = False
+
+
+def checks_near(profile: Profile, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the checks of the projects that hold one of `paths`, and of those built on them, in the profile's order.
+
+    A path that lies in no project's folder concerns all. No paths: no checks.
+    """
+    folders = {name: profile.folders.get(name, "") for name in profile.checks}
+    near: set[str] = set()
+    for path in paths:
+        holding = [folder for folder in set(folders.values()) if not folder or path.startswith(f"{folder}/")]
+        if not holding:
+            return tuple(profile.checks)
+        near.add(max(holding, key=len))
+    while more := {folder for folder, below in profile.depends.items() if folder not in near and not near.isdisjoint(below)}:
+        near |= more
+    return tuple(name for name, folder in folders.items() if folder in near)
 
 
 @dataclass(frozen=True, slots=True)

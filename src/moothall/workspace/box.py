@@ -40,7 +40,8 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
-    an empty folder. `program` answers in it; `limits` hold instead of the settings'.
+    an empty folder. `program` answers in it; `limits` hold instead of the settings'. `toolchains` are shown where they lie, and
+    their bin is put on PATH; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
     """
 
     key: str
@@ -52,6 +53,8 @@ class Place:
     variables: Mapping[str, str] = field(default_factory=dict)
     program: str = EXECUTOR
     limits: Sandbox | None = None
+    toolchains: tuple[Path, ...] = ()
+    python: Path | None = None
 
 
 async def remove_tree(path: Path) -> None:
@@ -69,6 +72,10 @@ async def _quietly(*command: str) -> None:
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
     await process.wait()
+
+
+def _prefix(place: Place) -> tuple[Path, ...]:
+    return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
 
 
 def own(path: Path, uid: int | None) -> None:
@@ -159,7 +166,7 @@ class Box:
             ro=(
                 *interpreter_binds(),
                 (self._code, INSIDE),
-                *((path, str(path)) for path in limits.toolchains),
+                *((path, str(path)) for path in dict.fromkeys((*limits.toolchains, *place.toolchains, *_prefix(place)))),
                 *(self._shown if place.tree else ()),
                 *place.ro,
             ),
@@ -284,7 +291,7 @@ class Box:
         """Return the environment of a command: nothing of ours, nothing of the operator's."""
         place = self.place
         path = [f"{ENVIRONMENT}/bin"] if place.env else []
-        path += [f"{folder}/bin" for folder in self._settings.sandbox.toolchains]
+        path += [f"{folder}/bin" for folder in (*self._settings.sandbox.toolchains, *place.toolchains)]
         path += [str(interpreter().parent), "/usr/local/go/bin", "/usr/local/bin", "/usr/bin", "/bin"]
         variables = {
             "PATH": ":".join(dict.fromkeys(path)),

@@ -18,8 +18,17 @@ from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.workspace import rules
-from moothall.workspace.gitcmd import TRIES, Caps, GitRunner
-from moothall.workspace.objects import Entry, content_of, raw_entry, read_blobs, read_tree, replaces_folder, write_files
+from moothall.workspace.gitcmd import TRIES, Answer, Caps, GitRunner
+from moothall.workspace.objects import (
+    Entry,
+    content_of,
+    ignored_by,
+    raw_entry,
+    read_blobs,
+    read_tree,
+    replaces_folder,
+    write_files,
+)
 from moothall.workspace.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -27,18 +36,9 @@ _MESSAGE_CHARS = 10_000
 _SHOWN = 10
 _APPLY_MEMORY = 4_000_000_000
 _NO_CAPS = Caps()
-_INFLATED = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
 _LEFT_OUT = (
-    "__pycache__",
-    "*.py[co]",
-    ".pytest_cache",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".hypothesis",
-    ".coverage",
-    "node_modules",
-    ".venv",
-    "*.egg-info",
+    *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
+    *("node_modules", ".venv", "*.egg-info"),
 )
 _WHO = {
     f"GIT_{who}_{what}": value
@@ -73,7 +73,7 @@ class TrustedClone:
         self.path = path
         self._settings = settings
         self._git = runner or GitRunner(path.parent, settings.git_seconds)
-        self._trees: dict[str, tuple[Entry, ...]] = {}
+        self._trees: dict[str, tuple[tuple[Entry, ...], Mapping[str, str]]] = {}
         self._limits = rules.ChangeLimits(
             files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
         )
@@ -84,10 +84,18 @@ class TrustedClone:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             await self._git.run("init", "--quiet", "--bare", "--template=", "--", str(self.path), cwd=self.path.parent)
 
-    async def fetch(self, source: str, ref: str, *, protocols: str = "file", env: Mapping[str, str] | None = None) -> str:
+    async def fetch(
+        self,
+        source: str,
+        ref: str,
+        *,
+        protocols: str = "file",
+        env: Mapping[str, str] | None = None,
+        tags: bool = False,
+    ) -> str:
         """Bring the commit that `ref` (a full ref name or sha) names at `source` here and return its sha.
 
-        `protocols` are the transports that git may use, joined by ':'; `env` may carry credentials.
+        `tags` brings those of its history too. `protocols` are the transports that git may use, joined by ':'; `env` may carry credentials.
         Raises `RepositoryError`.
         """
         await self.make()
@@ -95,7 +103,7 @@ class TrustedClone:
         answer = await self._git.call(
             "fetch",
             "--quiet",
-            "--no-tags",
+            *(() if tags else ("--no-tags",)),
             "--no-write-fetch-head",
             "--no-recurse-submodules",
             "--update-shallow",
@@ -147,11 +155,19 @@ class TrustedClone:
 
     async def entries(self, sha: str) -> tuple[Entry, ...]:
         """Return the checked tree of a commit: mode, object, size and path of each file."""
+        return (await self._tree(sha))[0]
+
+    async def submodules(self, sha: str) -> Mapping[str, str]:
+        """Return the submodules of a commit: path → the commit that is recorded."""
+        return (await self._tree(sha))[1]
+
+    async def _tree(self, sha: str) -> tuple[tuple[Entry, ...], Mapping[str, str]]:
         if sha not in self._trees:
             entries = await asyncio.to_thread(read_tree, self._git, self.path, _checked(sha), self._settings.max_repository_bytes)
             while len(self._trees) >= 16:  # noqa: PLR2004 - a few commits are in use at a time
                 self._trees.pop(next(iter(self._trees)))
-            self._trees[sha] = entries
+            files = tuple(entry for entry in entries if entry.mode != rules.SUBMODULE)
+            self._trees[sha] = files, {entry.path: entry.oid for entry in entries if entry.mode == rules.SUBMODULE}
         return self._trees[sha]
 
     async def checkout(self, sha: str, dest: Path) -> None:
@@ -159,12 +175,21 @@ class TrustedClone:
         entries = await self.entries(sha)
         await asyncio.to_thread(write_files, self._git, self.path, entries, dest, self._settings.setup_seconds)
 
+    async def ask(self, *args: str) -> Answer:
+        """Return what a git command says here that changes nothing."""
+        return await self._git.call(*args, cwd=self.path)
+
     async def read(self, sha: str, path: str, limit: int) -> bytes:
         """Return at most `limit` bytes of a file (a symlink's target for a symlink). Raises `NotFound`."""
         entry = next((entry for entry in await self.entries(sha) if entry.path == path), None)
         if entry is None:
             raise NotFound(f"{path[:200]!r} is not a file of commit {sha[:12]}")
         return (await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid], limit))[0]
+
+    async def read_all(self, sha: str, paths: Sequence[str], limit: int) -> list[bytes]:
+        """Return at most `limit` bytes of each of these files of a commit."""
+        entries = {entry.path: entry for entry in await self.entries(sha)}
+        return await asyncio.to_thread(read_blobs, self._git, self.path, [entries[path].oid for path in paths], limit)
 
     async def changes(self, base_sha: str, commit_sha: str) -> list[Change]:
         """Return what `commit_sha` changes against `base_sha`, with content."""
@@ -202,7 +227,8 @@ class TrustedClone:
         the base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
-        kept = await self._not_ignored(base_sha, old, changes)
+        kept = await self._not_ignored(old, changes)
+        rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
         rules.check_changes([_raw(change, old) for change in kept], self._limits)
         there = [change for change in kept if change.content is not None]
         with scratch() as folder:
@@ -224,9 +250,7 @@ class TrustedClone:
         cap = self._settings.max_patch_bytes
         if len(raw) > cap:
             raise PatchRefused(f"the patch has {len(raw)} bytes; at most {cap} are allowed")
-        for match in _INFLATED.finditer(raw):
-            if len(match[1]) > 15 or int(match[1]) > self._settings.max_file_bytes:  # noqa: PLR2004 - digits
-                raise PatchRefused("the patch holds a binary file larger than a file may be")
+        rules.check_binaries(raw, self._settings.max_file_bytes)
         for _ in range(TRIES - 1):
             with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
                 return await self._applied(base_sha, raw, message)
@@ -311,6 +335,8 @@ class TrustedClone:
         except RepositoryError as error:
             raise PatchRefused(f"the patch makes a tree that can't be used: {error.message}") from error
         old = {entry.path: entry for entry in await self.entries(base_sha)}
+        if await self.submodules(commit_sha) != await self.submodules(base_sha):
+            raise PatchRefused("the patch may not change which commits the submodules are at")
         paths = [path for path in sorted({*old, *new}) if content_of(old.get(path)) != content_of(new.get(path))]
         rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
         text = await self.diff(base_sha, commit_sha)
@@ -320,34 +346,13 @@ class TrustedClone:
         await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if rules.is_test(path)))
 
-    async def _not_ignored(self, base_sha: str, old: Mapping[str, Entry], changes: Sequence[Change]) -> list[Change]:
+    async def _not_ignored(self, old: Mapping[str, Entry], changes: Sequence[Change]) -> list[Change]:
         wanted = [change for change in changes if change.path in old or not rules.matches(_LEFT_OUT, change.path)]
         rules.check_changes([rules.RawChange(change.path) for change in wanted], rules.ChangeLimits(files=len(wanted)))
         fresh = [change.path for change in wanted if change.path not in old and change.content is not None]
-        ignored = await self._ignored(base_sha, old, fresh)
-        return [change for change in wanted if change.path not in ignored]
-
-    async def _ignored(self, base_sha: str, old: Mapping[str, Entry], paths: Sequence[str]) -> frozenset[str]:
         lists = [entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != rules.SYMLINK]
-        if not paths or not lists:
-            return frozenset()
-        with scratch() as folder:
-            tree = folder / "tree"
-            await asyncio.to_thread(write_files, self._git, self.path, lists, tree, self._settings.git_seconds)
-            answer = await self._git.call(
-                f"--git-dir={self.path}",
-                f"--work-tree={tree}",
-                "check-ignore",
-                "--no-index",
-                "-z",
-                "--stdin",
-                cwd=tree,
-                stdin="".join(f"./{path}\0" for path in paths).encode(),  # a leading ':' would be pathspec magic
-                env={"GIT_LITERAL_PATHSPECS": "0"},
-            )
-        if answer.status > 1:  # 1: none is ignored
-            raise RepositoryError(f"cannot read the ignore rules of {base_sha[:12]}: {answer.reason}")
-        return frozenset(path.removeprefix("./") for path in answer.out.decode().split("\0")[:-1])
+        ignored = await ignored_by(self._git, self.path, lists, fresh)
+        return [change for change in wanted if change.path not in ignored]
 
     @asynccontextmanager
     async def _index(self, sha: str) -> AsyncIterator[Mapping[str, str]]:

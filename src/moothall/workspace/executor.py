@@ -150,7 +150,8 @@ class Executor:
             return self._run_block(argv, request)
         if request.get("check"):
             return self._run_check(argv, request)
-        ended = run(argv, cwd=ROOT, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._stopped)
+        cwd = os.path.join(ROOT, str(request.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
+        ended = run(argv, cwd=cwd, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._stopped)
         return encode_result(ended)
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:

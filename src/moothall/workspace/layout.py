@@ -13,8 +13,9 @@ from pathlib import Path
 
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
-from moothall.sandbox.spec import ENVIRONMENT
+from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.workspace.box import Place
+from moothall.workspace.toolchains import Chosen, choose
 
 _KEY_CHARS = 32
 _LOCK_PAUSE = 0.1
@@ -46,12 +47,12 @@ class Layout:
 
     def place(self, base: Base, key: str) -> Place:
         """What a workspace on `base` shows."""
-        environment = environment_key(base)
+        environment, chosen = environment_key(base), choose(base.profile.needs)
         if not environment:
-            return Place(key, (self.tree(key),))
+            return Place(key, (self.tree(key),), toolchains=chosen.homes)
         folder = self.environment(environment)
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
-        return Place(key, (*layer, self.tree(key)), env=folder / "env")
+        return Place(key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=foreign_python(chosen))
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
@@ -78,7 +79,8 @@ def try_lock(descriptor: int) -> bool:
 
 def uses_environment(base: Base) -> bool:
     """Whether the profile wants a Python environment at /env: set-up installs into it, or checks run from it."""
-    programs = {argv[0] for argv in (*base.profile.setup, *base.profile.checks.values()) if argv}
+    commands = (*base.profile.setup, *(step.argv for step in base.profile.steps), *base.profile.checks.values())
+    programs = {argv[0] for argv in commands if argv}
     return any(program in _PYTHON or program.startswith(f"{ENVIRONMENT}/bin/") for program in programs)
 
 
@@ -87,10 +89,22 @@ def environment_key(base: Base) -> str:
     profile = base.profile
     if not profile.setup and not uses_environment(base):
         return ""
-    return digest(base.repository, profile.lock_digest, repr(profile.setup), sys.version)[:_KEY_CHARS]
+    chosen = choose(profile.needs)
+    python = sys.version if foreign_python(chosen) is None else f"{chosen.python.version} {chosen.python.program}"
+    homes = [str(home) for home in chosen.homes]
+    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *homes, *map(repr, profile.steps))[
+        :_KEY_CHARS
+    ]
+
+
+def foreign_python(chosen: Chosen) -> Path | None:
+    """Return the prefix of the Python of an environment, None where it is our own."""
+    return None if chosen.python.program == interpreter() else chosen.python.home
 
 
 def prepared_key(base: Base) -> str:
     """Name a prepared base: commit, profile and environment."""
-    checks = repr(sorted(base.profile.checks.items()))
+    checks = repr(sorted(base.profile.checks.items())) + (
+        repr(sorted(base.profile.folders.items())) if base.profile.folders else ""
+    )
     return digest(base.repository, base.sha, checks, environment_key(base))[:_KEY_CHARS]

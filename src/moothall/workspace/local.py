@@ -145,7 +145,9 @@ class LocalWorkspace:
             limit = replace(limit, seconds=left, why="the time of the deliberation")
         if limit.seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
-        command = checks.command(argv, paths, cases=cases, seconds=limit.case_seconds)
+        folder = self.base.profile.folders.get(name, "")
+        inside = [path.removeprefix(f"{folder}/") for path in paths if not folder or path.startswith(f"{folder}/")]
+        command = checks.command(argv, inside, cases=cases, seconds=limit.case_seconds)
         run = check_run(name, await self._run_check(name, command, limit, cases))
         if run.status == ToolStatus.SUCCESS:
             return run
@@ -232,7 +234,8 @@ class LocalWorkspace:
             limits=sandbox.model_copy(update={"memory_bytes": memory}),
         )
         asking = Asking(ask, most_asked(runner.tool_calls))
-        python = f"{ENVIRONMENT}/bin/python" if place.env else str(interpreter())
+        # What serves blocks is compiled for our own Python, so another one cannot read it.
+        python = f"{ENVIRONMENT}/bin/python" if place.env and place.python is None else str(interpreter())
         told = {
             "code": block.code,
             "tools": {name: list(names) for name, names in block.tools.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import IO
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.workspace import rules
 from moothall.workspace.gitcmd import GitRunner, again
+from moothall.workspace.scratch import scratch
 
 _CHUNK = 1 << 20
 _LINK_BYTES = 4096
@@ -19,7 +21,7 @@ _LINK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a commit; `target` is where a symlink points to, `size` is in bytes."""
+    """A file of a commit, or a submodule; `target` is where a symlink points to, `size` is in bytes."""
 
     path: str
     mode: str
@@ -35,7 +37,7 @@ class Entry:
 
 @again
 def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[Entry, ...]:
-    """Return every file of a commit in git's order; raises `RepositoryError` for what we don't take in."""
+    """Return every file and submodule of a commit in git's order; raises `RepositoryError` for what we don't take in."""
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
     _check(entries, max_bytes)
@@ -81,6 +83,24 @@ def write_files(git: GitRunner, repository: Path, entries: Sequence[Entry], dest
     except (RepositoryError, WorkspaceFailed):
         shutil.rmtree(dest, ignore_errors=True)
         raise
+
+
+async def ignored_by(git: GitRunner, repository: Path, lists: Sequence[Entry], paths: Sequence[str]) -> frozenset[str]:
+    """Return those of `paths` that these .gitignore files name."""
+    if not paths or not lists:
+        return frozenset()
+    with scratch() as folder:
+        tree = folder / "tree"
+        await asyncio.to_thread(write_files, git, repository, lists, tree, 0)
+        answer = await git.call(
+            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-ignore", "--no-index", "-z", "--stdin"),
+            cwd=tree,
+            stdin="".join(f"./{path}\0" for path in paths).encode(),  # a leading ':' would be pathspec magic
+            env={"GIT_LITERAL_PATHSPECS": "0"},
+        )
+    if answer.status > 1:  # 1: none is ignored
+        raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
+    return frozenset(path.removeprefix("./") for path in answer.out.decode().split("\0")[:-1])
 
 
 def _write(path: Path, mode: str, size: int, take: Callable[[int], bytes]) -> None:
@@ -141,15 +161,12 @@ def _linked(entry: Entry, blob: bytes) -> Entry:
 
 
 def _check(entries: Sequence[Entry], max_bytes: int) -> None:
-    modules = [entry.path for entry in entries if entry.mode == rules.SUBMODULE]
-    if modules:
-        raise RepositoryError(f"the repository has submodules, which are not supported: {', '.join(modules[:5])}")
     total = sum(entry.size for entry in entries)
     if total > max_bytes:
         raise RepositoryError(f"the repository's files have {total} bytes; at most {max_bytes} are allowed")
     for entry in entries:
         reason = rules.why_path(entry.path)
-        if not reason and entry.mode not in {*rules.MODES, "100664"}:
+        if not reason and entry.mode not in {*rules.MODES, rules.SUBMODULE, "100664"}:
             reason = f"mode {entry.mode} is not supported"
         if reason:
             raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,8 +18,9 @@ from moothall.workspace import delivery, sources
 from moothall.workspace.clone import TrustedClone
 from moothall.workspace.gitcmd import GitRunner
 from moothall.workspace.gitremote import Cloned, Pin, Remote, clone_public
-from moothall.workspace.profile import Commands, read_profile
+from moothall.workspace.profile import OWN_FILE, TEXT_BYTES, Commands, read_profile, read_text
 from moothall.workspace.registry import PushPolicy, Registered, Registry, make_registered
+from moothall.workspace.submodules import Submodules
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 
@@ -114,8 +115,30 @@ class TrustedRepositories:
         clone = self._clone(entry)
         pinned = _SHA.fullmatch(ref.ref) is not None and await clone.has(ref.ref)
         sha = ref.ref if pinned else await self._fetch(clone, entry, ref.ref)
-        profile = await read_profile(clone, sha, entry.commands)
-        return Base(repository=entry.id, sha=sha, profile=profile, origin=entry.origin)
+        own, notes = await self._own_file(clone, entry, sha)
+        if not pinned:
+            notes += await self._submodules(clone, entry, sha)
+        profile = await read_profile(clone, sha, entry.commands, most=self._settings.max_projects, own=own)
+        return Base(entry.id, sha, replace(profile, notes=(*profile.notes, *notes)), origin=entry.origin)
+
+    async def _own_file(self, clone: TrustedClone, entry: Registered, sha: str) -> tuple[str | None, tuple[str, ...]]:
+        """Return what the work tree of a local repository says of set-up and checks, where the commit says otherwise, and a note."""
+        if not entry.local or not (entry.listed or any(Path(entry.origin).is_relative_to(root) for root in self._roots)):
+            return None, ()
+        text = await asyncio.to_thread(read_text, Path(entry.origin, OWN_FILE))
+        committed = (
+            (await clone.read(sha, OWN_FILE, TEXT_BYTES)).decode(errors="replace") if OWN_FILE in await clone.files(sha) else None
+        )
+        if text is None or text == committed:
+            return None, ()
+        differs = "is not committed" if committed is None else "differs from the commit's"
+        return text, (f"{OWN_FILE} in the work tree {differs}; it is used as it lies there",)
+
+    async def _submodules(self, clone: TrustedClone, entry: Registered, sha: str) -> tuple[str, ...]:
+        if not await clone.submodules(sha):
+            return ()
+        modules = (await sources.find_local(self._git, Path(entry.origin))).shared / "modules" if entry.local else None
+        return await Submodules(clone, entry, self._settings, self._secrets, modules).fetch(sha)
 
     async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
         """As the preparer does."""
@@ -228,13 +251,13 @@ class TrustedRepositories:
                 sources.inside(await asyncio.to_thread(path.resolve), roots)
             sha = await sources.local_commit(self._git, local, ref)
             if not await clone.has(sha):
-                await clone.fetch(str(local.shared), sha)
+                await clone.fetch(str(local.shared), sha, tags=True)
         else:
             env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
             await clone.make()
             name, sha = await sources.remote_commit(self._git, clone.path, entry.origin, ref, env)
             if not await clone.has(sha):
-                sha = await clone.fetch(entry.origin, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
+                sha = await clone.fetch(entry.origin, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=True)
         await clone.entries(sha)
         if not entry.listed:
             await asyncio.to_thread(self.registry.add, entry)

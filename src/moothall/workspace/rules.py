@@ -20,6 +20,7 @@ MODES = (FILE, EXECUTABLE, SYMLINK)
 _NAME_BYTES = 255
 _PATH_BYTES = 4096
 _TARGET_BYTES = 4096
+_INFLATED = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
 
 # Ignored by HFS+ when it compares names.
 _INVISIBLE = dict.fromkeys(
@@ -80,6 +81,24 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         total += change.size
     if total > limits.total_bytes:
         raise PatchRefused(f"the patch brings {total} bytes; at most {limits.total_bytes} are allowed")
+
+
+def check_outside(submodules: Iterable[str], paths: Sequence[str]) -> None:
+    """Raise `PatchRefused` where one of `paths` lies in a submodule."""
+    for path in paths:
+        module = next((module for module in submodules if path == module or path.startswith(f"{module}/")), None)
+        if module is not None:
+            raise PatchRefused(
+                f"the patch may not change {path[:200]!r}: it lies in the submodule {module[:200]!r}, a repository of its own; "
+                "leave what is there as it was"
+            )
+
+
+def check_binaries(diff: bytes, limit: int) -> None:
+    """Raise `PatchRefused` where a git diff holds a binary file of more than `limit` bytes, whatever its own size."""
+    for match in _INFLATED.finditer(diff):
+        if len(match[1]) > 15 or int(match[1]) > limit:  # noqa: PLR2004 - digits
+            raise PatchRefused("the patch holds a binary file larger than a file may be")
 
 
 def _why_change(change: RawChange, limits: ChangeLimits) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
 from moothall.sandbox.spawn import drop_uid
-from moothall.sandbox.spec import ENVIRONMENT, interpreter
+from moothall.sandbox.spec import ENVIRONMENT
 from moothall.workspace.box import Place, own, remove_tree
 from moothall.workspace.packages import package_sources
 from moothall.workspace.pool import Pool
+from moothall.workspace.toolchains import Toolchain
 
-_VENV = (str(interpreter()), "-m", "venv", ENVIRONMENT)
 _PYTEST = (
     f"{ENVIRONMENT}/bin/python",
     "-I",
@@ -41,23 +40,30 @@ class Starter:
         self._settings = settings
         self._pool = pool
 
-    async def copy_to(self, env: Path, tell: Callable[[str], None]) -> None:
+    async def copy_to(self, env: Path, python: Toolchain, tell: Callable[[str], None]) -> None:
         """Copy it to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
+        venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network == "on"
-        source = await self._made("pytest", (_VENV, _PYTEST), tell, network=True) if network else None
-        source = source or await self._made("blank", (_VENV,), tell, network=False)
+        source = await self._made("pytest", python, (venv, _PYTEST), tell, network=True) if network else None
+        source = source or await self._made("blank", python, (venv,), tell, network=False)
         if source is None:
-            raise RepositoryError(f"a virtual environment cannot be made with {_VENV[0]}: is its venv module whole?")
+            raise RepositoryError(f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?")
         copying = await asyncio.create_subprocess_exec("cp", "-a", "--reflink=auto", str(source), str(env))
         if await copying.wait():
             raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
 
     async def _made(
-        self, kind: str, commands: tuple[tuple[str, ...], ...], tell: Callable[[str], None], *, network: bool
+        self,
+        kind: str,
+        python: Toolchain,
+        commands: tuple[tuple[str, ...], ...],
+        tell: Callable[[str], None],
+        *,
+        network: bool,
     ) -> Path | None:
         """Return its folder; None where a command failed, which is tried again the next time."""
         layout = self._pool.layout
-        name = f"starter-{kind}-{digest(sys.version, sys.base_prefix)[:16]}"
+        name = f"starter-{kind}-{digest(python.version, str(python.program))[:16]}"
         async with layout.lock(f"env-{name}"):
             final = layout.environment(name)
             if final.is_dir():
@@ -68,15 +74,15 @@ class Starter:
                 folder.mkdir(parents=True)
                 own(folder, uid)
             try:
-                tell(f"making an environment with {kind}, once for all repositories")
-                if not await self._run(making, commands, network=network):
+                tell(f"making an environment of Python {python.version} with {kind}, once for all repositories")
+                if not await self._run(making, python, commands, network=network):
                     return None
                 making.rename(final)
             finally:
                 await remove_tree(making)
             return final / "env"
 
-    async def _run(self, making: Path, commands: tuple[tuple[str, ...], ...], *, network: bool) -> bool:
+    async def _run(self, making: Path, python: Toolchain, commands: tuple[tuple[str, ...], ...], *, network: bool) -> bool:
         ro, variables = await asyncio.to_thread(package_sources, making, drop_uid(self._settings.sandbox), network=network)
         place = Place(
             key=making.name.lstrip("."),
@@ -86,6 +92,7 @@ class Starter:
             network=network,
             ro=ro,
             variables=variables,
+            python=python.home,
         )
         seconds = self._settings.workspace.setup_seconds
         async with self._pool.started(place) as box:

@@ -95,11 +95,24 @@ async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_
         await clone.checkout(sha, dest)
 
 
-async def test_submodules_are_refused_by_name(clone: TrustedClone, sample: Repo) -> None:
-    sha = sample.commit_tree(f"160000 commit {sample.head}\tvendored")
+async def test_a_submodule_is_no_file_and_cannot_be_changed(clone: TrustedClone, sample: Repo) -> None:
+    sha = sample.commit_tree(f"160000 commit {sample.head}\tvendored", f"100644 blob {sample.blob('x')}\ta.txt")
     await clone.fetch(str(sample.path), sha)
-    with pytest.raises(RepositoryError, match=r"submodules.*vendored"):
-        await clone.files(sha)
+    assert await clone.files(sha) == ("a.txt",)
+    assert await clone.submodules(sha) == {"vendored": sample.head}
+    for change in (
+        Change("vendored", "100644", b"x"),
+        Change("vendored/src/x.py", "100644", b"x"),
+        Change("vendored", "100644", None),
+    ):
+        with pytest.raises(PatchRefused, match="lies in the submodule 'vendored', a repository of its own"):
+            await clone.commit_changes(sha, [change], "no")
+    patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "yes")
+    assert patch.paths == ("a.txt",)
+    assert await clone.submodules(patch.commit_sha) == {"vendored": sample.head}
+    gone = f"diff --git a/vendored b/vendored\ndeleted file mode 160000\n--- a/vendored\n+++ /dev/null\n@@ -1 +0,0 @@\n-Subproject commit {sample.head}\n"
+    with pytest.raises(PatchRefused, match="submodule"):
+        await clone.apply(sha, gone)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../outside", ".git/config", "..", "../../x"])

@@ -73,10 +73,14 @@ def test_python_dependencies_are_taken_from_all_the_usual_places() -> None:
             ),
         }
     )
-    wanted = ("pytest", "ruff", "attrs>=25", "rich[extra] ; os_name == 'posix'", "hypothesis", "mypy")
-    files = ("-r", "requirements.txt", "-r", "requirements/dev.txt")
-    assert profile.setup == ((*PIP, *wanted, *files, "-e", ".[test]"),)
+    whole = ("pytest", "-r", "requirements.txt", "hypothesis", "mypy", "attrs>=25", "-r", "requirements/dev.txt", "-e", ".[test]")
+    assert profile.setup == ((*PIP, *whole), (*PIP, "ruff"))
+    must, *pieces = profile.steps[0].instead
+    assert must.argv == (*PIP, "pytest", "-e", ".")
+    assert not must.optional
+    assert all(piece.optional for piece in pieces)
     assert profile.checks["lint"] == ("python", "-m", "ruff", "check", ".")
+    assert profile.advisory == ("lint",)
 
 
 def test_python_without_tests_has_an_environment_but_no_check() -> None:
@@ -131,6 +135,16 @@ def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
     assert matches(over.protected, "golden/x")
     partly = profile_of(dict(SAMPLE) | {".moothall.toml": '[checks]\ntests = "true"\n'})
     assert partly.setup == ((*PIP, "pytest"),)
+
+
+def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
+    own = 'advisory = ["lint", "gone"]\n[checks]\ntests = "make"\nlint = "make lint"\n[folders]\ntests = "sub/x"\n'
+    profile = profile_of(dict(SAMPLE) | {".moothall.toml": own})
+    assert profile.advisory == ("lint",)
+    assert profile.folders == {"tests": "sub/x"}
+    for folder in ("/etc", "../up", ""):
+        with pytest.raises(RepositoryError, match=r"line 2: folders\.tests"):
+            parse_own(f'[folders]\ntests = "{folder}"\n')
 
 
 @pytest.mark.parametrize(

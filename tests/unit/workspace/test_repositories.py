@@ -251,16 +251,36 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(tmp_path: Path, tru
     assert await elsewhere.resolve(pinned) == base
 
 
-async def test_submodules_and_size_are_said_at_once(
-    tmp_path: Path, place: Path, trusted: TrustedRepositories, sample: Repo
-) -> None:
-    sha = sample.commit_tree(f"160000 commit {sample.head}\tvendored")
-    with pytest.raises(RepositoryError, match=r"submodules.*vendored"):
-        await trusted.resolve(RepositoryRef(url=str(sample.path), ref=sha))
+async def test_too_large_a_repository_is_said_at_once(tmp_path: Path, place: Path, sample: Repo) -> None:
     small = repositories(tmp_path, place, settings=Workspace(max_repository_bytes=1_000_000))
     sample.commit({"big": b"\0" * 1_000_001})
     with pytest.raises(RepositoryError, match="at most 1000000"):
         await small.resolve(RepositoryRef(url=str(sample.path)))
+
+
+async def test_a_profile_that_is_not_committed_is_used_and_said(trusted: TrustedRepositories, sample: Repo) -> None:
+    ref = RepositoryRef(url=str(sample.path))
+    sample.write({".moothall.toml": "[checks]\ntests = 'make first'\n"})
+    base = await trusted.resolve(ref)
+    assert base.profile.checks == {"tests": ("make", "first")}
+    assert "not committed" in base.profile.notes[0]
+    sample.commit()
+    assert (await trusted.resolve(ref)).profile.notes == ()
+    sample.write({".moothall.toml": "[checks]\ntests = 'make second'\n"})
+    base = await trusted.resolve(ref)
+    assert base.profile.checks == {"tests": ("make", "second")}
+    assert "differs from the commit's" in base.profile.notes[0]
+    sample.write({".moothall.toml": "checks = 5"})
+    with pytest.raises(RepositoryError, match=r"\.moothall\.toml, line 1: checks"):
+        await trusted.resolve(ref)
+
+
+async def test_a_profile_in_the_work_tree_is_no_way_to_read_other_files(
+    trusted: TrustedRepositories, sample: Repo, tmp_path: Path
+) -> None:
+    (tmp_path / "other.toml").write_text("[checks]\nsecret = 'x'\n")
+    (sample.path / ".moothall.toml").symlink_to(tmp_path / "other.toml")
+    assert (await trusted.resolve(RepositoryRef(url=str(sample.path)))).profile.checks == {"tests": ("python", "-m", "pytest")}
 
 
 async def test_sha256_repositories_are_named(trusted: TrustedRepositories, place: Path) -> None:

@@ -1,0 +1,198 @@
+"""Making what set-up makes: an environment for a lock file, and what set-up left in the checkout.
+
+Set-up runs what the repository says, so it runs in a sandbox too, but may have the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from moothall.config import Settings
+from moothall.domain.repository import Base, Step
+from moothall.errors import RepositoryError
+from moothall.sandbox.spawn import drop_uid
+from moothall.workspace.box import Box, Place, own, remove_tree
+from moothall.workspace.checkout import Progress, give
+from moothall.workspace.clone import TrustedClone
+from moothall.workspace.detect.python import PIP
+from moothall.workspace.failures import explained, reason
+from moothall.workspace.gitcmd import GitRunner
+from moothall.workspace.history import write_history
+from moothall.workspace.layout import environment_key, foreign_python, uses_environment
+from moothall.workspace.packages import package_sources
+from moothall.workspace.pool import Pool
+from moothall.workspace.starter import Starter
+from moothall.workspace.toolchains import choose
+
+_OPAQUE = "user.overlay.opaque"
+
+
+class Environments:
+    """Makes environments, each once, whatever process asks for it."""
+
+    def __init__(self, settings: Settings, pool: Pool) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._layout = pool.layout
+        self._starter = Starter(settings, pool)
+
+    async def make(self, base: Base, key: str, clone: TrustedClone, tell: Progress) -> None:
+        """Make the environment of `base`, whose checkout `key` is there, unless it was made before. Raises `RepositoryError`."""
+        name = environment_key(base)
+        chosen = choose(base.profile.needs)
+        for note in (*base.profile.notes, *chosen.notes):
+            tell(note)
+        if not name:
+            return
+        if chosen.missing and (base.profile.steps or uses_environment(base)):
+            raise RepositoryError(chosen.missing)
+        async with self._layout.lock(f"env-{name}"):
+            final = self._layout.environment(name)
+            if final.is_dir():
+                os.utime(final)
+                return
+            network = self._settings.workspace.setup_network == "on"
+            making = await fresh_beside(final)
+            making.mkdir(parents=True)
+            try:
+                if uses_environment(base):
+                    await self._starter.copy_to(making / "env", chosen.python, tell)
+                else:
+                    (making / "env").mkdir()
+                    own(making / "env", drop_uid(self._settings.sandbox))
+                await self._fill(base, key, making, clone, tell, network=network)
+                making.rename(final)
+            finally:
+                await remove_tree(making)
+
+    async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress, *, network: bool) -> None:
+        uid = drop_uid(self._settings.sandbox)
+        ro, variables = await asyncio.to_thread(package_sources, making, uid, network=network)
+        chosen = choose(base.profile.needs)
+        history = await self._history(base, key, making, clone, tell) if base.profile.history else ()
+        place = Place(
+            key=f"setup-{making.name}",
+            tree=(*history, self._layout.tree(key)),
+            env=making / "env",
+            env_writable=True,
+            network=network,
+            ro=ro,
+            variables=variables,
+            toolchains=chosen.homes,
+            python=foreign_python(chosen),
+        )
+        folder = None
+        try:
+            async with self._pool.started(place, keep=True) as box:
+                folder = box.folder
+                end = time.monotonic() + self._settings.workspace.setup_seconds
+                steps = base.profile.steps or tuple(Step(argv) for argv in base.profile.setup)
+                await _Steps(box, end, tell, network=network).run(steps)
+            await remove_tree(box.upper / ".git")
+            if await asyncio.to_thread(_keep_untracked, box.upper, frozenset(await clone.files(base.sha))):
+                box.upper.rename(making / "layer")
+        finally:
+            for left in (folder, *history):
+                if left is not None:
+                    await remove_tree(left)
+
+    async def _history(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> tuple[Path, ...]:
+        """Return a folder with a `.git` that lies over the checkout while it is set up."""
+        folder = making / "history"
+        folder.mkdir()
+        git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
+        if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
+            tell(f"no tag says which version this is; set-up is told {version}")
+        await asyncio.to_thread(give, folder, drop_uid(self._settings.sandbox))
+        return (folder,)
+
+
+class _Steps:
+    """Runs the steps of one set-up, until `end`, and says what it does."""
+
+    def __init__(self, box: Box, end: float, tell: Progress, *, network: bool) -> None:
+        self._box = box
+        self._end = end
+        self._tell = tell
+        self._network = network
+
+    async def run(self, steps: Sequence[Step], instead_of: str = "") -> None:
+        """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
+
+        `instead_of` is why these are run: the failure that they may mend, said where they fail too.
+        """
+        for step in steps:
+            where = f" in {step.folder}" if step.folder else ""
+            self._tell(f"setting up{where}: {shown(step.argv)}"[:300])
+            answer = await self._box.request(
+                "setup",
+                wall_seconds=self._end - time.monotonic(),
+                argv=step.argv,
+                env=self._box.variables(),
+                folder=step.folder,
+            )
+            if answer.get("status") == "success" and answer.get("exit_code") == 0:
+                continue
+            output = str(answer.get("output") or answer.get("error") or "")
+            if step.instead and answer.get("status") == "success":
+                self._tell(f"that failed{_because(output)}; trying with less")
+                try:
+                    await self.run(step.instead, output)
+                except RepositoryError as error:
+                    if not step.optional:
+                        raise
+                    self._tell(f"left out{where}: {error.message.splitlines()[0]}"[:400])
+            elif step.optional and answer.get("status") == "success":
+                self._tell(f"left out{where}: {shown(step.argv)[-150:]}{_because(output)}")
+            else:
+                raise RepositoryError(self._why(step, answer, output, instead_of))
+
+    def _why(self, step: Step, answer: dict[str, object], output: str, before: str) -> str:
+        status, code = answer.get("status"), answer.get("exit_code")
+        ended = f"exit code {code}" if status == "success" else f"stopped: {status}"
+        if status == "timeout":
+            ended += " (workspace.setup_seconds)"
+        hint = "" if self._network else " (without network: workspace.setup_network is 'off')"
+        return explained(step.argv, ended, output or before, hint=hint)
+
+
+def shown(argv: Sequence[str]) -> str:
+    """Return a command as a person would write it."""
+    return "pip install " + " ".join(argv[len(PIP) :]) if tuple(argv[: len(PIP)]) == PIP else " ".join(argv)
+
+
+def _because(output: str) -> str:
+    why = reason(output)
+    return f" ({why[:200]})" if why else ""
+
+
+async def fresh_beside(final: Path) -> Path:
+    """Return a free path beside `final`, whose lock is held, and remove what a killed process left half made."""
+    await asyncio.to_thread(final.parent.mkdir, parents=True, exist_ok=True)
+    for left in await asyncio.to_thread(lambda: list(final.parent.glob(f".{final.name}-*"))):
+        await remove_tree(left)
+    return final.with_name(f".{final.name}-{secrets.token_hex(4)}")
+
+
+def _keep_untracked(upper: Path, tracked: frozenset[str]) -> bool:
+    """Leave in what set-up wrote into the checkout only what the repository doesn't hold itself; is there any?
+
+    So that it can lie over other commits with the same lock file.
+    """
+    kept = False
+    for folder, _, names in os.walk(upper):
+        if _OPAQUE in os.listxattr(folder):
+            os.removexattr(folder, _OPAQUE)
+        for name in names:
+            path = Path(folder, name)
+            if str(path.relative_to(upper)) in tracked or stat.S_ISCHR(path.lstat().st_mode):
+                path.unlink()
+            else:
+                kept = True
+    return kept

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from moothall.workspace.failures import excerpt, explained, reason
+
+PIP = (
+    """Obtaining file:///workspace
+  Preparing editable metadata (pyproject.toml): started
+  error: subprocess-exited-with-error
+
+  \u00d7 Preparing editable metadata (pyproject.toml) did not run successfully.
+  │ exit code: 1
+  ╰─> [120 lines of output]
+      Traceback (most recent call last):
+        File "/tmp/x/setuptools_scm/git.py", line 1, in <module>
+      LookupError: setuptools-scm was unable to detect version for /workspace.
+"""
+    + "".join(f"      line {number}\n" for number in range(120))
+    + """      [end of output]
+
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+error: metadata-generation-failed
+"""
+)
+
+
+def test_the_reason_that_pip_wraps_is_found() -> None:
+    assert reason(PIP) == "LookupError: setuptools-scm was unable to detect version for /workspace."
+    assert "LookupError: setuptools-scm" in excerpt(PIP)
+    assert excerpt(PIP).endswith("error: metadata-generation-failed")
+    assert len(excerpt(PIP).splitlines()) < 45
+
+
+def test_an_index_that_has_it_not_is_a_reason() -> None:
+    text = "ERROR: Could not find a version that satisfies the requirement nope==9\nERROR: No matching distribution found for nope==9\n"
+    assert "nope==9" in reason(text)
+    assert reason("all is well\n") == ""
+
+
+def test_what_to_write_where_is_said_and_the_whole_is_bounded() -> None:
+    said = explained(("pip", "install", "."), "exit code 1", "x" * 1_000_000 + "\nerror: y\n" * 5000)
+    assert ".moothall.toml" in said
+    assert "--setup" in said
+    assert len(said) < 10_000

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from moothall.domain.repository import Base, Profile
+from moothall.sandbox.spec import interpreter
+from moothall.workspace.layout import environment_key
+from moothall.workspace.toolchains import choose, own_python, pythons
+
+
+def test_our_own_python_is_taken_where_it_fits() -> None:
+    for needs in ({}, {"python": ""}, {"python": ">=3.8"}, {"python": ">=3.6, <4"}, {"python": "not a version"}):
+        chosen = choose(needs)
+        assert chosen.python == own_python()
+        assert chosen.python.program == interpreter()
+        assert not chosen.missing
+
+
+def test_a_python_that_fits_is_found_on_the_machine() -> None:
+    others = [found for found in pythons() if found.numbers[:2] != own_python().numbers[:2]]
+    if not others:
+        pytest.skip("this machine has one Python; e.g. uv python install 3.12")
+    other = others[0]
+    minor = f"{other.numbers[0]}.{other.numbers[1]}"
+    for needs in ({"python": f"=={minor}.*"}, {"python": "", "python-pin": minor}):
+        assert choose(needs).python == other
+    base = Base("r", "0" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}))
+    elsewhere = Base("r", "0" * 40, Profile(checks=base.profile.checks, needs={"python": f"=={minor}.*"}))
+    assert environment_key(base) != environment_key(elsewhere)
+
+
+def test_where_none_fits_it_is_said_which_is_needed_and_which_are_there() -> None:
+    missing = choose({"python": ">=9.1"}).missing
+    assert "needs Python >=9.1" in missing
+    assert platform.python_version() in missing
+    assert "install" in missing
+    assert choose({"go": "99.0"}).missing.startswith("the repository needs Go 99.0")
+
+
+def test_what_is_not_there_and_may_be_done_without_is_said() -> None:
+    chosen = choose({"rust": "nightly-1999-01-01"})
+    if chosen.missing:
+        pytest.skip("this machine has no Rust; rustup or apt-get install cargo")
+    assert "asks for Rust nightly-1999-01-01; going on with" in chosen.notes[0]
