@@ -42,7 +42,7 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(model: Script
 
 async def test_another_command_works_in_the_house_of_the_first(model: ScriptedModel, tmp_path: Path) -> None:
     command = Command(tmp_path / "data", model.base_url)
-    first = await command.start("deliberate", "--text", "--agents", "1", "--timeout", "60", "HANG and write a HAIKU")
+    first = await command.start("deliberate", "-v", "--text", "--agents", "1", "--timeout", "60", "HANG and write a HAIKU")
     assert first.stderr is not None
     async with asyncio.timeout(60):
         while b"takes its seat" not in await first.stderr.readline():
@@ -117,7 +117,7 @@ async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(repo: Path, t
     async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is an answer too
         command = Command(tmp_path / "data", server.base_url)
         args = ("deliberate", "--repo", str(repo), "--agents", "2", "--task-id", "cut-off", TASK)
-        process = await command.start(*args)
+        process = await command.start(*args, "-v")
         assert process.stderr is not None
         async with asyncio.timeout(120):
             while b"agent-dev-001   turn 1" not in (line := await process.stderr.readline()):

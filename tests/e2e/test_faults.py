@@ -40,7 +40,7 @@ def hosted(request: pytest.FixtureRequest) -> dict[str, str]:
 
 async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]) -> None:
     command = Command(tmp_path / "data", model.base_url, hosted)
-    process = await command.start("deliberate", "--repo", str(repo), f"HANG {TASK}")
+    process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
     await until_said(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
@@ -62,7 +62,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     command = Command(tmp_path / "data", model.base_url, hosted)
     hanging = f"HANG {TASK}"
     args = ("deliberate", "--repo", str(repo), "--task-id", "killed", "--json")
-    process = await command.start(*args[:-1], hanging)
+    process = await command.start(*args[:-1], "-v", hanging)
     assert process.stderr is not None
     await until_said(process.stderr, "agent-dev-003")
     below = descendants(process.pid)
