@@ -50,7 +50,7 @@ async def play(project: Project, settings: Settings, player: Player, url: str, f
 def _break(repo: Repo, found: Found) -> Riddle:
     paths = {found.first.path, found.second.path}
     texts = {path: (repo.path / path).read_bytes().decode() for path in paths}
-    tests = {case.partition("::")[0] for case in found.red}
+    tests = {case.split("::")[1] for case in found.red if "::" in case}
     riddle = Riddle(texts, found.first, found.second, tuple(sorted(test for test in tests if (repo.path / test).is_file())))
     repo.commit({found.first.path: riddle.broken}, f"Change {found.first.function}")
     return riddle

@@ -19,7 +19,6 @@ from moothall.wiring.trusted import open_hands, register
 from moothall.workspace.rules import matches
 from mutate import Fault, faults, mutable
 
-TESTS = "tests"
 _TRIES = 24
 _LEAST_SECONDS = 20.0
 _TIMES_LONGER = 5
@@ -29,7 +28,8 @@ _MOST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Two faults in different places, what each turns red, and what the search took. `base` is the run of the sources as released.
+    """Two faults in different places, what the first turns red, and what the search took. `base` are the runs of the sources as
+    released: the checks that decide, by name.
 
     A candidate that mends `first` and brings `second` in would turn cases red that the broken repository has green.
     """
@@ -37,7 +37,7 @@ class Found:
     first: Fault
     second: Fault
     red: frozenset[str]
-    base: CheckRun
+    base: Mapping[str, CheckRun]
     tried: int
     setup_seconds: float
     check_seconds: float
@@ -55,22 +55,23 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
         base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
         prepared = await hands.repositories.prepare(base)
         ready = time.monotonic()
-        run = prepared.runs.get(TESTS)
-        if run is None or (not _green(run) and run.verdict is not Verdict.PASSED):
-            raise NothingFound(f"nothing is green before: {run.output[-2000:] if run else 'no check named tests'}")
+        runs = {name: run for name, run in prepared.runs.items() if name not in prepared.base.profile.advisory}
+        if not any(_green(runs)):
+            told = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
+            raise NothingFound(f"nothing is green before: {told or 'no check'}")
         kept: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
-        async for fault, red in _tell(hands.workspaces, prepared, _shuffled(folder, prepared, seed)):
+        async for fault, red in _tell(hands.workspaces, prepared, runs, _shuffled(folder, prepared, seed)):
             tried += 1
-            if red and (not kept or (_apart(fault, kept[0][0]) and not red <= kept[0][1] - {TESTS})):
+            if red and (not kept or (_apart(fault, kept[0][0]) and not _within(red, kept[0][1]))):
                 kept.append((fault, red))
             if len(kept) == 2:
                 break
         if len(kept) < 2:
             raise NothingFound(f"of {tried} faults {len(kept)} made a test red")
     (first, red), (second, _) = kept
-    checked = run.duration_ms / 1000
-    return Found(first, second, red, run, tried, ready - begun - checked, checked, time.monotonic() - ready)
+    checked = sum(run.duration_ms for run in runs.values()) / 1000
+    return Found(first, second, red, runs, tried, ready - begun - checked, checked, time.monotonic() - ready)
 
 
 def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
@@ -88,11 +89,12 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
 
 
 async def _tell(
-    workspaces: Workspaces, prepared: Prepared, order: Sequence[Fault]
+    workspaces: Workspaces, prepared: Prepared, before: Mapping[str, CheckRun], order: Sequence[Fault]
 ) -> AsyncIterator[tuple[Fault, frozenset[str]]]:
-    before = prepared.runs[TESTS]
+    folders = prepared.base.profile.folders
     for fault in islice(order, _TRIES):
-        seconds = max(_LEAST_SECONDS, _TIMES_LONGER * before.duration_ms / 1000)
+        near = {name: run for name, run in before.items() if fault.path.startswith(folders.get(name, ""))}
+        seconds = max(_LEAST_SECONDS, _TIMES_LONGER * sum(run.duration_ms for run in near.values()) / 1000)
         async with workspaces.open(prepared, "fault") as workspace:
             deadline = datetime.now(UTC) + timedelta(seconds=seconds)
             read = await workspace.call(ToolCall("read", "files.read", {"path": fault.path, "lines": 100_000}, deadline))
@@ -103,27 +105,35 @@ async def _tell(
             written = await workspace.call(ToolCall("write", "files.write", args, deadline))
             if written.status is not ToolStatus.SUCCESS:
                 continue
-            after = await workspace.check(TESTS, deadline=deadline)
-        yield fault, _lost(before, after)
+            after = {name: await workspace.check(name, deadline=deadline) for name in near}
+        yield fault, _lost(near, after)
 
 
 def _apart(one: Fault, other: Fault) -> bool:
     return one.path != other.path or one.end <= other.start or other.end <= one.start
 
 
-def _green(run: CheckRun) -> set[str]:
-    return {case for case, outcome in run.cases.items() if outcome == "passed"}
+def _within(red: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether what one fault breaks is broken by the other too, as far as the cases tell: a check that tells none says nothing."""
+    return any("::" in case for case in red) and red <= other
 
 
-def _lost(before: CheckRun, after: CheckRun) -> frozenset[str]:
-    """What the fault turned red; nothing where it hung, or broke so much that it is no riddle.
+def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+    """What passed, as check::case; a check that tells no cases is one case under its own name."""
+    cases = {f"{name}::{case}" for name, run in runs.items() for case, outcome in run.cases.items() if outcome == "passed"}
+    return frozenset(cases | {name for name, run in runs.items() if not run.cases and run.verdict is Verdict.PASSED})
 
-    A check that tells no cases is one case under its own name.
-    """
-    if after.status != "success":
+
+def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> frozenset[str]:
+    """What a fault turned red; nothing where it hung, or broke so much that it is no riddle."""
+    if any(run.status != "success" for run in after.values()):
         return frozenset()
     green = _green(before)
-    if not green:
-        return frozenset({TESTS}) if after.verdict is Verdict.FAILED else frozenset()
-    lost = frozenset(case for case in green if after.cases.get(case) in {"failed", "errored"})
-    return lost if len(lost) <= _MOST * len(green) else frozenset()
+    lost = frozenset(case for case in green if _is_red(case, after))
+    return lost if len(lost) <= max(1, _MOST * len(green)) else frozenset()
+
+
+def _is_red(case: str, runs: Mapping[str, CheckRun]) -> bool:
+    name, separator, inner = case.partition("::")
+    run = runs[name]
+    return run.cases.get(inner) in {"failed", "errored"} if separator else run.verdict is Verdict.FAILED
