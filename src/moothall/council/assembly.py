@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from moothall.config import Limits, Llm, Runner
 from moothall.council import prompts
 from moothall.council.agent import Agent
-from moothall.council.context import show
+from moothall.council.context import Shown, show
 from moothall.council.draft import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import RecordedModel, Recording
 from moothall.council.reply import Action
+from moothall.council.survey import Order, Survey, Surveyor
 from moothall.council.text import tokens
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
@@ -47,6 +48,7 @@ class Reader(Protocol):
 class Parts:
     """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
     `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
+    `surveyor` says what of a repository bears on a task; without one, prompts show whole files only.
     """
 
     model: ChatModel
@@ -61,6 +63,7 @@ class Parts:
     clean: Callable[[str], str] = scrub
     runner: CodeRunner | None = None
     python: Runner = field(default_factory=Runner)
+    surveyor: Surveyor | None = None
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -141,6 +144,19 @@ class Council:
         return tuple(sitting for sitting in self.sittings if sitting.judged)
 
 
+async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: int) -> Shown:
+    """Return what of the repository goes into prompts whose system text takes so many tokens."""
+    room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken - tokens(d.description) - tokens(d.context), 0)
+
+    async def read(path: str) -> str:
+        return await parts.repositories.read(prepared.base, path)
+
+    async def look(order: Order) -> Survey:
+        return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
+
+    return await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
+
+
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise."""
     facts = Facts(parts.publisher, d, parts.source)
@@ -150,12 +166,11 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.runner is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)
-    shown = None
-    if prepared is not None:
-        taken = tokens(system) + tokens(d.description) + tokens(d.context)
-        room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken, 0)
-        base = prepared.base
-        shown = await show(prepared, d.description, lambda path: parts.repositories.read(base, path), int(room * _CONTEXT_SHARE))
+    shown = await _shown(d, prepared, parts, taken=tokens(system)) if prepared is not None else None
+    if shown is not None and not any(spec.name == "files.define" for spec in specs):
+        shown = replace(shown, example=None)  # nothing is shown that may not be used
+    if shown is not None and shown.example is not None:
+        system = prompts.system_text(specs, mode, python=python, example=shown.example)
     functions = parts.llm.functions == "on" or (parts.llm.functions == "auto" and parts.llm.base_url is None)
     function = None
     if functions and shown is not None and prepared is not None and any(spec.name == DEFINE for spec in specs):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from moothall.council.context import Shown
 from moothall.council.reply import Action
+from moothall.council.survey import Span
 from moothall.council.text import fence
 from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
@@ -38,7 +39,7 @@ The tests run by themselves after each change and their result comes back. Chang
 Tools:
 {tools}
 {python}
-Example. The task was "Add is_even(number) to src/maths.py", where tests/test_maths.py fails because is_even is missing. A good reply:
+Example. The task was "{task}". A good reply:
 {example}
 The tests passed then, and the last reply was:
 {finish}"""
@@ -49,16 +50,13 @@ _SPELLING = {
     "blocks": "A reply holds either 1 to 8 tool calls, each as <tool>{json}</tool>, run in order until one fails, "
     "or <finish>one sentence</finish> when the task is done.",
 }
-# Measured with the small local model, right at the first turn, temperatures 0.2 to 1.0, two tasks: an example whose code holds
-# a string in double quotes (escaped inside JSON) 1 of 6: it forgets to close its own; one in single quotes 10 of 12, the
-# misses being copies of the example's body; one without any string 26 of 30.
-_IS_EVEN = r"\n\ndef is_even(number: int) -> bool:\n    return number % 2 == 0\n"
-_EXAMPLE = {
-    "json": '{"thought": "is_even is missing, append it", "actions": [{"tool": "files.append", "args": '
-    f'{{"path": "src/maths.py", "content": "{_IS_EVEN}"}}}}]}}',
-    "blocks": "is_even is missing, append it\n"
-    f'<tool>{{"name": "files.append", "args": {{"path": "src/maths.py", "content": "{_IS_EVEN}"}}}}</tool>',
-}
+# Of a repository without a short function of its own. Measured with the small local model, right at the first turn, temperatures 0.2
+# to 1.0, two tasks: an example whose code holds a string in double quotes (escaped inside JSON) 1 of 6: it forgets to close its own;
+# one in single quotes 10 of 12, the misses being copies of the example's body; one without any string 26 of 30.
+_IS_EVEN = Action(
+    "files.append",
+    {"path": "src/maths.py", "content": "\n\ndef is_even(number: int) -> bool:\n    return number % 2 == 0\n"},
+)
 # Single quotes, as in the example above: a small model forgets to close a JSON string that holds double ones.
 _PYTHON = {
     "json": '"python" instead of "actions"',
@@ -68,11 +66,6 @@ _PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and ma
 that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
 content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
 for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
-_FINISH = {
-    "json": '{"thought": "the tests pass", "finish": "Added is_even to src/maths.py."}',
-    "blocks": "<finish>Added is_even to src/maths.py.</finish>",
-}
-
 # An answer to a question, shown: without it a small model takes the example of a change for its task.
 _ANSWERS = {
     "json": '{"thought": "read it first", "actions": [{"tool": "files.read", "args": {"path": "src/maths.py"}}]}\n'
@@ -93,20 +86,43 @@ _TEXT_SPELLING = {
 }
 
 
-def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False) -> str:
+def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False, example: Span | None = None) -> str:
     """Return what every seat of a role is told first; without tools, what a council about text is told. `python`: blocks of it
-    are offered.
+    are offered. `example`: the function of the repository that the worked example is about.
     """
     if not specs:
         return _TEXT.format(data=_DATA, spelling=_TEXT_SPELLING[mode])
+    action, task, finish = _example(example)
     return _WORK.format(
         data=_DATA,
         spelling=_SPELLING[mode],
         tools=describe(specs),
         python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
-        example=_EXAMPLE[mode],
-        finish=_FINISH[mode],
+        task=task,
+        example=_spelt(action, mode),
+        finish=json.dumps({"thought": "the tests pass", "finish": finish}, ensure_ascii=False)
+        if mode == "json"
+        else f"<finish>{finish}</finish>",
     )
+
+
+def _example(example: Span | None) -> tuple[Action, str, str]:
+    """Return the worked example's action, its task and how it ended.
+
+    Its code is of the repository: a small model that copies it changes nothing, and the path and the style are right.
+    """
+    if example is None:
+        return _IS_EVEN, "Add is_even(number) to src/maths.py", "Added is_even to src/maths.py."
+    action = Action("files.define", {"path": example.path, "name": example.name, "content": f"{example.text}\n"})
+    return action, f"Write {example.name} of {example.path} anew", f"Wrote {example.name} anew."
+
+
+def _spelt(action: Action, mode: ReplyMode) -> str:
+    thought = "the whole definition, with its first line"
+    if mode == "json":
+        said = {"thought": thought, "actions": [{"tool": action.tool, "args": dict(action.args)}]}
+        return json.dumps(said, ensure_ascii=False)
+    return f"{thought}\n<tool>{json.dumps({'name': action.tool, 'args': dict(action.args)}, ensure_ascii=False)}</tool>"
 
 
 def example_of(shown: Shown | None) -> tuple[Action, ...]:
@@ -114,7 +130,7 @@ def example_of(shown: Shown | None) -> tuple[Action, ...]:
 
     A reply whose actions equal these was copied and not thought of: it is refused before it runs.
     """
-    return () if shown is None else (Action("files.append", {"path": "src/maths.py", "content": json.loads(f'"{_IS_EVEN}"')}),)
+    return () if shown is None else (_example(shown.example)[0],)
 
 
 def sub_agent_prompt(specs: Sequence[ToolSpec], mode: ReplyMode, prompt: str) -> tuple[Message, ...]:
@@ -140,10 +156,21 @@ def shared_text(d: Deliberation, shown: Shown | None) -> str:
         numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria(d.constraints), 1))
         parts.append(fence("what the answer is judged by", numbered))
     if shown is not None:
+        parts += _cases(shown)
         parts += [fence(f"{path}, a test that fails now and must pass", text) for path, text in shown.failing]
+        parts += [fence(f"{place}, which the failing tests run", text) for place, text in shown.code]
         parts += [fence(path, text) for path, text in shown.files]
+        if shown.map:
+            parts.append(fence("map of the repository: signatures only", shown.map))
         parts.append(fence("files of the repository", shown.listing))
     return "\n\n".join(parts)
+
+
+def _cases(shown: Shown) -> list[str]:
+    """Return the failing cases: those with text of their own one by one, the others as a list."""
+    parts = [fence(f"{case} fails now", text) for case, text in shown.cases if text]
+    silent = [case for case, text in shown.cases if not text]
+    return [*parts, fence("what fails now too" if parts else "what fails now", "\n".join(silent))] if silent else parts
 
 
 def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ...]:

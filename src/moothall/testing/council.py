@@ -14,6 +14,7 @@ from typing import Any
 from moothall.config import Guard, Limits, Llm, Runner
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
+from moothall.council.survey import Surveyor
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import seat_id
@@ -173,6 +174,7 @@ async def open_council(
             limits=limits or Limits(),
             llm=settings,
             runner=runner,
+            surveyor=Surveyor(workspaces, limits or Limits()),
             python=python or Runner(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)

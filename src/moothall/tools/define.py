@@ -124,11 +124,11 @@ class Wanted:
 
     def place(self) -> Definition | None:
         """Return what has the name now, or None where it is new. Raises `ToolFailure` where more than one may be meant."""
-        named = [item for item in self.found if item.node.type != "impl_item" and not _is_stub(item)]
+        named = [item for item in self.found if item.node.type != "impl_item" and not item.is_stub]
         exact = [item for item in named if item.parts == self.parts and (not self.trait or item.trait == self.trait)]
         if len(exact) > 1:
-            notes = _decorators(self.own.outer)
-            exact = [item for item in exact if _decorators(item.outer) == notes] if notes else exact
+            notes = self.own.decorators
+            exact = [item for item in exact if item.decorators == notes] if notes else exact
         if len(exact) == 1:
             return exact[0]
         count = len(self.parts)
@@ -159,17 +159,6 @@ class Wanted:
 
 
 _HOW_TO_CHOOSE = "Give the qualified name of one, begin the content with its decorators, or change its text with files.edit"
-
-
-def _is_stub(item: Definition) -> bool:
-    """Whether it only says another signature of what is defined after it."""
-    return any(note.rpartition(b".")[2] == b"overload" for note in _decorators(item.outer))
-
-
-def _decorators(outer: Node) -> list[bytes]:
-    if outer.type != "decorated_definition":
-        return []
-    return [(child.text or b"").removeprefix(b"@").strip() for child in outer.children if child.type == "decorator"]
 
 
 def _is_method(own: Definition, shift: int) -> bool:

@@ -135,6 +135,14 @@ def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return {"path": path, "name": args["name"], "replaced": made.replaced, "start": made.start, "end": made.end}
 
 
+def survey(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+    """Say what of the files bears on a task. Not in the catalogue: only the trusted side asks, for a council's first prompt."""
+    from moothall.tools import survey as surveyor  # costs start time
+
+    files = [(path, found.st_size) for path, found in _walk(root, "") if stat.S_ISREG(found.st_mode)]
+    return surveyor.survey(root, files, args, limits)
+
+
 def list_(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """`entries` are paths, folders with a '/' at the end; caches and dependencies are not shown."""
     path, glob = clean(args.get("path", ".")), args.get("glob", "**")
@@ -289,9 +297,10 @@ TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], Limits], Result]] = {
     "files.mkdir": mkdir,
     "files.info": info,
     "files.diff": diff,
+    "files.survey": survey,
     "files.store": store,
     "files.load": load,
 }
 
 # Their time depends on what they are given: the executor runs them in a child with a deadline.
-SLOW = frozenset({"files.define", "files.edit", "files.list", "files.search", "files.diff"})
+SLOW = frozenset({"files.define", "files.edit", "files.list", "files.search", "files.survey", "files.diff"})

@@ -14,6 +14,7 @@ from importlib import import_module
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     from tree_sitter import Node, Parser
 
@@ -64,14 +65,20 @@ def language_of(path: str) -> str:
     return ENDINGS.get(name[name.rfind(".") :], "") if "." in name else ""
 
 
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """Return the package that all grammars are used through; in a sandbox it lies at `GRAMMARS`."""
+    try:
+        return import_module("tree_sitter")
+    except ImportError:
+        sys.path.append(GRAMMARS)
+        return import_module("tree_sitter")
+
+
 @lru_cache(maxsize=8)
 def parser(language: str) -> Parser:
     """Return the parser of a language."""
-    try:
-        tree_sitter = import_module("tree_sitter")
-    except ImportError:
-        sys.path.append(GRAMMARS)
-        tree_sitter = import_module("tree_sitter")
+    tree_sitter = library()
     module, function = _PLACES[language]
     made: Parser = tree_sitter.Parser(tree_sitter.Language(getattr(import_module(module), function)()))
     return made
@@ -110,6 +117,18 @@ class Definition:
     def is_type(self) -> bool:
         """Whether it is a class or another thing with members, and no function."""
         return self.node.type in _TYPES or self.node.type == "impl_item"
+
+    @property
+    def decorators(self) -> list[str]:
+        """Python's decorators, without the @."""
+        if self.outer.type != "decorated_definition":
+            return []
+        return [_text(child).removeprefix("@").strip() for child in self.outer.children if child.type == "decorator"]
+
+    @property
+    def is_stub(self) -> bool:
+        """Whether it only says another signature of what is defined after it."""
+        return any(note.rpartition(".")[2] == "overload" for note in self.decorators)
 
     def label(self, language: str) -> str:
         """Its name as one of the language would say it."""

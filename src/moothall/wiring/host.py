@@ -10,6 +10,7 @@ from pathlib import Path
 from moothall.bus.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
+from moothall.council.survey import Surveyor
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.fleet.host import Host
@@ -75,6 +76,7 @@ async def _host(
             limits=settings.limits,
             llm=settings.llm,
             runner=hands.runner,
+            surveyor=Surveyor(hands.workspaces, settings.limits),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),
         )

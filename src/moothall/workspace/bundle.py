@@ -30,6 +30,7 @@ _MODULES = (
     "moothall.tools.paths",
     "moothall.tools.spans",
     "moothall.tools.streams",
+    "moothall.tools.survey",
     "moothall.tools.syntax",
     "moothall.tools.texts",
     "moothall.workspace",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.council import prompts
-from moothall.council.context import Shown, failing_files, show
+from moothall.council.context import Shown, _named, failing_files, show
+from moothall.council.frames import red_cases
 from moothall.council.history import Exchange, window
 from moothall.council.reply import read_turn
+from moothall.council.survey import Order, Span, Survey
 from moothall.council.text import clip, fence, tokens
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Message
@@ -42,14 +45,18 @@ def test_system_and_tools_are_short_enough_for_a_small_model(mode: Any) -> None:
         assert len(prompts.system_text(offered(grant_for(role), core=True), mode)) / 3.5 < 900
 
 
+OWN = Span("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
+
+
 @pytest.mark.parametrize("mode", ["json", "blocks"])
-def test_the_worked_example_is_itself_a_turn(mode: Any) -> None:
-    system = prompts.system_text(SPECS, mode)
+@pytest.mark.parametrize(("span", "tool"), [(None, "files.append"), (OWN, "files.define")])
+def test_the_worked_example_is_itself_a_turn(mode: Any, span: Span | None, tool: str) -> None:
+    system = prompts.system_text(SPECS, mode, example=span)
     example = system.split("A good reply:\n")[1].split("\nThe tests passed then")[0]
     finish = system.split("the last reply was:\n")[1]
     turn = read_turn(ChatReply(example, "stop", Usage()), mode)
-    assert turn.actions == prompts.example_of(Shown((), (), ""))
-    assert turn.actions[0].tool == "files.append"
+    assert turn.actions == prompts.example_of(Shown((), (), "", example=span))
+    assert turn.actions[0].tool == tool
     compile(turn.actions[0].args["content"], "src/text.py", "exec")
     assert read_turn(ChatReply(finish, "stop", Usage()), mode).finish
     assert not any(mark in example for mark in ("<path>", "<content>", "TODO", "your_"))
@@ -96,6 +103,55 @@ def test_clipped_text_is_bounded_and_short_text_untouched(text: str, limit: int)
     assert cut == text if len(text) <= limit else len(cut) <= limit + 50
 
 
+async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
+    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    run = ready.runs["tests"]
+    ready = replace(
+        ready, runs={"tests": replace(run, details={"tests/test_money.py::test_pay": "src/pkg/money.py:1: ValueError"})}
+    )
+    asked: list[Order] = []
+
+    async def look(order: Order) -> Survey:
+        asked.append(order)
+        spans = (
+            Span("src/pkg/money.py", "pay", 1, "def pay(): ..."),
+            Span("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
+        )
+        return Survey(spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN)
+
+    shown = await show(ready, "Mend pay", read, 2000, look)
+    (order,) = asked
+    assert order.frames == (("src/pkg/money.py", 1),)
+    assert order.tests == (("tests/test_money.py", "test_pay"),)
+    assert order.paths == ("tests/test_money.py", "src/pkg/money.py", "src/pkg/other.py")
+    assert {"pay", "Mend", "ValueError"} <= set(order.words)
+    assert shown.cases == (("tests/test_money.py::test_pay", "src/pkg/money.py:1: ValueError"),)
+    assert shown.code == (("src/pkg/money.py, line 1", "def pay(): ..."),)
+    assert [path for path, _ in shown.files] == ["src/pkg/money.py", "src/pkg/other.py", "lib/cart.js"]
+    assert shown.map == "lib/x.py:\n  def far()"  # without what is shown whole
+    assert shown.example == OWN
+    text = prompts.shared_text(deliberation(), shown)
+    order_of = [
+        text.index(part)
+        for part in ("test_pay fails now", "a test that fails now", "which the failing tests run", "money.py [", "map of")
+    ]
+    assert order_of == sorted(order_of)
+
+
+async def test_many_red_cases_are_named_and_counted() -> None:
+    run = CheckRun("tests", Verdict.FAILED, {f"tests/test_money.py::test_{n}": "failed" for n in range(50)})
+    ready = Prepared(
+        Base("r", "0" * 40, Profile(known_failures=("tests/test_money.py::test_0",))), "k", tuple(sorted(FILES)), {"tests": run}
+    )
+    shown = await show(ready, "Mend", read, 4000)
+    assert shown.cases[0] == ("tests/test_money.py::test_1", "")
+    assert shown.cases[-1] == ("… and 29 more", "")
+
+
+def test_a_module_that_the_task_names_is_shown() -> None:
+    assert list(_named("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
+
+
 FILES = {
     "README.md": "read me",
     "src/pkg/__init__.py": "",
@@ -129,8 +185,10 @@ async def test_failing_tests_come_first_then_what_they_import() -> None:
 
 @pytest.mark.parametrize("case", ["tests/test_money.py", "tests/test_money.py::test_pay", "tests.test_money::test_pay"])
 def test_a_case_leads_to_its_file(case: str) -> None:
-    run = CheckRun("tests", Verdict.FAILED, {case: "errored"})
-    assert failing_files([run], sorted(FILES)) == ["tests/test_money.py"]
+    ready = prepared()
+    ready.runs["tests"].cases[case] = "errored"  # type: ignore[index] # a dict, here
+    red = red_cases(ready.runs, ready.files, {})
+    assert failing_files(red, ready) == ["tests/test_money.py"]
 
 
 async def test_a_runner_without_cases_is_read_by_its_output() -> None:

@@ -147,7 +147,17 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
         before = sorted(str(path) for path in outside.iterdir())
         tree = Tree(inside)
         path = "/".join(parts)
-        args = {"path": path, "other": path, "name": "x", "content": "x", "old": "top", "new": "x", "pattern": "secret"}
+        args: dict[str, Any] = {
+            "path": path,
+            "other": path,
+            "name": "x",
+            "content": "x",
+            "old": "top",
+            "new": "x",
+            "pattern": "secret",
+        }
+        args |= {"frames": [[path, 1]], "tests": [[path, "x"]], "paths": [path], "words": ["top"], "names": ["top"]}
+        args |= {"map_chars": 1000, "files": 100, "bytes": 100_000}
         try:
             said = TOOLS[tool](tree.root, args, LIMITS)
             assert "top secret" not in str(said)

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from moothall.config import Limits
+from moothall.council.survey import Order, Surveyor
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
@@ -82,6 +84,14 @@ async def test_the_grammars_are_there_inside(
         assert (done.status, done.error) == (ToolStatus.SUCCESS, "")
         assert done.output["replaced"]
         assert (await house.call(workspace, "files.read", path=path)).output["content"] == came
+
+
+async def test_a_survey_is_made_inside(house: Local, prepared: Prepared) -> None:
+    found = await Surveyor(house.workspaces, Limits()).survey(
+        prepared, Order(frames=((UTILS, 2),), words=("greet",), map_chars=500)
+    )
+    assert f"{UTILS}:" in found.map
+    assert [span.path for span in found.spans] == [UTILS]
 
 
 async def test_workspaces_do_not_see_each_other(house: Local, prepared: Prepared) -> None:

@@ -1,0 +1,124 @@
+"""A survey of the base: asked of a workspace, whose sandbox parses the code. What comes from there is hostile: bounded and typed here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from moothall import telemetry
+from moothall.config import Limits
+from moothall.domain.ids import digest
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.errors import MoothallError
+from moothall.ports import Workspaces
+from moothall.tools.syntax import language_of
+
+_SPANS, _TEXT_CHARS, _NAME_CHARS, _HOMES = 60, 8000, 300, 10
+_KEPT = 32
+_log = telemetry.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a survey leans towards: lines (path, number) and tests (path, name) whose code is wanted, further paths and words,
+    names whose home is looked for; and how long the map may be.
+    """
+
+    frames: tuple[tuple[str, int], ...] = ()
+    tests: tuple[tuple[str, str], ...] = ()
+    paths: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    map_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a file from a line on: a function, mostly, with its qualified name."""
+
+    path: str
+    name: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The code round the wanted lines, files that define the wanted names, a map of files and signatures, a function to show."""
+
+    spans: tuple[Span, ...] = ()
+    homes: tuple[str, ...] = ()
+    map: str = ""
+    example: Span | None = None
+
+
+class Surveyor:
+    """Surveys bases; the last answers are kept. A base without code of a known language is not looked at."""
+
+    def __init__(self, workspaces: Workspaces, limits: Limits) -> None:
+        self._workspaces = workspaces
+        self._limits = limits
+        self._kept: OrderedDict[str, Survey] = OrderedDict()
+
+    async def survey(self, prepared: Prepared, order: Order) -> Survey:
+        """Return the survey; an empty one, and a line in the log, where it failed: a council can do without."""
+        if not any(language_of(path) for path in prepared.files):
+            return Survey()
+        key = digest(prepared.base.repository, prepared.key, prepared.base.sha, repr(order))
+        if key in self._kept:
+            return self._kept[key]
+        try:
+            found = await self._ask(prepared, order, key)
+        except MoothallError as error:
+            _log.warning("no survey of the repository", repository=prepared.base.repository, reason=error.message)
+            return Survey()
+        self._kept[key] = found
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    async def _ask(self, prepared: Prepared, order: Order, key: str) -> Survey:
+        limits = self._limits
+        wanted = asdict(order) | {"files": limits.map_files, "bytes": limits.map_bytes}
+        deadline = datetime.now(UTC) + timedelta(seconds=limits.map_seconds)
+        async with self._workspaces.open(prepared, f"survey-{key[:12]}") as workspace:
+            result = await workspace.call(ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline))
+        if result.status is not ToolStatus.SUCCESS:
+            _log.warning(
+                "no survey of the repository",
+                repository=prepared.base.repository,
+                reason=f"{result.status}: {result.error[:300]}",
+            )
+            return Survey()
+        return read_survey(result.output, set(prepared.files), order.map_chars)
+
+
+def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> Survey:
+    """Return what a sandbox answered as a survey: what is not of the right shape is left out."""
+    spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
+    drawn = output.get("map")
+    return Survey(
+        spans=tuple(span for item in _list(spans)[:_SPANS] if (span := _span(item, known)) is not None),
+        homes=tuple(path for path in _list(homes)[:_HOMES] if isinstance(path, str) and path in known),
+        map=drawn[:map_chars] if isinstance(drawn, str) else "",
+        example=_span(example, known),
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _span(item: Any, known: set[str]) -> Span | None:
+    if not isinstance(item, dict):
+        return None
+    path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))
+    if not (
+        isinstance(path, str) and path in known and isinstance(name, str) and isinstance(line, int) and isinstance(text, str)
+    ):
+        return None
+    return Span(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])
