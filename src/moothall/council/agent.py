@@ -31,6 +31,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.secrets import brings_secret
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused
 from moothall.guard.gate import Gate
+from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
 from moothall.tools.catalogue import ToolSpec
 
@@ -39,6 +40,7 @@ _COPIED = (
     "That is the example from the instructions, and it was not run: it has nothing to do with this task. Read the task again, and "
     "reply with actions on the files that it is about."
 )
+_HELD = "{!r} may not be changed by this role; put it back as it was"
 _NOT_TAKEN_OVER = (
     "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
     "test make it of parts"
@@ -279,8 +281,10 @@ class Agent:
             patch = await context.workspace.patch(message)
         except PatchRefused as error:
             return replace(state, refused=error, green=False, proven=False), False
-        if brings_secret(patch.diff, self._model.clean):
-            return replace(state, refused=PatchRefused(_NOT_TAKEN_OVER), green=False, proven=False), False
+        if (held := first_covered(context.grant.protected, patch.paths)) or brings_secret(patch.diff, self._model.clean):
+            return replace(
+                state, refused=PatchRefused(_HELD.format(held) if held else _NOT_TAKEN_OVER), green=False, proven=False
+            ), False
         if patch.diff == (state.patch.diff if state.patch is not None else ""):
             return replace(state, refused=None), False
         found = await look(

@@ -39,7 +39,7 @@ The tests run by themselves after each change and their result comes back. Chang
 Tools:
 {tools}
 {python}
-Example. The task was "{task}". A good reply:
+Example. The task was "{task}", where a test fails because {why}. A good reply:
 {example}
 The tests passed then, and the last reply was:
 {finish}"""
@@ -52,10 +52,11 @@ _SPELLING = {
 }
 # Of a repository without a short function of its own. Measured with the small local model, right at the first turn, temperatures 0.2
 # to 1.0, two tasks: an example whose code holds a string in double quotes (escaped inside JSON) 1 of 6: it forgets to close its own;
-# one in single quotes 10 of 12, the misses being copies of the example's body; one without any string 26 of 30.
+# one in single quotes 10 of 12, the misses being copies of the example's body; one without any string 26 of 30. A thought that does
+# not name what is missing: 1 of 6, it then writes a function that is there already.
 _IS_EVEN = Action(
-    "files.append",
-    {"path": "src/maths.py", "content": "\n\ndef is_even(number: int) -> bool:\n    return number % 2 == 0\n"},
+    "files.define",
+    {"path": "src/maths.py", "name": "is_even", "content": "def is_even(number: int) -> bool:\n    return number % 2 == 0\n"},
 )
 # Single quotes, as in the example above: a small model forgets to close a JSON string that holds double ones.
 _PYTHON = {
@@ -92,33 +93,38 @@ def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = Fa
     """
     if not specs:
         return _TEXT.format(data=_DATA, spelling=_TEXT_SPELLING[mode])
-    action, task, finish = _example(example)
+    action, task, why, finish = _example(example)
     return _WORK.format(
         data=_DATA,
         spelling=_SPELLING[mode],
         tools=describe(specs),
         python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
         task=task,
-        example=_spelt(action, mode),
+        why=why,
+        example=_spelt(action, f"{why}, define it", mode),
         finish=json.dumps({"thought": "the tests pass", "finish": finish}, ensure_ascii=False)
         if mode == "json"
         else f"<finish>{finish}</finish>",
     )
 
 
-def _example(example: Span | None) -> tuple[Action, str, str]:
-    """Return the worked example's action, its task and how it ended.
+def _example(example: Span | None) -> tuple[Action, str, str, str]:
+    """Return the worked example's action, its task, why a test failed, and how it ended.
 
     Its code is of the repository: a small model that copies it changes nothing, and the path and the style are right.
     """
     if example is None:
-        return _IS_EVEN, "Add is_even(number) to src/maths.py", "Added is_even to src/maths.py."
+        return _IS_EVEN, "Add is_even(number) to src/maths.py", "is_even is missing", "Added is_even to src/maths.py."
     action = Action("files.define", {"path": example.path, "name": example.name, "content": f"{example.text}\n"})
-    return action, f"Write {example.name} of {example.path} anew", f"Wrote {example.name} anew."
+    return (
+        action,
+        f"Mend {example.name} in {example.path}",
+        f"{example.name} is wrong",
+        f"Mended {example.name} in {example.path}.",
+    )
 
 
-def _spelt(action: Action, mode: ReplyMode) -> str:
-    thought = "the whole definition, with its first line"
+def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
     if mode == "json":
         said = {"thought": thought, "actions": [{"tool": action.tool, "args": dict(action.args)}]}
         return json.dumps(said, ensure_ascii=False)

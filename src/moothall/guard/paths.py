@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 
@@ -35,6 +36,12 @@ def covers(pattern: str, path: str) -> bool:
     if "/" not in pattern.rstrip("/"):
         wanted = ["**", *wanted]
     return _covers(wanted, given)
+
+
+def first_covered(patterns: Iterable[str], paths: Iterable[str]) -> str:
+    """Return the first of the paths that a pattern covers, or ''."""
+    known = tuple(patterns)
+    return next((path for path in paths if any(covers(pattern, path) for pattern in known)), "")
 
 
 def _covers(wanted: list[str], given: list[str]) -> bool:

@@ -61,6 +61,15 @@ async def test_failing_tests_come_back_as_a_repair_turn(council: Any) -> None:
     assert "Hello, World!" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
 
+async def test_a_path_that_the_role_may_not_write_is_refused_however_it_was_written(council: Any) -> None:
+    code = "\n\ndef hello_world():\n    import os\n    os.makedirs('.ci', exist_ok=True)\n    open('.ci/run', 'w').close()\n    return 'x'\n"
+    fix = act(("files.edit", {"path": "src/utils.py", "old": "return 'x'", "new": "return 'Hello, World!'"}))
+    async with council(script(append(code), fix, fix)) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=3))
+    assert "'.ci/run' may not be changed by this role" in house.server.requests[2].prompt
+    assert of(events, EventType.SEAT_PROPOSED) == []
+
+
 async def test_finishing_before_the_tests_are_green_is_refused(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(script(append(WRONG), finish(), fix)) as house:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
 from moothall.guard.grants import grant_for
 from moothall.tools.arguments import arguments_digest, canonical
@@ -101,6 +102,13 @@ def test_a_schema_is_the_callers_own() -> None:
     spec = CATALOGUE["files.read"]
     spec.schema()["properties"].clear()
     assert spec.schema()["properties"]
+
+
+def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
+    may = {role: "code.shell" in {spec.name for spec in offered(grant_for(role))} for role in ROLES}
+    assert {role for role in may if may[role]} == {"dev", "qa", "devops"}
+    assert "code.shell" not in {spec.name for spec in offered(grant_for("dev"), core=True)}
+    assert not any(spec.name in {"code.python", "code.node"} for role in ROLES for spec in offered(grant_for(role)))
 
 
 def test_the_wires_tools_are_all_there_in_order() -> None:
