@@ -55,8 +55,8 @@ _SPELLING = {
 # one in single quotes 10 of 12, the misses being copies of the example's body; one without any string 26 of 30. A thought that does
 # not name what is missing: 1 of 6, it then writes a function that is there already.
 _IS_EVEN = Action(
-    "files.define",
-    {"path": "src/maths.py", "name": "is_even", "content": "def is_even(number: int) -> bool:\n    return number % 2 == 0\n"},
+    "files.append",
+    {"path": "src/maths.py", "content": "\n\ndef is_even(number: int) -> bool:\n    return number % 2 == 0\n"},
 )
 # Single quotes, as in the example above: a small model forgets to close a JSON string that holds double ones.
 _PYTHON = {
@@ -101,7 +101,7 @@ def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = Fa
         python=f"\n{_PYTHON_TEXT.format(python=_PYTHON[mode])}\n" if python else "",
         task=task,
         why=why,
-        example=_spelt(action, f"{why}, define it", mode),
+        example=_spelt(action, f"{why}, {'append' if example is None else 'define'} it", mode),
         finish=json.dumps({"thought": "the tests pass", "finish": finish}, ensure_ascii=False)
         if mode == "json"
         else f"<finish>{finish}</finish>",

@@ -49,14 +49,14 @@ OWN = Span("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
 
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
-@pytest.mark.parametrize("span", [None, OWN])
-def test_the_worked_example_is_itself_a_turn(mode: Any, span: Span | None) -> None:
+@pytest.mark.parametrize(("span", "tool"), [(None, "files.append"), (OWN, "files.define")])
+def test_the_worked_example_is_itself_a_turn(mode: Any, span: Span | None, tool: str) -> None:
     system = prompts.system_text(SPECS, mode, example=span)
     example = system.split("A good reply:\n")[1].split("\nThe tests passed then")[0]
     finish = system.split("the last reply was:\n")[1]
     turn = read_turn(ChatReply(example, "stop", Usage()), mode)
     assert turn.actions == prompts.example_of(Shown((), (), "", example=span))
-    assert turn.actions[0].tool == "files.define"
+    assert turn.actions[0].tool == tool
     compile(turn.actions[0].args["content"], "src/text.py", "exec")
     assert read_turn(ChatReply(finish, "stop", Usage()), mode).finish
     assert not any(mark in example for mark in ("<path>", "<content>", "TODO", "your_"))
