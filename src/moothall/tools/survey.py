@@ -225,9 +225,10 @@ def _ranked(sources: Sequence[_Source], seeds: set[str], words: set[str]) -> lis
         for to, name, weight in out:
             names[to][name] += rank[number] * weight / total
     for number, held in enumerate(names):
-        test = _TEST.search(sources[number].path) is not None
+        if _TEST.search(sources[number].path):
+            held.clear()  # those that matter are shown whole
         for name in held:
-            held[name] = (held[name] + rank[number] * (0.1 if name in words else 0.001)) * (0.01 if test else 1.0)
+            held[name] += rank[number] * (0.1 if name in words else 0.001)
     order = sorted(range(len(sources)), key=lambda number: (-rank[number], sources[number].path))
     return [(sources[number], names[number]) for number in order]
 
@@ -257,7 +258,7 @@ def _drawn(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str
     """Return files and signatures, the best that fit, files in the order of their rank and definitions in that of their lines."""
     best = sorted(
         ((weight, number, at) for number, (source, names) in enumerate(ranked) for at, item in enumerate(source.found)
-         if item.node.type != "impl_item" and not item.is_stub and (weight := names[item.parts[-1]]) > 0),
+         if item.node.type != "impl_item" and not item.is_stub and (weight := names.get(item.parts[-1], 0.0)) > 0),
         key=lambda item: (-item[0], item[1], item[2]),
     )  # fmt: skip
     chosen: dict[int, set[int]] = defaultdict(set)
