@@ -12,12 +12,12 @@ from moothall.config import Settings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, RepositoryError
-from moothall.sandbox.spec import interpreter
 from moothall.wiring.asking import Named, asked_about, files_of, unseen
 from moothall.wiring.trusted import open_hands, trusted_repositories
 from moothall.wiring.walls import check_walls
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.ownfile import commands_of, to_toml, write_own
+from moothall.workspace.toolchains import choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Checked:
     @property
     def interpreter(self) -> str:
         """The Python that an environment is made with; '' where none is."""
-        return str(interpreter()) if uses_environment(self.base) else ""
+        return str(choose(self.base.profile.needs).python.program) if uses_environment(self.base) else ""
 
     @property
     def own_file(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from moothall.domain.repository import Base, Profile
 from moothall.sandbox.spec import interpreter
+from moothall.wiring.checking import Checked
 from moothall.workspace.layout import environment_key
 from moothall.workspace.toolchains import choose, own_python, pythons
 
@@ -29,6 +30,7 @@ def test_a_python_that_fits_is_found_on_the_machine() -> None:
     base = Base("r", "0" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}))
     elsewhere = Base("r", "0" * 40, Profile(checks=base.profile.checks, needs={"python": f"=={minor}.*"}))
     assert environment_key(base) != environment_key(elsewhere)
+    assert Checked(elsewhere, None, None, 0.0).interpreter == str(other.program), "and `moothall check` names it"
 
 
 def test_where_none_fits_it_is_said_which_is_needed_and_which_are_there() -> None:
