@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -74,7 +73,7 @@ async def _deliberate(settings: Settings, url: str, folder: Path, task_id: str) 
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "moothall", *words),
-        env={**kept, **_environment(settings), "MOOTHALL_LLM__BASE_URL": url, "MOOTHALL_LLM__MODEL": ""},
+        env={**kept, "MOOTHALL_DATA_DIR": str(settings.data_dir), "MOOTHALL_LLM__BASE_URL": url, "MOOTHALL_LLM__MODEL": ""},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -107,25 +106,9 @@ def _judge(repo: Repo, document: Mapping[str, Any], code: int, *, right: frozens
     assert repo.git("rev-parse", f"{document['branch']}^{{tree}}") == released, "the branch holds more than the mended function"
 
 
-def _environment(settings: Settings) -> dict[str, str]:
-    toolchains = json.dumps([str(path) for path in settings.sandbox.toolchains])
-    return {"MOOTHALL_DATA_DIR": str(settings.data_dir), "MOOTHALL_SANDBOX__TOOLCHAINS": toolchains}
-
-
-def _toolchains() -> tuple[Path, ...]:
-    """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
-    if shutil.which("rustc") is None:
-        return ()
-    asked = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True)
-    root = Path(asked.stdout.strip())
-    return () if root.is_relative_to("/usr") else (root,)
-
-
-async def main(wanted: Sequence[Project], *, chance: float, data: Path) -> tuple[list[Row], list[str]]:
-    """Play every project, one after the other; return the rows and what went wrong."""
-    settings = load_settings()
-    sandbox = settings.sandbox.model_copy(update={"toolchains": settings.sandbox.toolchains or _toolchains()})
-    settings = settings.model_copy(update={"data_dir": data, "sandbox": sandbox})
+async def main(wanted: Sequence[Project], *, chance: float, data: Path, keep: bool = False) -> tuple[list[Row], list[str]]:
+    """Play every project, one after the other; return the rows and what went wrong. `keep`: write each line into the page at once."""
+    settings = load_settings().model_copy(update={"data_dir": data})
     player, rows, wrong = Player(chance), list[Row](), list[str]()
     async with scripted_model(player.answer()) as server:
         for project in wanted:
@@ -138,6 +121,8 @@ async def main(wanted: Sequence[Project], *, chance: float, data: Path) -> tuple
                     row = await play(project, settings, player, server.base_url, Path(folder) / "repository")
                     rows.append(replace(row, seconds=time.monotonic() - begun))
                     print(show(rows[-1]), flush=True)
+                    if keep:
+                        write(rows, [each.name for each in projects()])
                 except Exception as error:  # noqa: BLE001 - of one project; the others are tried too
                     wrong.append(project.name)
                     print(f"WRONG {project.name}, {time.monotonic() - begun:.0f} s: {type(error).__name__}: {error}", flush=True)
@@ -164,8 +149,8 @@ if __name__ == "__main__":
         [project for project in listed if project.name in asked.names] if asked.names else listed[(part - 1) % parts :: parts]
     )
     with tempfile.TemporaryDirectory(prefix="moothall-") as fresh:
-        done, bad = asyncio.run(main(chosen, chance=0.0 if asked.wrong_only else 0.5, data=asked.data or Path(fresh)))
-    if asked.write:
-        write(done, [project.name for project in listed])
+        done, bad = asyncio.run(
+            main(chosen, chance=0.0 if asked.wrong_only else 0.5, data=asked.data or Path(fresh), keep=asked.write)
+        )
     print(f"{len(done)} of {len(chosen)} as they must be" + (f"; wrong: {', '.join(bad)}" if bad else ""))
     sys.exit(1 if bad else 0)

@@ -251,6 +251,16 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
     assert cargo.checks == {"tests": ("cargo", "test", "--workspace")}
 
 
+@pytest.mark.parametrize(("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())])
+def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(after: str, told: tuple[str, ...]) -> None:
+    files = {
+        "package.json": json.dumps({"workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}),
+        "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": after}}),
+        "examples/b/package.json": json.dumps({"scripts": {"test": "tape", "posttest": "eslint ."}}),
+    }
+    assert found(files).checks["tests"] == ("npm", "test", *told)
+
+
 def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
     assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == ("python", "-m", "pytest", "test.py")
 

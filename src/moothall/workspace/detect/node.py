@@ -47,7 +47,7 @@ def node(project: Project) -> Found | None:
         return None
     package = project.json("package.json")
     scripts = {name: text for name, text in table(package, "scripts").items() if isinstance(text, str)}
-    tests = _tests(scripts)
+    tests = _tests(scripts, around_members=_around_members(project))
     checks = {"tests": tests} if tests else {}
     lint = next((name for name in ("lint", "eslint", "test:lint") if _LINTS.search(scripts.get(name, ""))), "")
     if tests and lint:
@@ -141,7 +141,15 @@ def _global(package: str, folder: str) -> Step:
     return Step(("npm", "install", "--global", f"--prefix={_ENV}", *_QUIET, package), folder)
 
 
-def _tests(scripts: Mapping[str, str]) -> tuple[str, ...]:
+def _around_members(project: Project) -> str:
+    """Return what the members of a workspace run before and after their tests."""
+    patterns = workspaces(project)
+    members = [path for path in project.texts if path.endswith("/package.json") and is_member(patterns, path.rpartition("/")[0])]
+    scripts = [table(project.json(path), "scripts") for path in members]
+    return " && ".join(str(one[name]) for one in scripts for name in ("pretest", "posttest") if name in one)
+
+
+def _tests(scripts: Mapping[str, str], *, around_members: str) -> tuple[str, ...]:
     """Return the command that runs the tests and as little else as can be; () where there is none."""
     script = scripts.get("test", "")
     if _NONE in script:
@@ -149,7 +157,7 @@ def _tests(scripts: Mapping[str, str]) -> tuple[str, ...]:
     around = [scripts.get(name, "") for name in ("pretest", "posttest")]
     lints = bool(_LINTS.search(" && ".join((script, *around))))
     if script and not lints:
-        return ("npm", "test")
+        return ("npm", "test", *(("--ignore-scripts",) if _LINTS.search(around_members) else ()))
     pure = next((name for name in _PURE if scripts.get(name) and not _LINTS.search(scripts[name])), "")
     if pure:
         return ("npm", "run", "--ignore-scripts", pure)
