@@ -1,0 +1,84 @@
+"""Checks in a real sandbox: what hangs, what ends its process, and what tells no cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.ranking import diagnose
+from moothall.testing.local import PYTEST, local
+
+pytestmark = pytest.mark.e2e
+BASE = CheckRun("tests", Verdict.PASSED, {"t": "passed"}, duration_ms=100, durations={"t": 10})
+TESTS = """
+import ctypes, os, time
+
+def test_first():
+    pass
+
+def test_loop():
+    while True:
+        pass
+
+def test_ends():
+    os._exit(0)
+
+def test_crashes():
+    ctypes.string_at(0)
+
+def test_last():
+    pass
+"""
+JUNIT = '<testsuites><testcase classname="a.B" name="x"/><testcase classname="a.B" name="y"><failure>no</failure></testcase></testsuites>'
+
+
+async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run(tmp_path: Path) -> None:
+    async with local(tmp_path, {"tests/test_a.py": TESTS}) as house:
+        prepared = replace(await house.prepared({"tests": PYTEST}), runs={"tests": BASE})
+        async with house.workspaces.open(prepared, "a") as workspace:
+            run = await workspace.check("tests")
+            narrow = await workspace.check("tests", cases=("tests/test_a.py::test_last",))
+    at = "tests/test_a.py::test_"
+    assert run.cases == {
+        f"{at}first": "passed",
+        f"{at}loop": "failed",
+        f"{at}ends": "failed",
+        f"{at}crashes": "failed",
+        f"{at}last": "passed",
+    }
+    assert (run.verdict, run.status) == (Verdict.FAILED, "success")
+    assert "hit the limit of 10 s" in run.details[f"{at}loop"]
+    assert "the process ended in it, with exit code 0" in run.details[f"{at}ends"]
+    assert narrow.cases == {f"{at}last": "passed"}
+
+
+async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_path: Path) -> None:
+    async with local(tmp_path) as house:
+        prepared = await house.prepared({"tests": ("sh", "-c", "echo begun; sleep 100")})
+        quick = replace(BASE, cases={})
+        quickly = house.settings.workspace.model_copy(update={"check_floor_seconds": 2.0})
+        house.workspaces._settings = house.settings.model_copy(update={"workspace": quickly})
+        async with house.workspaces.open(replace(prepared, runs={"tests": quick}), "a") as workspace:
+            run = await workspace.check("tests")
+    assert run.output.startswith("tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun")
+    found = diagnose(replace(prepared, runs={"tests": run}))
+    assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in found.text
+
+
+async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> None:
+    files = {"Makefile": "test:\n\t@grep -q right answer\n", "answer": "wrong\n", "r.xml": JUNIT}
+    async with local(tmp_path, files) as house:
+        prepared = await house.prepared({"tests": ("make", "test")})
+        writes = await house.prepared(
+            {"tests": ("sh", "-c", "mkdir -p out; cp r.xml out/a.xml; exit 1")}, reports={"tests": ("out/*.xml",)}
+        )
+        async with house.workspaces.open(prepared, "a") as workspace:
+            red = await workspace.check("tests")
+        async with house.workspaces.open(writes, "b") as workspace:
+            told = await workspace.check("tests")
+    assert (red.verdict, red.cases) == (Verdict.FAILED, {})
+    assert told.cases == {"a.B::x": "passed", "a.B::y": "failed"}
+    assert told.details == {"a.B::y": "no"}
