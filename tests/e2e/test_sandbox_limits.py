@@ -10,6 +10,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus
 from moothall.testing.local import local, python
+from moothall.workspace.answers import check_run
 
 HOGS = {
     "memory": "held = []\nwhile True: held.append(bytearray(b'x' * 4_000_000))",
@@ -49,7 +50,8 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(tmp_path
 
         async def run(prepared: Prepared, name: str) -> CheckRun:
             async with house.workspaces.open(prepared, name) as workspace:
-                first = await workspace.check("run")
+                argv, env = prepared.base.profile.checks["run"], workspace._box.variables()
+                first = check_run("run", await workspace._box.request("run", wall_seconds=100, argv=argv, env=env))
                 assert (await house.call(workspace, "files.read", path="a.txt")).status is ToolStatus.SUCCESS
                 return first
 
