@@ -32,6 +32,11 @@ class Llm(Section):
         "auto",
         description="where a task names one function, ask for just that, without tools; auto: the local model, which is lost among them",
     )
+    seats_in_turn: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="fill a council's seats one after the other until an answer is proven; auto: with the local model, which is no "
+        "faster for several at once",
+    )
     cache_salt: Literal["auto", "on", "off"] = Field("auto", description="keep tenants' prompt caches apart; auto: on vLLM")
     priority: Literal["auto", "on", "off"] = Field(
         "auto", description="let the server finish what is nearly done first; auto: on vLLM, where it takes it"

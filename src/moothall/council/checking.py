@@ -16,7 +16,7 @@ from moothall import telemetry
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
-from moothall.domain.repository import Patch, Prepared
+from moothall.domain.repository import Patch, Prepared, checks_near
 from moothall.errors import PatchRefused
 from moothall.guard.seat import SeatContext
 from moothall.ranking import assess, passes_gates
@@ -84,10 +84,13 @@ def red_cases(run: CheckRun) -> list[str]:
 def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float) -> Iterator[Near]:
     """Yield what is run of each check after this change. A check that took at most `seconds` on the base is run whole;
     of a slower one as many cases as take so long, red ones and `also` first. A slow check without cases that was green on the base
-    is left to the clean re-check.
+    is left to the clean re-check, and so is a green one of a project that the change is not near.
     """
+    holding = checks_near(prepared.base.profile, patch.paths)
     for name in prepared.base.profile.checks:
         base = prepared.runs.get(name)
+        if name not in holding and base is not None and base.verdict == "passed" and also.isdisjoint(base.cases):
+            continue
         if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
             yield Near(name)
         elif base.cases:

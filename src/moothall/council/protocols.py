@@ -15,6 +15,9 @@ proven, and nobody has written tests, the seats without a proposal are cancelled
 smaller, or by tests of its own author that the majority's patch fails: the agreement of a majority is taken over waiting
 for that. Where reviews were asked for there is no early stop.
 
+In turn: with the embedded model, which is no faster for several seats at once, they are filled one after the other until a
+candidate is proven and through the gates (`llm.seats_in_turn`).
+
 Patience: once a candidate is proven and through the gates, the other seats get the time that it took once more
 (`limits.patience`, at least `limits.patience_seconds`); then those without a proposal are late. A seat that goes in circles
 must not hold up an answer that stands.
@@ -49,6 +52,8 @@ HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
 
 _FIRST_SEATS = 2
+_STOPPING = frozenset({"vote", "tests_then_verify"})
+"""Protocols that may end before every seat has proposed."""
 E = TypeVar("E", bound=MoothallError)
 _CLOSE_SECONDS = 5.0
 
@@ -179,15 +184,27 @@ _PROTOCOLS: Mapping[str, Callable[[Council], Awaitable[None]]] = {
 
 
 async def _take_seats(council: Council) -> None:
-    """Fill the seats: all at once, or under `adaptive` two and then one more while the evidence disagrees."""
-    if not council.d.adaptive:
-        await _propose_all(council, council.sittings)
-        return
-    await _propose_all(council, council.sittings[:_FIRST_SEATS])
-    for sitting in council.sittings[_FIRST_SEATS:]:
-        if _agreed(council) or not _time_left(council):
+    """Fill the seats: all at once; in turn until an answer is proven; or under `adaptive` two and then one more while the
+    evidence disagrees.
+    """
+    if council.d.adaptive:
+        first, enough = _FIRST_SEATS, _agreed
+    elif _in_turn(council):
+        first, enough = 1, _proven
+    else:
+        first, enough = len(council.sittings), _agreed
+    await _propose_all(council, council.sittings[:first])
+    for sitting in council.sittings[first:]:
+        if enough(council) or not _time_left(council):
             return
         await _propose_all(council, [sitting])
+
+
+def _in_turn(council: Council) -> bool:
+    """Whether seats are filled one after the other: as little as `patience` where every answer is to be seen."""
+    llm = council.parts.llm
+    wanted = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
+    return wanted and not (council.about_text or council.d.peer_review) and council.d.protocol in _STOPPING
 
 
 async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
@@ -239,7 +256,7 @@ async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int
 
 def _decided(council: Council) -> bool:
     """The rule of early stop, as in the module's text."""
-    if council.about_text or council.d.peer_review or council.d.protocol not in {"vote", "tests_then_verify"}:
+    if council.about_text or council.d.peer_review or council.d.protocol not in _STOPPING:
         return False
     if any(item.proposal.own_tests for item in council.judged):
         return False
@@ -249,8 +266,12 @@ def _decided(council: Council) -> bool:
 
 def _has_proven(council: Council) -> bool:
     """Whether the others are waited for with patience only."""
-    if not council.parts.limits.patience or council.d.peer_review or council.d.protocol not in {"vote", "tests_then_verify"}:
+    if not council.parts.limits.patience or council.d.peer_review or council.d.protocol not in _STOPPING:
         return False
+    return _proven(council)
+
+
+def _proven(council: Council) -> bool:
     return any(item.passes and item.candidate.proven for item in council.judged)
 
 

@@ -158,7 +158,9 @@ async def open_council(
     async with (
         scripted_model(answer, schemas=schemas) as server,
         open_model(
-            settings := Llm(**{"retries": 0, "retry_seconds": 0.01, "approaches": "on", "functions": "off", **llm}),
+            settings := Llm(
+                **{"retries": 0, "retry_seconds": 0.01, "approaches": "on", "functions": "off", "seats_in_turn": "off", **llm}
+            ),
             server.base_url,
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,

@@ -48,6 +48,19 @@ def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
     assert found == Near("tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",))
 
 
+def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_lost_a_case() -> None:
+    folders = {"tests-a": "a", "tests-b": "b", "tests-c": "c"}
+    checks = dict.fromkeys(folders, ("pytest",))
+    runs = {
+        "tests-a": CheckRun("tests-a", Verdict.PASSED, {"a/test_a.py::x": "passed"}),
+        "tests-b": CheckRun("tests-b", Verdict.PASSED, {"b/test_b.py::x": "passed"}),
+        "tests-c": CheckRun("tests-c", Verdict.FAILED, {"c/test_c.py::x": "failed"}),
+    }
+    base = Prepared(Base("r", "0" * 40, Profile(checks=checks, folders=folders)), "k", ("a/x.py",), runs)
+    assert list(near(base, patch("a/x.py"), frozenset(), 10)) == [Near("tests-a"), Near("tests-c")]
+    assert list(near(base, patch("a/x.py"), frozenset({"b/test_b.py::x"}), 10)) == [Near(name) for name in checks]
+
+
 def test_near_cases_fit_into_the_time() -> None:
     durations = {"tests/test_b.py::red": 4000, "tests/test_a.py::one": 5000, "tests/test_a.py::two": 5000}
     (found,) = near(prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10)
