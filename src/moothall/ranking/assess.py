@@ -109,6 +109,16 @@ def differing(one: CheckRun, other: CheckRun) -> set[str]:
     return {case for case in first.keys() & second.keys() if (first[case] in RED) != (second[case] in RED)}
 
 
+def told_once(one: CheckRun, other: CheckRun) -> set[str]:
+    """Return the cases that only one of two runs of the untouched base told of, as where a name holds a random number or the time.
+
+    Not for a candidate's runs: its code could end one of them early.
+    """
+    if one.status != "success" or other.status != "success" or not (one.cases and other.cases):
+        return set()
+    return set(one.cases.keys() ^ other.cases.keys())
+
+
 class _Compared:
     """One check before and after."""
 

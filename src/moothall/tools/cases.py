@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import time
 
@@ -21,6 +22,8 @@ MAX_CASES = 20_000
 MAX_CASE_ID = 500
 PASSED, FAILED, ERRORED, SKIPPED = "passed", "failed", "errored", "skipped"
 RED = (FAILED, ERRORED)
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{9,12}\b")
+"""Of memory, as runners print it into the names of cases: another one in each run."""
 _WORST = (SKIPPED, PASSED, FAILED, ERRORED)  # of a case that was told of twice
 _GRAVEST = (PASSED, SKIPPED, FAILED, ERRORED)  # of what one report of a case says
 _RESULTS = {"skipped": SKIPPED, "failure": FAILED, "error": ERRORED}
@@ -83,7 +86,9 @@ class Cases:
 
 
 def _short(case: str) -> str:
-    return case[:MAX_CASE_ID].encode("utf-8", "replace").decode()  # a lone surrogate could not be sent
+    return (
+        _ADDRESS.sub("0x…", case[: 2 * MAX_CASE_ID])[:MAX_CASE_ID].encode("utf-8", "replace").decode()
+    )  # a lone surrogate could not be sent
 
 
 def read_folder(cases: Cases, folder: str = FOLDER) -> None:

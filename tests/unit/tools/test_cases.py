@@ -24,6 +24,18 @@ def write(folder: Path, *lines: object) -> None:
     (folder / "pytest-1.jsonl").write_text(text, encoding="utf-8")
 
 
+def test_an_address_in_a_name_is_the_same_in_every_run() -> None:
+    cases = Cases()
+    cases.tell("TestAs/As((*errors.errorString)(0xc000012ab0))", "passed")
+    cases.tell("test_it[<object at 0x7f12a45b3c40>]", "passed")
+    cases.tell("test_hash[0xdeadbeef-0xcbf29ce484222325]", "passed")
+    assert list(cases.results) == [
+        "TestAs/As((*errors.errorString)(0x…))",
+        "test_it[<object at 0x…>]",
+        "test_hash[0xdeadbeef-0xcbf29ce484222325]",
+    ]
+
+
 def test_lines(tmp_path: Path) -> None:
     write(
         tmp_path,
