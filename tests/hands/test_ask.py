@@ -158,7 +158,7 @@ async def test_a_server_elsewhere_is_asked_by_its_kernel(command: Command, repo:
     (tmp_path / "token").write_text(ALICE, encoding="ascii")
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     asked = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))
-    done = await client(*asked, "What does add do?", cwd=repo)
+    done = await client(*asked, "-v", "What does add do?", cwd=repo)
     assert done.code == 0, done.err
     assert "add returns the sum of two numbers." in done.out
     assert "files.read success" in done.err

@@ -18,7 +18,7 @@ from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.task import DeliberationRequest
-from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock, memory
 from moothall.wiring.log import Tell, found
@@ -109,7 +109,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         )
     if serving:
         check_ports(settings)
-    walls = await _checked(settings, tell)
+    walls = await _checked(settings, tell, serving=serving)
     # Only now: half a second of imports that a wrong address need not wait for.
     from moothall.wiring.fleet import open_fleet
     from moothall.wiring.graph import remembering
@@ -157,15 +157,25 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     return house, collector
 
 
-async def _checked(settings: Settings, tell: Tell) -> tuple[Layer, ...]:
-    """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well."""
+async def _checked(settings: Settings, tell: Tell, *, serving: bool) -> tuple[Layer, ...]:
+    """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
+    outlives a model server that is away: it says so, also at /health, and goes on.
+    """
     from moothall.model.reaching import reach
     from moothall.wiring.walls import check_walls
+
+    async def ask(base_url: str) -> None:
+        try:
+            await reach(settings.llm, base_url, tell)
+        except ModelUnavailable as error:
+            if not serving:
+                raise
+            tell(f"no council can work until the model server answers: {error}")
 
     asking = None
     async with asyncio.TaskGroup() as group:
         if settings.llm.base_url:
-            asking = group.create_task(reach(settings.llm, settings.llm.base_url, tell), name="model")
+            asking = group.create_task(ask(settings.llm.base_url), name="model")
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
         with said(tell, "the sandbox to be tried"):
             walls = await check_walls(settings, tell)
