@@ -202,7 +202,7 @@ class Agent:
                     await self._do(course, at, said)
             if course.over or course.circle:
                 break
-        return Attempt(self._end(course, len(turns)), turn, course.circle)
+        return Attempt(self._end(course, len(turns)), turn, course.circle, course.state.refused)
 
     async def _unusable(self, course: _Course, at: _Said, wrong: str) -> None:
         """Say what was wrong with a reply that is no turn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moothall.domain.repository import Patch
-from moothall.errors import Permanent
+from moothall.errors import PatchRefused, Permanent
 
 
 class NoChanges(Permanent):
@@ -46,8 +46,11 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an attempt ended: the best that came of it, if anything; its last turn; and, where it went in circles, how."""
+    """How an attempt ended: the best that came of it, if anything; its last turn; where it went in circles, how; and why its last
+    change could not be taken over, if it could not.
+    """
 
     draft: Draft | None
     turn: int
     stuck: str = ""
+    refused: PatchRefused | None = None

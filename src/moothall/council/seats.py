@@ -220,6 +220,7 @@ async def _work(
     agent = _agent(sitting)
     attempts = 1 if start else council.parts.limits.attempts
     best: Draft | None = None
+    refused: PatchRefused | None = None
     first, meter = 1, Meter()
     for number in range(1, attempts + 1):
         agent.begin(number)
@@ -242,11 +243,12 @@ async def _work(
             break  # an earlier attempt came to something
         if attempt.draft is not None and (best is None or attempt.draft.worth > best.worth):
             best = attempt.draft
+        refused = attempt.refused or refused
         first, sitting.circles = attempt.turn + 1, attempt.stuck
         if not attempt.stuck or first > council.d.max_turns:
             break
     if best is None:
-        raise _nothing(sitting.circles, first - 1, council.d.max_turns)
+        raise refused or _nothing(sitting.circles, first - 1, council.d.max_turns)
     return best
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.tools.cases import MAX_CASES, Cases, read_folder, read_junit
+from moothall.tools.cases import MAX_CASES, MORE, Cases, read_folder, read_junit
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="a.B" name="one" time="0.5"/>
@@ -101,6 +101,14 @@ def test_no_report_is_too_long(tmp_path: Path) -> None:
     assert sum(map(len, cases.said.values())) <= 400_000
     cases.tell("y" * 10_000, "passed")
     assert max(map(len, cases.results)) == 500
+
+
+def test_what_is_red_beyond_the_most_cases_is_seen() -> None:
+    cases = Cases()
+    for number in range(MAX_CASES + 10):
+        cases.tell(f"c{number}", "failed" if number == MAX_CASES + 5 else "passed")
+    assert len(cases.results) == MAX_CASES
+    assert cases.results[MORE] == "failed"
 
 
 @given(st.binary(max_size=2000))
