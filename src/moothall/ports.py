@@ -38,9 +38,7 @@ class Poster(Publisher, Protocol):
     """Writes facts to the log without waiting for each."""
 
     async def post(self, event: Event) -> Awaitable[int]:
-        """Send, and return what gives the seq once it is durable. Facts of one subject are recorded in the order in
-        which they were posted. Waits only where too much is on its way.
-        """
+        """Send; what is returned gives the seq once durable. One subject keeps its order. Waits where too much is on its way."""
         ...
 
 
@@ -186,9 +184,7 @@ class Workspace(Protocol):
     async def check(
         self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
     ) -> CheckRun:
-        """Run one of the profile's checks; `paths` narrows a tests check to these test files, `cases` to these cases, by the ids
-        of an earlier run. Where its runner cannot be narrowed, all of it runs.
-        """
+        """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed."""
         ...
 
     async def patch(self, message: str) -> Patch:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from moothall.sandbox.inside import EXECUTOR_PID, ROOT, shut_in, spare_the_others
-from moothall.sandbox.procs import Walls, kill_all, others, run
+from moothall.sandbox.processes import kill_all, others
+from moothall.sandbox.procs import Walls, run
 
 Said = tuple[bool, str]
 _IO_URING_SETUP = 425  # the same on every architecture

@@ -15,6 +15,7 @@ import signal
 import time
 
 from moothall.sandbox.inside import spare_the_others
+from moothall.sandbox.processes import Seen, kill_all, sample, shared_out
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
             """Return the status for which the command has to be stopped, or nothing. Asked again and again."""
 
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_SECONDS = 0.05
 _OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is stopped
 _HINT_BYTES = 4000
@@ -90,16 +89,6 @@ class Walls:
         self.wall_seconds, self.cpu_seconds = wall_seconds, cpu_seconds
         self.output_bytes, self.memory_bytes = output_bytes, memory_bytes
         self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
-
-
-class Seen:
-    """What the sampler saw at most."""
-
-    __slots__ = ("cpu_seconds", "memory", "processes")
-
-    def __init__(self) -> None:
-        self.processes = self.memory = 0
-        self.cpu_seconds = 0.0
 
 
 class Ended:
@@ -139,55 +128,6 @@ class _Kept:
         if cut <= 0:
             return bytes(self._head + self._tail)
         return bytes(self._head) + f"\n[… {cut} bytes cut …]\n".encode() + bytes(self._tail[-self._half :])
-
-
-def kill_all() -> None:
-    """End every process here but the executor and the namespace's init, and wait until they are gone."""
-    for _ in range(200):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not others():
-            return
-        time.sleep(0.005)
-
-
-def others() -> list[str]:
-    """Return the pids of this namespace besides init and this process."""
-    own = {"1", str(os.getpid())}
-    return [name for name in os.listdir("/proc") if name.isdigit() and name not in own]  # noqa: PTH208 - often; names are enough
-
-
-def _sample(seen: Seen) -> None:
-    tasks, pages, ticks = 0, 0, 0
-    for pid in others():
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times a second
-                fields = file.read().rpartition(b")")[2].split()
-            with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - as above
-                sizes = file.read().split()
-        except OSError:
-            continue
-        tasks += int(fields[17])
-        ticks += int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
-        pages += int(sizes[1]) - int(sizes[2])
-    seen.processes = max(seen.processes, tasks)
-    seen.memory = max(seen.memory, pages * _PAGE)
-    seen.cpu_seconds = max(seen.cpu_seconds, ticks / _TICKS)
-
-
-def _shared_out() -> int:
-    """Return the bytes of all processes here, a page that several share divided among them."""
-    total = 0
-    for pid in others():
-        try:
-            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:  # noqa: PTH123 - as above
-                total += sum(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss_Anon:"))
-        except OSError:
-            continue  # gone meanwhile
-    return total
 
 
 def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls) -> NoReturn:
@@ -369,7 +309,7 @@ class _Watch:
         begun = time.monotonic()
         if begun < self._next_sample:
             return ""
-        _sample(self.seen)
+        sample(self.seen)
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
         return _broken(self.seen, self._walls) or (self._reader.stuck() if self._reader else "")
@@ -380,7 +320,7 @@ def _broken(seen: Seen, walls: Walls) -> str:
         return "processes"
     if seen.memory > walls.memory_bytes and not walls.in_cgroup:
         # Pages that forked processes share were counted for each: look closer before judging.
-        seen.memory = _shared_out()
+        seen.memory = shared_out()
         if seen.memory > walls.memory_bytes:
             return "memory"
     return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""

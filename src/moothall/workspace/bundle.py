@@ -19,6 +19,7 @@ _MODULES = (
     "moothall.sandbox",
     "moothall.sandbox.inside",
     "moothall.sandbox.landlock",
+    "moothall.sandbox.processes",
     "moothall.sandbox.procs",
     "moothall.tools",
     "moothall.tools.cases",

@@ -16,7 +16,7 @@ import sys
 import time
 
 from moothall.sandbox.inside import shut_in
-from moothall.sandbox.procs import others
+from moothall.sandbox.processes import others
 from moothall.workspace.face import Face, ToolError, plain
 from moothall.workspace.protocol import Frames, ProtocolError, pack
 

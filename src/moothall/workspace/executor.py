@@ -18,7 +18,8 @@ import sys
 import time
 
 from moothall.sandbox.inside import ROOT, shut_in
-from moothall.sandbox.procs import Ended, Walls, call, encode_result, kill_all, others, run
+from moothall.sandbox.processes import kill_all, others
+from moothall.sandbox.procs import Ended, Walls, call, encode_result, run
 from moothall.tools import files, texts
 from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.workspace.protocol import Frames, ProtocolError, pack
