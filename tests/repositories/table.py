@@ -69,4 +69,5 @@ def _cases(row: Row) -> str:
 
 def _fault(row: Row) -> str:
     fault = row.found.first
-    return f"{fault.kind} in `{fault.function}`, {len(row.found.red)} red"
+    kind = fault.kind if fault.kind[0].isalpha() else f"`{fault.kind}`".replace("|", "\\|")
+    return f"{kind} in `{fault.function}`, {len(row.found.red)} red"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.council.facts import Facts
@@ -18,7 +19,7 @@ from moothall.domain.repository import Prepared
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspaces
 from moothall.ranking import Assessment, assess, changed_files, passes_gates
-from moothall.ranking.assess import differing
+from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
 
 _OUTPUT = 8000
@@ -77,6 +78,8 @@ class Bench:
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
         self._crossed: dict[tuple[str, str], CheckRun] = {}
+        self._untold: dict[str, set[str]] = {}
+        self._base_turn = asyncio.Lock()
         self._exact: dict[str, str] = {}
         self._details: dict[str, Mapping[str, str]] = {}
 
@@ -97,15 +100,34 @@ class Bench:
         name = workspace_name(self._facts.d.task_id, "check", key[:12])
         runs, applies = await self._run_checks(proposal, name, {}) if proposal.diff.strip() else ({}, False)
         found = self._compared(proposal, runs, self._prepared.flaky, applies=applies)
+        if gone := _gone(found, runs, self._prepared):
+            found = self._compared(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
         if doubtful := _doubtful(found, runs, self._prepared):
             # What decides is run once more on the same tree: what differs is no evidence.
             again, _ = await self._run_checks(proposal, f"{name}-2", doubtful)
             flaky = {case for check, run in again.items() for case in differing(runs[check], run)}
             if flaky:
-                found = self._compared(proposal, runs, (*self._prepared.flaky, *sorted(flaky)), applies=applies)
+                known = (*self._prepared.flaky, *await self._unsteady(gone))
+                found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
+
+    async def _unsteady(self, gone: Sequence[str]) -> list[str]:
+        """Return the cases of these checks that only one of two runs of the untouched base told of: a name may hold the time.
+
+        Asked where a candidate's runs lack cases; each check of the base is run once more at most.
+        """
+        async with self._base_turn:
+            for check in gone:
+                if check not in self._untold:
+                    self._untold[check] = set()
+                    name = workspace_name(self._facts.d.task_id, "base", check)
+                    with suppress(WorkspaceFailed, SandboxUnavailable):
+                        async with self._places, self._workspaces.open(self._prepared, name) as workspace:
+                            again = await workspace.check(check, deadline=self._facts.d.deadline)
+                            self._untold[check] = told_once(self._prepared.runs[check], again)
+        return sorted(case for check in gone for case in self._untold[check])
 
     def _compared(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
         base = self._prepared
@@ -256,6 +278,19 @@ class Bench:
             cross_author=author.seat,
             cross_fingerprint=author.fingerprint,
         )
+
+
+def _gone(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:
+    """Required checks that ran to their end, and do not tell of cases that were green on the base."""
+    lost = set(found.regressions)
+    return tuple(
+        name
+        for name, run in runs.items()
+        if name in found.required
+        and run.cases
+        and run.status == "success"
+        and lost & (base.runs[name].cases.keys() - run.cases.keys())
+    )
 
 
 def _doubtful(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> dict[str, tuple[str, ...]]:

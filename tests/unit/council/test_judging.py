@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,31 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
     assert "Goodbye" in revision.body["messages"][2]["content"]
     assert "Score 0.7 of 1." in revision.prompt
     assert "agent-dev" not in revision.prompt
+
+
+async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(council: Any) -> None:
+    """A base that takes long is run once: that a name holds the time is seen when a candidate seems to lack the case."""
+    async with council(by_seat(one=append())) as house:
+        (base,) = house.prepared.runs.values()
+        once = replace(base, cases={**base.cases, "tests/test_utils.py::test_at[12:01:03]": "passed"})
+        house.prepared = replace(house.prepared, runs={"tests": once})
+        events = await house.run(house.deliberation("vote", 1))
+    assert verdicts(events)[ONE, "tests"] == "passed"
+    (applies, *_) = of(events, EventType.CHECK_FINISHED)
+    assert applies["assessment"]["regressions"] == []
+    assert applies["assessment"]["proven"]
+    assert sum("-base-" in name for name in house.workspaces.opened) == 1, house.workspaces.opened
+
+
+async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> None:
+    tests = {
+        "tests/test_more.py": "import pytest, utils\n\n\n@pytest.mark.parametrize('n', utils.NUMBERS)\ndef test_n(n):\n    assert n\n"
+    }
+    files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\nNUMBERS = (1, 2)\n", **tests}
+    async with council(by_seat(one=append(SOLUTION + "\n\nNUMBERS = (1,)\n")), files=files) as house:
+        events = await house.run(house.deliberation("vote", 1))
+    (applies, *_) = of(events, EventType.CHECK_FINISHED)
+    assert applies["assessment"]["regressions"] == ["tests/test_more.py::test_n[2]"]
 
 
 async def test_tests_then_verify_revises_on_execution_evidence(council: Any) -> None:
