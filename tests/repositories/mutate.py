@@ -59,7 +59,7 @@ _FUNCTIONS = {
     ".rs": re.compile(r"\bfn (\w+)"),
     ".js": re.compile(r"\bfunction\s*\*?\s*(\w+)|\b(\w+)\s*=\s*(?:async\s*)?(?:function\b|\([^()]*\)\s*=>|\w+\s*=>)"),
 }
-_RUST_TESTS = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n(?:#[^\n]*\n)*\s*mod \w+ \{")
+_RUST_TESTS = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n(?:\s*(?:#|//)[^\n]*\n)*\s*mod \w+ \{")
 _INSIDE = re.compile(r"(?m)^(?:[ \t]|$)")
 
 

@@ -249,6 +249,7 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
     assert [step.folder for step in node.steps] == [""]
     cargo = found({"Cargo.toml": '[workspace]\nmembers = ["a"]\n', "a/Cargo.toml": '[package]\nname = "a"\n', "a/src/lib.rs": ""})
     assert cargo.checks == {"tests": ("cargo", "test", "--workspace")}
+    assert any("cargo test --workspace --no-run" in command for command in commands(cargo.steps)), "members may have dependencies"
 
 
 @pytest.mark.parametrize(("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())])

@@ -59,8 +59,8 @@ def cargo(project: Project, packages: Sequence[str]) -> Found | None:
 
 def _compiled(project: Project, manifest: Mapping[str, Any], tests: tuple[str, ...], packages: Sequence[str]) -> tuple[Step, ...]:
     """Compile what the tests depend on, once; not the packages themselves, of which cargo tells commits apart by time alone."""
-    if not packages or not any("dependencies" in key for key in (*manifest, *table(manifest, "workspace"))):
-        return ()
+    if not packages or not ("workspace" in manifest or any("dependencies" in key for key in manifest)):
+        return ()  # a workspace's members may have them though its root has none
     forget = shlex.join(["cargo", "clean", "--quiet", *(word for name in packages for word in ("-p", name))])
     line = f"{shlex.join([*tests, '--no-run', '--quiet'])}; {forget} || rm -rf target"
     return (Step(("sh", "-c", line), project.folder, optional=True),)
