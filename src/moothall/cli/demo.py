@@ -46,6 +46,8 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     started = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole house
         settings = settings.model_copy(update={"ray": settings.ray.model_copy(update={"mode": "ray"})})
+    if settings.llm.seats_in_turn == "auto":
+        settings = settings.model_copy(update={"llm": settings.llm.model_copy(update={"seats_in_turn": "off"})})
     narrator, out = Narrator(quiet=as_json, verbose=True), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id

@@ -116,7 +116,7 @@ def _finished(data: Mapping[str, Any]) -> tuple[str, str] | None:
     outcome = data["outcome"]
     if outcome["status"] in {"proposed", "failed"}:
         return None
-    return f"{outcome['status']}: {outcome['error_message']}", "yellow"
+    return ": ".join(filter(None, (outcome["status"], outcome["error_message"]))), "yellow"
 
 
 def _cancelled(data: Mapping[str, Any]) -> tuple[str, str]:

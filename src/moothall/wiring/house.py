@@ -205,7 +205,7 @@ async def _drain(collector: Collector, tell: Tell) -> None:
 def _fingerprint(settings: Settings) -> str:
     """Equal for settings that do the same work."""
     parts = {"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
-    return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": {"wait_seconds"}}))
+    return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": {"wait_seconds", "seats_in_turn"}}))
 
 
 def _defaults(settings: Settings) -> Defaults:
