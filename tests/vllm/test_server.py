@@ -83,14 +83,15 @@ async def test_tenants_do_not_share_a_cache(model: OpenAIModel) -> None:
 
 
 async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
-    kinds = set()
-    for seed in range(3):
+    whole = 0
+    for seed in range(30):
         reply = await model.chat(ask(schema=turn_schema(SPECS), max_tokens=1000, temperature=1.0, seed=seed, seconds=300))
-        if reply.finish_reason == "stop":  # a long list of actions may be cut
-            turn = read_turn(reply, "json")
-            kinds.add("actions" if turn.actions else "finish")
-            assert all(action.tool in CATALOGUE for action in turn.actions)
-    assert kinds
+        if reply.finish_reason == "stop":  # what a model of random weights says is often cut at its limit
+            assert all(action.tool in CATALOGUE for action in read_turn(reply, "json").actions)
+            whole += 1
+        if whole == 3:
+            return
+    pytest.fail(f"{whole} of 30 replies were whole")
 
 
 @pytest.mark.parametrize("schema", [review_schema(3), approaches_schema(4), turn_schema(())], ids=lambda schema: schema.name)
