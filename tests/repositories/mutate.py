@@ -60,6 +60,7 @@ _FUNCTIONS = {
     ".js": re.compile(r"\bfunction\s*\*?\s*(\w+)|\b(\w+)\s*=\s*(?:async\s*)?(?:function\b|\([^()]*\)\s*=>|\w+\s*=>)"),
 }
 _RUST_TESTS = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n(?:\s*(?:#|//)[^\n]*\n)*\s*mod \w+ \{")
+_RUST_TEST = re.compile(r"#\[test\]\s+(?:#\[[^\n]*\s+)*(?:pub )?fn (\w+)")
 _INSIDE = re.compile(r"(?m)^(?:[ \t]|$)")
 
 
@@ -163,16 +164,17 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
-    if suffix == ".rs" and (tests := _RUST_TESTS.search(text)):
-        text = text[: tests.start()]
+    if suffix == ".rs" and (inner := _RUST_TESTS.search(text)):
+        text = text[: inner.start()]
     bare = re.sub("|".join(_SKIPPED[suffix]), lambda found: re.sub(r"[^\n]", "\0", found[0]), text, flags=re.DOTALL)
     heads = [(found.start(), next(name for name in found.groups() if name)) for found in _FUNCTIONS[suffix].finditer(bare)]
+    tests = set(_RUST_TEST.findall(bare)) if suffix == ".rs" else set()
     for old, new in _SWAPS:
         for found in re.finditer(re.escape(old), bare):
-            if name := _inside(bare, heads, found.start()):
+            if (name := _inside(bare, heads, found.start())) and name not in tests:
                 yield Fault(path, found.start(), found.end(), new, old.strip(), name)
     for found in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
-        if name := _inside(bare, heads, found.start()):
+        if (name := _inside(bare, heads, found.start())) and name not in tests:
             yield Fault(path, found.start(), found.end(), str(int(found[0]) + 1), "off by one", name)
 
 

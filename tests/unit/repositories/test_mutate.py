@@ -26,7 +26,7 @@ func (s *Sum) Add(a, b int) bool {
 }
 """
 _JS = "module.exports = function add(a, b) {\n    if (/a && b/.test('a && b')) { return a && b; }\n    return a - b;\n};\n"
-_RUST = 'pub fn add(a: u8) -> bool {\n    a == 1\n}\n#[cfg(test)]\n// with alloc\n#[cfg(feature = "alloc")]\nmod tests {\n    fn f() { assert!(1 == 1); }\n}\n'
+_RUST = 'pub fn add(a: u8) -> bool {\n    a == 1\n}\n\n#[test]\n#[ignore]\nfn adds() {\n    assert!(1 == 1);\n}\n#[cfg(test)]\n// with alloc\n#[cfg(feature = "alloc")]\nmod tests {\n    fn f() { assert!(1 == 1); }\n}\n'
 
 
 def _told(path: str, text: str) -> list[tuple[str, str, str]]:
