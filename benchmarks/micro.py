@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Settings, load_settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event

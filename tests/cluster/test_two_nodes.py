@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from house import Command, all_gone, by_task, descendants, git, scripted
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.testing.model import Fault, scripted_model
 from moothall.workspace.sample import make_sample_repository

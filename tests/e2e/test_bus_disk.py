@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import WORK
-from moothall.bus.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.errors import BusUnavailable

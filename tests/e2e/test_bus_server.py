@@ -14,9 +14,9 @@ import psutil
 import pytest
 from nats.js.api import StorageType
 
-from moothall.bus.connection import connection, shown
-from moothall.bus.jetstream import JetStreamBus, open_bus
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.connection import connection, shown
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.errors import BusUnavailable, ConfigurationError
@@ -122,7 +122,7 @@ async def test_a_full_store_is_named(tmp_path: Path) -> None:
 
         async def fill() -> None:
             for _ in range(200):
-                await bus.put_raw("agent.results.task-1", b"x" * 100_000, {})
+                await bus.put_raw("agent.results.task-1", b"x" * 100_000)
 
         with pytest.raises(BusUnavailable, match=r"store is full .*prune the log"):
             await fill()
@@ -246,7 +246,7 @@ import asyncio, sys
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 
 async def main():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.bus.jetstream import open_bus
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.jetstream import open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.collector import Collector, CollectorBus
 from moothall.config import Bus, Limits
 from moothall.domain.event import EventType, Recorded

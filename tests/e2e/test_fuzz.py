@@ -23,7 +23,7 @@ from grpc_status import rpc_status
 from served import ALICE, EVE, Served, make_command, served
 
 from moothall.bus import codec
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Bus
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
@@ -211,7 +211,7 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
             if subject.startswith("agent.cancel."):
                 await client.publish(subject, data)
             else:
-                await bus.put_raw(subject, data, {"Nats-Msg-Id": f"fuzz-{number}"})
+                await bus.put_raw(subject, data, message_id=f"fuzz-{number}")
     finally:
         await client.close()
 

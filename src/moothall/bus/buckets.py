@@ -1,4 +1,4 @@
-"""The only registry of key-value buckets, and of the object store; the set-up of a bus is made from it."""
+"""The only registry of key-value buckets; the set-up of a bus is made from it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from moothall.bus.registry import DAY, check_token
 from moothall.errors import InvalidRequest
-
-BLOBS_BUCKET = "blobs"
-BLOBS_STREAM = f"OBJ_{BLOBS_BUCKET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +17,9 @@ class BucketSpec:
     about: str
     max_age: float = 0.0
 
-    @property
-    def stream(self) -> str:
-        """The stream behind it."""
-        return f"KV_{self.name}"
-
-    @property
-    def prefix(self) -> str:
-        """What its subjects begin with."""
-        return f"$KV.{self.name}."
-
-    def subject(self, key: str) -> str:
-        """Return the subject of a key, whose parts may be divided by dots. Raises `InvalidRequest`."""
-        return self.prefix + ".".join(check_token(part, "key") for part in key.split("."))
+    def check(self, key: str) -> str:
+        """Return a key if it may be one; its parts may be divided by dots. Raises `InvalidRequest`."""
+        return ".".join(check_token(part, "key") for part in key.split("."))
 
 
 DOCUMENTS = BucketSpec("deliberations", "how each deliberation stands: what clients poll")

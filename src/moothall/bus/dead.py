@@ -13,7 +13,6 @@ from moothall.bus.registry import DEAD
 from moothall.errors import NotFound
 
 PREFIX = "dead."
-MESSAGE_ID = "Nats-Msg-Id"
 _REASON_CHARS = 2000
 
 
@@ -33,23 +32,30 @@ class DeadLetter:
     data: bytes
 
 
-def subject_for(subject: str) -> str:
-    """Return the subject of a message's dead letter."""
-    return f"{PREFIX}{subject}"
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message was when it was given up."""
+
+    stream: str
+    consumer: str
+    subject: str
+    seq: int
+    deliveries: int
 
 
-def headers_for(*, stream: str, consumer: str, subject: str, seq: int, deliveries: int, why: Bury) -> dict[str, str]:
-    """Return the headers of a dead letter. The body stays the message's own bytes, whatever they are."""
-    return {
-        MESSAGE_ID: f"dead:{stream}:{seq}:{consumer}",
-        "Moothall-Subject": subject,
-        "Moothall-Stream": stream,
-        "Moothall-Consumer": consumer,
-        "Moothall-Seq": str(seq),
-        "Moothall-Deliveries": str(deliveries),
+async def bury(store: RawStore, origin: Origin, data: bytes, why: Bury) -> None:
+    """Store the dead letter of a message, once. Its body stays the message's own bytes, whatever they are."""
+    headers = {
+        "Moothall-Subject": origin.subject,
+        "Moothall-Stream": origin.stream,
+        "Moothall-Consumer": origin.consumer,
+        "Moothall-Seq": str(origin.seq),
+        "Moothall-Deliveries": str(origin.deliveries),
         "Moothall-Code": why.code,
         "Moothall-Reason": json.dumps(why.reason[:_REASON_CHARS]),  # one line of ASCII, as headers must be
     }
+    message_id = f"dead:{origin.stream}:{origin.seq}:{origin.consumer}"
+    await store.put_raw(f"{PREFIX}{origin.subject}", data, headers, message_id=message_id)
 
 
 def _number(text: str) -> int:
@@ -95,7 +101,7 @@ async def replay(store: RawStore, seq: int) -> int:
         if raw.seq != seq:
             break
         letter = _read(raw)
-        again = await store.put_raw(letter.subject, letter.data, {MESSAGE_ID: f"replay:{seq}:{raw.time.isoformat()}"})
+        again = await store.put_raw(letter.subject, letter.data, message_id=f"replay:{seq}:{raw.time.isoformat()}")
         await store.delete_raw(DEAD.name, seq)
         return again
     raise NotFound(f"there is no dead letter {seq}")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Protocol
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class RawStore(Protocol):
         """Yield what is stored now, in order."""
         ...
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-        """Store and return the seq."""
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
+        """Store and return the seq; a repeated `message_id` returns the seq of the first."""
         ...
 
     async def delete_raw(self, stream: str, seq: int) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from moothall.bus.event_specs import EVENT_SPECS
 from moothall.domain.event import Event, EventType
-from moothall.domain.ids import ROLES
+from moothall.domain.ids import ROLES, digest
 from moothall.errors import InvalidRequest
 
 DAY = 86_400.0
@@ -191,6 +191,11 @@ def one_stream(subjects: Sequence[str]) -> str:
     if len(names) != 1:
         raise InvalidRequest(f"subjects of one stream are read at a time, not of {', '.join(sorted(names)) or 'none'}")
     return names.pop()
+
+
+def consumer_name(spec: DurableSpec, subjects: tuple[str, ...]) -> str:
+    """Return the name of a consumer on the server: a narrowed one is another one."""
+    return f"{spec.name}-{digest(*sorted(subjects))[:12]}" if subjects else spec.name
 
 
 def durable(name: str, subjects: tuple[str, ...] = ()) -> DurableSpec:

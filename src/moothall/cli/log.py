@@ -113,7 +113,7 @@ async def _dead(settings: Settings, replay_seq: int | None) -> int:
 @errors_spoken
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
-    from moothall.bus.asyncapi import asyncapi as document
+    from moothall.bus.nats.asyncapi import asyncapi as document
 
     click.echo(json.dumps(document(), indent=2))
 

@@ -18,8 +18,7 @@ from moothall.bus import codec, dead, registry
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.packing import Packer
-from moothall.bus.raw import Raw, StreamState
-from moothall.bus.setup import consumer_name
+from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
@@ -88,14 +87,14 @@ class MemoryBucket:
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store, replacing."""
-        bucket_of(self._name).subject(key)
+        bucket_of(self._name).check(key)
         self._stored[key] = await self._packer.pack_document(document)
         self._said.append(key)
         self._revisions[key] = len(self._said)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def forget(self, key: str) -> None:
+    def remove(self, key: str) -> None:
         """Drop a document and its revisions."""
         self._stored.pop(key, None)
         self._revisions.pop(key, None)
@@ -118,7 +117,7 @@ class MemoryBucket:
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
-        bucket_of(self._name).subject(key)
+        bucket_of(self._name).check(key)
         found = self._stored.get(key)
         return None if found is None else await self._packer.unpack_document(found)
 
@@ -183,19 +182,18 @@ class MemoryBus:
     async def _put(self, subject: str, event: Event) -> int:
         for token in subject.split("."):
             registry.check_token(token, "subject")
-        return await self.put_raw(subject, await self._packer.pack(event), {dead.MESSAGE_ID: event.id})
+        return await self.put_raw(subject, await self._packer.pack(event), message_id=event.id)
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
         """Store bytes and return the seq."""
         stream = self._streams[registry.stream_of(subject).name]
-        known = headers.get(dead.MESSAGE_ID)
-        if known is not None and known in stream.by_id:
-            return stream.by_id[known]
+        if message_id in stream.by_id:
+            return stream.by_id[message_id]
         stream.last_seq += 1
         raw = Raw(stream.last_seq, subject, dict(headers), data, datetime.now(UTC))
         stream.records.append(raw)
-        if known is not None:
-            stream.by_id[known] = raw.seq
+        if message_id:
+            stream.by_id[message_id] = raw.seq
         for durable in self._durables.values():
             if durable.spec.stream == stream.spec.name and any(registry.matches(f, subject) for f in durable.filters):
                 durable.ready.put_nowait(raw.seq)
@@ -240,7 +238,7 @@ class MemoryBus:
             await changed.wait()
 
     def _durable(self, spec: registry.DurableSpec, subjects: tuple[str, ...]) -> _Durable:
-        name = consumer_name(spec, subjects)
+        name = registry.consumer_name(spec, subjects)
         if name not in self._durables:
             made = self._durables[name] = _Durable(spec, subjects or spec.filters)
             for raw in self._streams[spec.stream].after(0, made.filters):
@@ -315,15 +313,8 @@ class MemoryBus:
             stream.drop(seq)
 
     async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
-        headers = dead.headers_for(
-            stream=durable.spec.stream,
-            consumer=durable.spec.name,
-            subject=raw.subject,
-            seq=raw.seq,
-            deliveries=deliveries,
-            why=why,
-        )
-        await self.put_raw(dead.subject_for(raw.subject), raw.data, headers)
+        place = dead.Origin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
+        await dead.bury(self, place, raw.data, why)
 
     async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""
@@ -357,6 +348,10 @@ class MemoryBus:
         """Return all keys, sorted."""
         return sorted(await self.bucket(DOCUMENTS.name).entries())
 
+    async def remove(self, key: str) -> None:
+        """Remove a document."""
+        self.bucket(DOCUMENTS.name).remove(key)
+
     def bucket(self, name: str) -> MemoryBucket:
         """Return a bucket of the registry."""
         bucket_of(name)
@@ -385,10 +380,7 @@ class MemoryBus:
         return sorted({raw.subject for raw in self._streams[stream].after(0, (pattern,))})
 
     async def drop(self, stream: str, subject: str) -> None:
-        """Remove all records of one subject, or a document."""
-        if stream == DOCUMENTS.stream:
-            self.bucket(DOCUMENTS.name).forget(subject.removeprefix(DOCUMENTS.prefix))
-            return
+        """Remove all records of one subject."""
         held = self._streams[stream]
         held.records = [raw for raw in held.records if raw.subject != subject]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from moothall.bus import codec
-from moothall.bus.jetstream import JetStreamBus, open_bus
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.config import load_settings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
@@ -84,7 +84,7 @@ class ToolHouse:
         """As another program would: our own publishers scrub what looks like a token."""
         event = new_event(EventType.TOOL_REQUESTED, workspace, data, ordinal=ordinal or str(data.get("request_id")))
         raw = codec.encode(replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data))
-        await self.bus.put_raw(f"tool.requests.{workspace}", raw, {"Nats-Msg-Id": event.id})
+        await self.bus.put_raw(f"tool.requests.{workspace}", raw, message_id=event.id)
 
     def request(self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any) -> dict[str, Any]:
         """Return the data of a request on the bus, with a token that is bound to it."""

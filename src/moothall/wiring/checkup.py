@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moothall.bus.jetstream import JetStreamBus
+from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.config import Settings
 from moothall.domain.overview import Condition
 from moothall.errors import Temporary

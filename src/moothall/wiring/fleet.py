@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
-from moothall.bus.jetstream import JetStreamBus
+from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
 from moothall.council.survey import Surveyor

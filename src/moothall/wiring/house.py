@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from moothall.bus.beside import beside
-from moothall.bus.jetstream import open_bus
+from moothall.bus.nats.jetstream import open_bus
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
 from moothall.council.desk import Defaults, Desk, plan

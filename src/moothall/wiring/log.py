@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
 from moothall.wiring import lock

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moothall.bus.log_admin import prune as prune_log
-from moothall.bus.pruning import commits_told, prune_blobs, prune_documents
+from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
 from moothall.config import Settings
 from moothall.wiring import lock
 from moothall.wiring.graph import open_answers

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.bus.beside import beside
-from moothall.bus.jetstream import JetStreamBus
+from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally

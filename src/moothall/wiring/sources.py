@@ -14,7 +14,7 @@ async def bus_url(settings: Settings) -> AsyncIterator[str]:
     if settings.bus.url:
         yield settings.bus.url
         return
-    from moothall.bus.server import embedded_server
+    from moothall.bus.nats.server import embedded_server
 
     async with embedded_server(settings.bus, settings.data_dir / "bus") as url:
         yield url

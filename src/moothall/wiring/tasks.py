@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from moothall.bus.buckets import DOCUMENTS
 from moothall.bus.registry import EVENTS
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview, OverviewLog
@@ -38,6 +37,10 @@ class TaskBus(DeskBus, OverviewLog, Protocol):
 
     async def drop(self, stream: str, subject: str) -> None:
         """Remove all records of one subject."""
+        ...
+
+    async def remove(self, key: str) -> None:
+        """Remove the document under a key, if there is one."""
         ...
 
 
@@ -91,7 +94,7 @@ class Tasks:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
         for subject in subjects_of(task_id):
             await self._bus.drop(EVENTS.name, subject)
-        await self._bus.drop(DOCUMENTS.stream, DOCUMENTS.subject(task_id))
+        await self._bus.remove(task_id)
 
     async def _under_way(self) -> list[State]:
         answered = set(_ids(await self._bus.subjects(EVENTS.name, "agent.responses.*")))

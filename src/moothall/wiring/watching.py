@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
-from moothall.bus.jetstream import JetStreamBus
+from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
 from moothall.telemetry import metrics, process, reports

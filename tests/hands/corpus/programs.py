@@ -280,7 +280,9 @@ ATTEMPTS = (
         _RAN,
         "HELD",
     ),
-    Attempt("node-memory", "code.node", {"code": "const a = []; while (true) a.push(Buffer.alloc(4000000, 1))"}, ("memory", "cpu")),
+    Attempt(
+        "node-memory", "code.node", {"code": "const a = []; while (true) a.push(Buffer.alloc(4000000, 1))"}, ("memory", "cpu")
+    ),
     Attempt(
         "node-signals",
         "code.node",

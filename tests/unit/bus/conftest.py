@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from moothall.bus.connection import connection
-from moothall.bus.jetstream import JetStreamBus, open_bus
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.connection import connection
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.testing.bus import MemoryBus
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Bus
 from moothall.domain.event import EventType, Recorded, new_event
 

@@ -11,7 +11,7 @@ import pytest
 
 from moothall import ports
 from moothall.bus import log_admin
-from moothall.bus.jetstream import JetStreamBus
+from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.errors import AlreadyExists, InvalidRequest
 from moothall.testing.bus import MemoryBus
@@ -183,7 +183,7 @@ async def test_a_reference_to_nothing_is_buried(opened: Any) -> None:
         raise AssertionError(recorded)
 
     async with opened() as bus, consuming(bus, "collector", unreached):
-        await bus.put_raw("agent.results.task-1", lost, {})
+        await bus.put_raw("agent.results.task-1", lost)
         [letter] = await letters(bus, 1)
         assert letter.code == "NOT_FOUND"
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest_asyncio
 
-from moothall.bus import buckets, log_admin
-from moothall.bus.jetstream import JetStreamBus, open_bus
-from moothall.bus.pruning import commits_told, prune_blobs, prune_documents
-from moothall.bus.server import embedded_server
+from moothall.bus import log_admin
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.layout import BLOBS_STREAM
+from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, new_event
 
@@ -31,7 +32,7 @@ def proposed(task: str, number: int = 1, **data: Any) -> Event:
 
 async def contents(bus: JetStreamBus) -> list[str]:
     """Subjects of entries and chunks of large values."""
-    return list(await bus.subjects(buckets.BLOBS_STREAM, "$O.blobs.>"))
+    return list(await bus.subjects(BLOBS_STREAM, "$O.blobs.>"))
 
 
 async def test_documents_go_with_the_last_event_of_their_deliberation(bus: JetStreamBus) -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from moothall.bus import registry
-from moothall.bus.asyncapi import asyncapi
+from moothall.bus.nats.asyncapi import asyncapi
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import ROLES
 from moothall.errors import InvalidRequest

@@ -71,8 +71,8 @@ async def test_poison_is_buried_and_the_consumer_lives_on(opened: Any) -> None:
         got.put_nowait(recorded)
 
     async with opened() as bus, consuming(bus, "collector", handle):
-        await bus.put_raw("agent.results.task-1", b"\xff no event", {})
-        await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}', {})
+        await bus.put_raw("agent.results.task-1", b"\xff no event")
+        await bus.put_raw("agent.results.task-1", b'{"specversion":"1.0"}')
         await bus.publish(seat(1, "bad"))
         await bus.publish(seat(2, "good"))
         assert [r.event.subject for r in await seen(got, 1)] == ["good"]

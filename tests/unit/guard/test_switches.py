@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.bus.jetstream import open_bus
-from moothall.bus.server import embedded_server
+from moothall.bus.nats.jetstream import open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import nats
 import psutil
 
+from moothall.bus.nats.connection import connection
+from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import DURABLES, STREAMS
-from moothall.bus.server import embedded_server
 from moothall.config import Bus, environment
 from moothall.testing.recovery.scene import PACKAGES
 
@@ -144,8 +144,7 @@ def hit(pids: list[int], number: signal.Signals) -> int:
 
 async def consumers_left(bus_url: str) -> list[str]:
     """Return the consumers on the bus that no registered durable explains, after their time to go by themselves."""
-    client = await nats.connect(bus_url)
-    try:
+    async with connection(Bus(), bus_url, on_lost=lambda: None) as client:
         until = time.monotonic() + _CONSUMER_SECONDS
         while True:
             names = {
@@ -157,8 +156,6 @@ async def consumers_left(bus_url: str) -> list[str]:
             if not names or time.monotonic() > until:
                 return [f"consumer {name}" for name in sorted(names)]
             await asyncio.sleep(1)
-    finally:
-        await client.close()
 
 
 @asynccontextmanager

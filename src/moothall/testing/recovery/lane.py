@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from moothall.bus.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.registry import DEAD, EVENTS, WORK
 from moothall.config import Bus, Settings
 from moothall.domain.codec import load

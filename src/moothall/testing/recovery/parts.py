@@ -20,7 +20,7 @@ from moothall.config import Settings, load_settings
 
 async def serve() -> None:
     """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
-    from moothall.bus.jetstream import open_bus
+    from moothall.bus.nats.jetstream import open_bus
     from moothall.collector.tally import Tally
     from moothall.council.briefing import Briefings
     from moothall.council.desk import Defaults, Desk
@@ -50,7 +50,7 @@ async def serve() -> None:
 
 async def collector() -> None:
     """The collector."""
-    from moothall.bus.jetstream import open_bus
+    from moothall.bus.nats.jetstream import open_bus
     from moothall.collector import Collector
     from moothall.wiring.trusted import trusted_repositories
 

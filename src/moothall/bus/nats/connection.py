@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.msg import Msg
 
-from moothall.bus.heeding import heeding
-from moothall.bus.lean import LeanClient
+from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.lean import LeanClient
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
@@ -126,8 +126,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
         if "authorization" in str(error).lower():
             raise ConfigurationError(f"the bus at {where} turned us away ({error}): check bus.token and bus.url") from error
         raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason(error)}") from error
-    # Only now: while connecting it would try again for ever, also where we are turned away.
-    client.options["allow_reconnect"] = True
+    client.stay()
     try:
         yield client
     finally:

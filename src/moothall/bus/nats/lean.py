@@ -1,8 +1,8 @@
 """The NATS client with a shorter way for what happens thousands of times a second: one write, one message heard.
 
 The client's own `publish` and its subscriptions cost several times what they do: a header is checked letter by letter,
-and each message passes a queue and a task of its subscription. What is built on here is private to the client: its
-version is locked, and `tests/unit/bus` runs against a real server.
+and each message passes a queue and a task of its subscription. What is built on here is private to the client, and no
+other file touches it: its version is locked, and `tests/unit/bus/nats/test_lean.py` fails where a release changes it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from moothall.bus.heeding import heeding
+from moothall.bus.nats.heeding import heeding
 
 Hear = Callable[[Msg], None]
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
 class LeanClient(Client):
-    """Everything that the client is, and `put` and `hear`."""
+    """Everything that the client is, and `put`, `hear` and `stay`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +52,12 @@ class LeanClient(Client):
         self._pending_data_size += len(command)
         if self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    def stay(self) -> None:
+        """From now on come back when the connection is lost. Asked for while connecting, it would try for ever also where
+        we are turned away.
+        """
+        self.options["allow_reconnect"] = True
 
     async def hear(self, subject: str, told: Hear) -> Subscription:
         """Subscribe; `told` is called with each message at once, in the order in which they come. It must not fail."""

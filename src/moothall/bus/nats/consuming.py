@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import nats.errors
 from nats.aio.msg import Msg
 
-from moothall.bus import dead, setup
-from moothall.bus.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
+from moothall.bus import dead
 from moothall.bus.delivery import Ack, Bury, Nak, judge
-from moothall.bus.heeding import heeding
+from moothall.bus.nats import setup
+from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
+from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.stored import Stored
 from moothall.bus.packing import Packer
 from moothall.bus.registry import WORK, DurableSpec
-from moothall.bus.stored import Stored
 from moothall.domain.event import Recorded
 from moothall.errors import BusUnavailable, Permanent, Temporary
 from moothall.ports import Glance, Handler
@@ -172,16 +173,9 @@ class Taking:
         """Store the dead letter first; only then is the message given up."""
         place = message.metadata
         log.warning("dead letter", durable=self.spec.name, subject=message.subject, code=why.code, reason=why.reason)
-        headers = dead.headers_for(
-            stream=place.stream,
-            consumer=self.spec.name,
-            subject=message.subject,
-            seq=place.sequence.stream,
-            deliveries=place.num_delivered,
-            why=why,
-        )
+        origin = dead.Origin(place.stream, self.spec.name, message.subject, place.sequence.stream, place.num_delivered)
         try:
-            await self.stored.put_raw(dead.subject_for(message.subject), message.data, headers)
+            await dead.bury(self.stored, origin, message.data, why)
         except (BusUnavailable, Permanent) as error:
             return Nak(self.stored.settings.retry_seconds, f"its dead letter could not be stored: {error.message}")
         metrics.BUS_DEAD_LETTERS.add(self.spec.name)

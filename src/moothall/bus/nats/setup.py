@@ -6,18 +6,19 @@ import nats.errors
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 
-from moothall.bus.buckets import BLOBS_BUCKET, BLOBS_STREAM, BUCKETS, BucketSpec
-from moothall.bus.connection import reason
-from moothall.bus.heeding import heeding
+from moothall.bus.buckets import BUCKETS, BucketSpec
+from moothall.bus.nats.connection import reason
+from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
 from moothall.bus.registry import (
     DUPLICATE_WINDOW,
     DURABLES,
     STREAMS,
     DurableSpec,
     StreamSpec,
+    consumer_name,
 )
 from moothall.config import Bus
-from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, ConfigurationError
 
 _OTHER_CONFIGURATION = 10058
@@ -42,9 +43,9 @@ def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
 
 def _bucket_config(spec: BucketSpec, settings: Bus) -> api.StreamConfig:
     return api.StreamConfig(
-        name=spec.stream,
+        name=bucket_stream(spec),
         description=spec.about,
-        subjects=[f"{spec.prefix}>"],
+        subjects=[f"{bucket_prefix(spec)}>"],
         max_msgs_per_subject=1,
         max_age=spec.max_age,
         allow_rollup_hdrs=True,
@@ -63,11 +64,6 @@ async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None
         if error.err_code != _OTHER_CONFIGURATION:
             raise
         await heeding(js.update_stream(config))
-
-
-def consumer_name(spec: DurableSpec, subjects: tuple[str, ...]) -> str:
-    """Return the name of a consumer on the server: a narrowed one is another one."""
-    return f"{spec.name}-{digest(*sorted(subjects))[:12]}" if subjects else spec.name
 
 
 async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec, subjects: tuple[str, ...] = ()) -> str:
@@ -120,7 +116,7 @@ async def ensure(js: JetStreamContext, settings: Bus) -> None:
             js,
             api.StreamConfig(
                 name=BLOBS_STREAM,
-                subjects=[f"$O.{BLOBS_BUCKET}.C.>", f"$O.{BLOBS_BUCKET}.M.>"],
+                subjects=[f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"],
                 allow_rollup_hdrs=True,
                 discard=api.DiscardPolicy.NEW,
                 storage=api.StorageType.FILE,

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from moothall.bus.nats.stored import Stored
 from moothall.bus.raw import Raw
-from moothall.bus.stored import Stored
 from moothall.errors import BusUnavailable
 
 

@@ -12,7 +12,7 @@ import orjson
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
 
-from moothall.bus.lean import LeanClient
+from moothall.bus.nats.lean import LeanClient
 
 FLUSH_SECONDS = 10.0
 

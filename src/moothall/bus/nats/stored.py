@@ -18,13 +18,13 @@ from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 
 from moothall.bus import codec
-from moothall.bus.acks import Acks
-from moothall.bus.buckets import BLOBS_BUCKET, BLOBS_STREAM
-from moothall.bus.connection import ConsumerGone, Pull, reason, translated
-from moothall.bus.heeding import heeding
-from moothall.bus.lean import LeanClient
-from moothall.bus.outbox import ATTEMPT_SECONDS, Outbox, refusal
-from moothall.bus.raw import Raw, StreamState
+from moothall.bus.nats.acks import Acks
+from moothall.bus.nats.connection import ConsumerGone, Pull, reason, translated
+from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
+from moothall.bus.nats.lean import LeanClient
+from moothall.bus.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
+from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.bus.registry import covers
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, InvalidRequest, NotFound
@@ -78,9 +78,10 @@ class Stored:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 1.0)
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-        """Store durably and return the seq; a repeated `Nats-Msg-Id` returns the seq of the first."""
-        return await (await self.outbox.send(subject, data, headers))
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
+        """Store durably and return the seq; a repeated `message_id` returns the seq of the first."""
+        known = {MESSAGE_ID: message_id, **headers} if message_id else headers
+        return await (await self.outbox.send(subject, data, known))
 
     async def read(self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None) -> AsyncGenerator[Raw, None]:
         """Yield records in order, each once; up to the seq `until`, or without end for None.
@@ -227,7 +228,7 @@ class Stored:
 
     async def put(self, sha256: str, content: bytes) -> None:
         """Store a blob; a repeat changes nothing."""
-        store = ObjectStore(BLOBS_BUCKET, BLOBS_STREAM, self.js)
+        store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
 
         async def attempt() -> None:
             try:
@@ -242,13 +243,13 @@ class Stored:
 
         Read here and not by the client's `get`, which waits for ever when the server goes away in the middle.
         """
-        store = ObjectStore(BLOBS_BUCKET, BLOBS_STREAM, self.js)
+        store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
         for _ in range(3):  # whoever stores the same value again replaces its chunks
             try:
                 info = await self.patiently("find a large value", lambda: store.get_info(sha256))
             except NotFoundError as error:
                 raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
-            chunks = self.read(BLOBS_STREAM, (f"$O.{BLOBS_BUCKET}.C.{info.nuid}",), 0, (await self.state(BLOBS_STREAM)).last_seq)
+            chunks = self.read(BLOBS_STREAM, (f"{BLOB_CHUNKS}{info.nuid}",), 0, (await self.state(BLOBS_STREAM)).last_seq)
             content = b"".join([chunk.data async for chunk in chunks])
             if len(content) == (info.size or 0):
                 return content

@@ -7,6 +7,7 @@ from typing import Any
 
 from moothall import __version__
 from moothall.bus.event_specs import EVENT_SPECS, EventSpec
+from moothall.bus.nats.layout import MESSAGE_ID
 from moothall.bus.registry import DEAD, DURABLES, SIGNALS, STREAMS, WORK, stream_of
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -34,7 +35,7 @@ def _message(spec: EventSpec) -> dict[str, Any]:
         "name": spec.type.value,
         "title": spec.type.value,
         "contentType": "application/cloudevents+json",
-        "headers": {"type": "object", "properties": {"Nats-Msg-Id": {"type": "string", "description": "the event's id"}}},
+        "headers": {"type": "object", "properties": {MESSAGE_ID: {"type": "string", "description": "the event's id"}}},
         "payload": {
             "type": "object",
             "required": ["specversion", "id", "type", "source", "data"],

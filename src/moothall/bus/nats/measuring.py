@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import nats.errors
 
-from moothall.bus.heeding import heeding
+from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.stored import Stored
 from moothall.bus.registry import DURABLES, STREAMS
-from moothall.bus.stored import Stored
 from moothall.telemetry import metrics
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from nats.js.errors import NotFoundError
 
 from moothall.bus.buckets import BucketSpec
-from moothall.bus.connection import log
+from moothall.bus.nats.connection import log
+from moothall.bus.nats.layout import FIRST, LAST_SEQ, bucket_prefix, bucket_stream, key_subject
+from moothall.bus.nats.stored import Stored
 from moothall.bus.packing import Packer
 from moothall.bus.raw import Raw
-from moothall.bus.stored import Stored
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 
 
@@ -27,20 +28,19 @@ class KvBucket:
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
-        await self.stored.put_raw(self.spec.subject(key), await self.packer.pack_document(document), {})
+        await self.stored.put_raw(key_subject(self.spec, key), await self.packer.pack_document(document))
 
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
         """Store what must be the first under its key. Raises `AlreadyExists` and what `put` raises."""
-        headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
         try:
-            await self.stored.put_raw(self.spec.subject(key), await self.packer.pack_document(document), headers)
+            await self.stored.put_raw(key_subject(self.spec, key), await self.packer.pack_document(document), FIRST)
         except AlreadyExists as error:
             raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
         """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was faster, and what `put` raises."""
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        await self.stored.put_raw(self.spec.subject(key), await self.packer.pack_document(document), headers)
+        headers = {LAST_SEQ: str(revision)}
+        await self.stored.put_raw(key_subject(self.spec, key), await self.packer.pack_document(document), headers)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
@@ -48,31 +48,35 @@ class KvBucket:
 
     async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         """Return the document and its revision; None and 0 where there is none."""
-        subject = self.spec.subject(key)
+        subject = key_subject(self.spec, key)
         try:
             found = await self.stored.patiently(
-                f"return {self.spec.name} {key}", lambda: self.stored.js.get_msg(self.spec.stream, subject=subject)
+                f"return {self.spec.name} {key}", lambda: self.stored.js.get_msg(bucket_stream(self.spec), subject=subject)
             )
         except NotFoundError:
             return None, 0
         return await self.packer.unpack_document(found.data or b""), found.seq or 0
 
+    async def remove(self, key: str) -> None:
+        """Remove the document under a key, if there is one."""
+        await self.stored.drop(bucket_stream(self.spec), key_subject(self.spec, key))
+
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
-        subjects = await self.stored.subjects(self.spec.stream, f"{self.spec.prefix}>")
-        return [subject.removeprefix(self.spec.prefix) for subject in subjects]
+        subjects = await self.stored.subjects(bucket_stream(self.spec), f"{bucket_prefix(self.spec)}>")
+        return [subject.removeprefix(bucket_prefix(self.spec)) for subject in subjects]
 
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
         """Return all that is there now."""
         found: dict[str, Mapping[str, Any]] = {}
-        async with aclosing(self.stored.raw(self.spec.stream)) as records:
+        async with aclosing(self.stored.raw(bucket_stream(self.spec))) as records:
             async for raw in records:
                 await self._add(found, raw)
         return found
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield (key, document) of all that is there, then of what changes, until closed."""
-        async with aclosing(self.stored.read(self.spec.stream, (), 0, None)) as records:
+        async with aclosing(self.stored.read(bucket_stream(self.spec), (), 0, None)) as records:
             async for raw in records:
                 found: dict[str, Mapping[str, Any]] = {}
                 await self._add(found, raw)
@@ -80,7 +84,7 @@ class KvBucket:
                     yield entry
 
     async def _add(self, found: dict[str, Mapping[str, Any]], raw: Raw) -> None:
-        key = raw.subject.removeprefix(self.spec.prefix)
+        key = raw.subject.removeprefix(bucket_prefix(self.spec))
         try:
             found[key] = await self.packer.unpack_document(raw.data)
         except (InvalidRequest, NotFound) as error:

@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from types import MappingProxyType
 from typing import Any
 
 from moothall import telemetry
-from moothall.bus import codec, registry, setup
-from moothall.bus.acks import Acks
+from moothall.bus import codec, registry
 from moothall.bus.beside import beside
-from moothall.bus.bucket import KvBucket
 from moothall.bus.buckets import DOCUMENTS, bucket_of
-from moothall.bus.connection import connection, log, translated
-from moothall.bus.consuming import Taking
-from moothall.bus.measuring import measure
-from moothall.bus.outbox import Outbox
+from moothall.bus.nats import setup
+from moothall.bus.nats.acks import Acks
+from moothall.bus.nats.bucket import KvBucket
+from moothall.bus.nats.connection import connection, log, translated
+from moothall.bus.nats.consuming import Taking
+from moothall.bus.nats.layout import FIRST, MESSAGE_ID
+from moothall.bus.nats.measuring import measure
+from moothall.bus.nats.outbox import Outbox
+from moothall.bus.nats.signalling import listen
+from moothall.bus.nats.stored import Stored
+from moothall.bus.nats.tail import Tail
 from moothall.bus.packing import Packer
-from moothall.bus.raw import Raw, StreamState
-from moothall.bus.signalling import listen
-from moothall.bus.stored import Stored
-from moothall.bus.tail import Tail
+from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Glance, Handler
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _DECISIONS = "agent.responses."
 
 
@@ -60,7 +60,7 @@ class JetStreamBus:
 
     async def create(self, event: Event) -> int:
         """Publish what must be the first under its subject. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
-        return await self._put(registry.subject_of(event), event, "log", {"Nats-Expected-Last-Subject-Sequence": "0"})
+        return await self._put(registry.subject_of(event), event, "log", FIRST)
 
     async def enqueue(self, subject: str, event: Event) -> None:
         """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
@@ -68,15 +68,15 @@ class JetStreamBus:
             raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
         await self._put(subject, event, "work")
 
-    async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = _NO_HEADERS) -> int:
+    async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> int:
         with _publishing(subject, event):
             return await (await self._send(subject, event, to, headers))
 
-    async def _send(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = _NO_HEADERS) -> asyncio.Future[int]:
+    async def _send(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> asyncio.Future[int]:
         for token in subject.split("."):
             registry.check_token(token, "subject")
         data = await self._packer.pack(event)
-        return await self._stored.outbox.send(subject, data, {"Nats-Msg-Id": event.id, **headers}, to)
+        return await self._stored.outbox.send(subject, data, {MESSAGE_ID: event.id, **headers}, to)
 
     async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""
@@ -181,6 +181,10 @@ class JetStreamBus:
         """Return all keys, sorted."""
         return await self._documents.keys()
 
+    async def remove(self, key: str) -> None:
+        """Remove the document under a key, if there is one."""
+        await self._documents.remove(key)
+
     def bucket(self, name: str) -> KvBucket:
         """Return a bucket of the registry. Raises `InvalidRequest` for another name."""
         return KvBucket(self._stored, self._packer, bucket_of(name))
@@ -197,9 +201,9 @@ class JetStreamBus:
         """Remove all records of one subject."""
         await self._stored.drop(stream, subject)
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-        """Store bytes and return the seq."""
-        return await self._stored.put_raw(subject, data, headers)
+    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
+        """Store bytes and return the seq; a repeated `message_id` returns the seq of the first."""
+        return await self._stored.put_raw(subject, data, headers, message_id=message_id)
 
     async def delete_raw(self, stream: str, seq: int) -> None:
         """Remove one message. Raises `NotFound`."""

@@ -11,9 +11,9 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from moothall.bus.acks import Acks, seq_in
-from moothall.bus.connection import log, reason
-from moothall.bus.lean import LeanClient
+from moothall.bus.nats.acks import Acks, seq_in
+from moothall.bus.nats.connection import log, reason
+from moothall.bus.nats.lean import LeanClient
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, Permanent
 from moothall.telemetry import metrics
 

@@ -9,10 +9,10 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 
-from moothall.bus.acks import Acks
 from moothall.bus.codec import load_json
-from moothall.bus.connection import log, translated
-from moothall.bus.lean import LeanClient
+from moothall.bus.nats.acks import Acks
+from moothall.bus.nats.connection import log, translated
+from moothall.bus.nats.lean import LeanClient
 from moothall.errors import BusUnavailable, InvalidRequest
 
 _WAITING = 10_000

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from moothall.bus.blobs import references
-from moothall.bus.buckets import BLOBS_BUCKET, BLOBS_STREAM, BUCKETS, DOCUMENTS
+from moothall.bus.buckets import BUCKETS, DOCUMENTS
 from moothall.bus.codec import load_json
+from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
 from moothall.bus.raw import Raw
 from moothall.bus.registry import DEAD, EVENTS, WORK
 from moothall.errors import InvalidRequest
@@ -19,7 +20,6 @@ YOUNG = timedelta(hours=1)
 """A value is stored before the event that refers to it: so young a one may still be waiting for its event."""
 
 _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
-_META = f"$O.{BLOBS_BUCKET}.M."
 
 
 class Shelves(Protocol):
@@ -43,11 +43,11 @@ async def prune_documents(shelves: Shelves) -> int:
     told = {subject.rpartition(".")[2] for subject in await shelves.subjects(EVENTS.name, "agent.*.*")}
     gone = [
         subject
-        for subject in await shelves.subjects(DOCUMENTS.stream, f"{DOCUMENTS.prefix}>")
+        for subject in await shelves.subjects(bucket_stream(DOCUMENTS), f"{bucket_prefix(DOCUMENTS)}>")
         if subject.rpartition(".")[2] not in told
     ]
     for subject in gone:
-        await shelves.drop(DOCUMENTS.stream, subject)
+        await shelves.drop(bucket_stream(DOCUMENTS), subject)
     return len(gone)
 
 
@@ -58,7 +58,7 @@ async def prune_blobs(shelves: Shelves, *, young: timedelta = YOUNG) -> int:
     """
     before = datetime.now(UTC) - young
     stored = {}
-    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"{_META}>",)):
+    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"{BLOB_ENTRIES}>",)):
         info = json.loads(raw.data)
         if raw.time <= before:
             stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
@@ -68,19 +68,19 @@ async def prune_blobs(shelves: Shelves, *, young: timedelta = YOUNG) -> int:
     gone = {name: where for name, where in stored.items() if name not in used}
     for subject, nuid in gone.values():
         await shelves.drop(BLOBS_STREAM, subject)  # first the entry: without it nobody looks for the content
-        await shelves.drop(BLOBS_STREAM, f"$O.{BLOBS_BUCKET}.C.{nuid}")
+        await shelves.drop(BLOBS_STREAM, f"{BLOB_CHUNKS}{nuid}")
     return len(gone)
 
 
 async def _used(shelves: Shelves) -> frozenset[str]:
     """Every value that a record refers to, directly or by way of another value."""
     used: set[str] = set()
-    for stream in (EVENTS.name, WORK.name, DEAD.name, *(bucket.stream for bucket in BUCKETS.values())):
+    for stream in (EVENTS.name, WORK.name, DEAD.name, *(bucket_stream(bucket) for bucket in BUCKETS.values())):
         async for raw in shelves.raw(stream):
             if b'"$blob"' in raw.data:
                 used |= _references(raw.data)
     # A value may itself hold references: what it refers to is used as well.
-    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"$O.{BLOBS_BUCKET}.C.>",)):
+    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
         if b'"$blob"' in raw.data:
             used |= {found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)}
     return frozenset(used)
@@ -96,7 +96,7 @@ def _references(data: bytes) -> frozenset[str]:
 async def commits_told(shelves: Shelves) -> frozenset[str]:
     """Return every commit that the log or a status document names."""
     found: set[str] = set()
-    for stream in (EVENTS.name, DOCUMENTS.stream):
+    for stream in (EVENTS.name, bucket_stream(DOCUMENTS)):
         async for raw in shelves.raw(stream):
             found |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
     return frozenset(found)
