@@ -9,26 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
-from rich.console import Console
-from rich.syntax import Syntax
-from rich.text import Text
 
 from moothall.cli import complete
-from moothall.cli.council import hold_council
-from moothall.cli.documents import answer_document
 from moothall.cli.exits import exit_code
-from moothall.cli.narrator import Narrator
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
-from moothall.cli.plain import plain
+from moothall.cli.plain import plain, teller
 from moothall.cli.run import errors_spoken, result_of, settings_of
-from moothall.cli.show import changed_lines
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
+from moothall.wiring.early import Named, check_early
 
-if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.wiring.asking import Named
+if TYPE_CHECKING:  # imported once the model server has answered
+    from rich.console import Console
 
 _LONG = 20_000
 
@@ -103,20 +97,19 @@ def ask(
         seed=seed,
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
-    from moothall.wiring.asking import Named
-
     named = Named(repo, ref, text, profile)
-    narrator = Narrator(quiet=as_json, verbose=verbose, thoughts=True)
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
     if server:
-        asked = result_of(_ask_server(settings, request, named, server, token_file, narrator=narrator))
+        asked = result_of(_ask_server(settings, request, named, server, token_file, quiet=as_json, verbose=verbose))
     else:
-        asked = result_of(_ask(settings, request, named, narrator))
+        asked = result_of(_ask(settings, request, named, quiet=as_json, verbose=verbose))
     outcome, diff = asked.outcome, _diff(asked.outcome)
     if not server:
         complete.remember(settings.data_dir, outcome.task_id)
     if not as_json:
+        from rich.console import Console
+
         show_answer(Console(file=out, highlight=False), outcome)
     applied: tuple[str, ...] = ()
     try:
@@ -130,12 +123,15 @@ def ask(
     sys.exit(exit_code(outcome, answers=True))
 
 
-async def _ask(settings: Settings, request: DeliberationRequest, named: Named, narrator: Narrator) -> _Asked:
+async def _ask(settings: Settings, request: DeliberationRequest, named: Named, *, quiet: bool, verbose: bool) -> _Asked:
+    asked = await check_early(settings, request, named, teller(quiet=quiet))
+    # Only now, as in `deliberate`.
+    from moothall.cli.council import hold_council
+    from moothall.cli.narrator import Narrator
     from moothall.wiring.asking import asked_about, files_of, unseen
-    from moothall.wiring.house import check_early, open_house
+    from moothall.wiring.house import open_house
 
-    named.check()
-    check_early(settings, request)
+    narrator = Narrator(quiet=quiet, verbose=verbose, thoughts=True)
     repository = await asked_about(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository, named.profile):
@@ -145,18 +141,28 @@ async def _ask(settings: Settings, request: DeliberationRequest, named: Named, n
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(request, repository=repository, about_text=repository is None)
     with narrator.watching():
-        async with open_house(settings, narrator.say) as house:
+        async with open_house(settings, narrator.say, asked=asked) as house:
             outcome = await hold_council(house.desk, request, narrator)
     return _Asked(outcome, files_of(settings, repository) if repository else None)
 
 
 async def _ask_server(
-    settings: Settings, request: DeliberationRequest, named: Named, server: str, token_file: Path | None, *, narrator: Narrator
+    settings: Settings,
+    request: DeliberationRequest,
+    named: Named,
+    server: str,
+    token_file: Path | None,
+    *,
+    quiet: bool,
+    verbose: bool,
 ) -> _Asked:
     """Ask a server elsewhere. What it has is not what is here: its diff is applied to the files that one is in, if it fits."""
+    from moothall.cli.council import hold_council
+    from moothall.cli.narrator import Narrator
     from moothall.wiring.asking import files_here, kernel_of, names
 
     named.check()
+    narrator = Narrator(quiet=quiet, verbose=verbose, thoughts=True)
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
     request = replace(request, repository=repository, about_text=repository is None)
@@ -192,11 +198,18 @@ def _diff(outcome: Outcome) -> str:
 
 
 def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:
+    from moothall.cli.documents import answer_document
+
     click.echo(json.dumps(answer_document(outcome, applied), indent=2), file=out)
 
 
 def show_answer(console: Console, outcome: Outcome) -> None:
     """Print the answer and the diff, without their control characters; or why there is none."""
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    from moothall.cli.show import changed_lines
+
     if not outcome.winner_id or not outcome.results:
         console.print(Text(f"No answer. {plain(outcome.error_message)}", style="bold red"))
         for seat in outcome.seats:

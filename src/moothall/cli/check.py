@@ -24,8 +24,8 @@ from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.ranking.base import CheckRow, Diagnosis
-    from moothall.wiring.asking import Named
     from moothall.wiring.checking import Checked
+    from moothall.wiring.early import Named
 
 _SHOWN = 20
 _INSTEAD = (
@@ -54,7 +54,7 @@ def check(context: click.Context, *, repo: str, ref: str, profile: Path | None, 
 
     Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be, with what to write where.
     """
-    from moothall.wiring.asking import Named
+    from moothall.wiring.early import Named
 
     run(_check(settings_of(context, narrated=True), Named(repo, ref, profile=profile), write=write, force=force, as_json=as_json))
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli import complete
-from moothall.cli.council import hold_council, tell_outcome
-from moothall.cli.narrator import Narrator
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
+from moothall.cli.plain import teller
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest
-
-if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.wiring.asking import Named
+from moothall.wiring.early import Named, check_early
 
 
 @click.command(
@@ -99,22 +95,21 @@ def deliberate(
         peer_review=peer_review,
         seed=seed,
     )
-    from moothall.wiring.asking import Named
-
     settings = settings_of(context, narrated=True)
-    narrator = Narrator(quiet=as_json, verbose=verbose)
-    run(_deliberate(settings, request, Named(repo, ref, text, profile), narrator, as_json=as_json))
+    named = Named(repo, ref, text, profile)
+    run(_deliberate(settings, request, named, as_json=as_json, verbose=verbose))
 
 
-async def _deliberate(
-    settings: Settings, request: DeliberationRequest, named: Named, narrator: Narrator, *, as_json: bool
-) -> int:
-    from moothall.wiring.asking import asked_about, unseen
-    from moothall.wiring.house import check_early, open_house
-
+async def _deliberate(settings: Settings, request: DeliberationRequest, named: Named, *, as_json: bool, verbose: bool) -> int:
     out = sys.stdout
-    named.check()
-    check_early(settings, request)
+    asked = await check_early(settings, request, named, teller(quiet=as_json))
+    # Only now: a second of imports that a wrong address need not wait for.
+    from moothall.cli.council import hold_council, tell_outcome
+    from moothall.cli.narrator import Narrator
+    from moothall.wiring.asking import asked_about, unseen
+    from moothall.wiring.house import open_house
+
+    narrator = Narrator(quiet=as_json, verbose=verbose)
     repository = await asked_about(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository, named.profile):
@@ -123,7 +118,7 @@ async def _deliberate(
         raise InvalidRequest("you are in no git repository: name one with --repo, or say --text for an answer in words")
     request = replace(request, repository=repository, about_text=named.text)
     with narrator.watching():
-        async with open_house(settings, narrator.say) as house:
+        async with open_house(settings, narrator.say, asked=asked) as house:
             outcome = await hold_council(house.desk, request, narrator)
             narrator.rest()
             complete.remember(settings.data_dir, outcome.task_id)

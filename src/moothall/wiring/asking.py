@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
+from moothall.errors import ConfigurationError, RepositoryError
+from moothall.wiring.early import Named
 from moothall.wiring.trusted import register, trusted_repositories
 from moothall.workspace import sources
 from moothall.workspace.applying import apply_to_files, changed_files
@@ -23,22 +23,6 @@ if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
 
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Which repository a caller named: a path, a URL or an id, its ref, a file with its profile; or none, with `text`."""
-
-    repo: str = ""
-    ref: str = ""
-    text: bool = False
-    profile: Path | None = None
-
-    def check(self) -> None:
-        """Raise `InvalidRequest` for what contradicts itself."""
-        wrong = [name for name, given in (("--repo", self.repo), ("--ref", self.ref), ("--profile", self.profile)) if given]
-        if self.text and wrong:
-            raise InvalidRequest(f"--text is about no repository; leave it or {wrong[0]} out")
 
 
 async def asked_about(settings: Settings, named: Named) -> RepositoryRef | None:

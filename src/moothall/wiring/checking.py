@@ -12,7 +12,8 @@ from moothall.config import Settings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, RepositoryError
-from moothall.wiring.asking import Named, asked_about, files_of, unseen
+from moothall.wiring.asking import asked_about, files_of, unseen
+from moothall.wiring.early import Named
 from moothall.wiring.trusted import open_hands, trusted_repositories
 from moothall.wiring.walls import check_walls
 from moothall.workspace.layout import uses_environment

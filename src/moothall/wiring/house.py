@@ -7,20 +7,18 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from moothall.bus.beside import beside
 from moothall.bus.nats.jetstream import open_bus
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
-from moothall.council.desk import Defaults, Desk, plan
+from moothall.council.desk import Desk
 from moothall.council.roster import Roster
-from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
-from moothall.domain.task import DeliberationRequest
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock, memory
+from moothall.wiring.early import defaults
 from moothall.wiring.log import Tell, found
 from moothall.wiring.parts import said, started
 from moothall.wiring.trusted import trusted_repositories
@@ -40,16 +38,11 @@ class House:
     http_port: int = 0
 
 
-def check_early(settings: Settings, request: DeliberationRequest) -> None:
-    """Refuse a request that cannot be right before anything is started for it."""
-    plan(request, LOCAL, _defaults(settings), datetime.now(UTC))
-
-
 @asynccontextmanager
-async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -> AsyncIterator[House]:
+async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False) -> AsyncIterator[House]:
     """Serve this data directory, or attach to the process that does.
 
-    `serving`: a second server on the same data directory is an error.
+    `serving`: a second server on the same data directory is an error. `asked`: the model server has answered just now.
     """
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(spans(settings, "serve" if serving else "cli"))
@@ -67,7 +60,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False) -
                 yield await _attach(settings, address, stack)
                 watching.cancel()
             return
-        house, collector = await _build(settings, tell, stack, serving=serving)
+        house, collector = await _build(settings, tell, stack, serving=serving, asked=asked)
         yield house
         if not serving:
             lock.withdraw(settings.data_dir)
@@ -96,11 +89,11 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
     roster = Roster(bus, settings.limits, settings.llm.model)
     await roster.refresh()
-    desk = Desk(bus, trusted_repositories(settings), _defaults(settings), councils=roster)
+    desk = Desk(bus, trusted_repositories(settings), defaults(settings), councils=roster)
     return House(desk, address.grpc_port, attached=True)
 
 
-async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool) -> tuple[House, Collector]:
+async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool, asked: bool) -> tuple[House, Collector]:
     from moothall.wiring.ports import check_ports
 
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
@@ -109,7 +102,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         )
     if serving:
         check_ports(settings)
-    walls = await _checked(settings, tell, serving=serving)
+    walls = await _checked(settings, tell, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
     from moothall.wiring.fleet import open_fleet
     from moothall.wiring.graph import remembering
@@ -141,7 +134,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
         hosts = await (await stack.enter_async_context(started(hosting(bus, url, answering))))
-    desk = Desk(bus, repositories, _defaults(settings), councils=roster)
+    desk = Desk(bus, repositories, defaults(settings), councils=roster)
     house = House(desk, 0, attached=False)
     if serving:
         from moothall.wiring.serving import Behind, open_doors
@@ -157,7 +150,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     return house, collector
 
 
-async def _checked(settings: Settings, tell: Tell, *, serving: bool) -> tuple[Layer, ...]:
+async def _checked(settings: Settings, tell: Tell, *, serving: bool, asked: bool) -> tuple[Layer, ...]:
     """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
     outlives a model server that is away: it says so, also at /health, and goes on.
     """
@@ -174,7 +167,7 @@ async def _checked(settings: Settings, tell: Tell, *, serving: bool) -> tuple[La
 
     asking = None
     async with asyncio.TaskGroup() as group:
-        if settings.llm.base_url:
+        if settings.llm.base_url and not asked:
             asking = group.create_task(ask(settings.llm.base_url), name="model")
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
         with said(tell, "the sandbox to be tried"):
@@ -206,7 +199,3 @@ def _fingerprint(settings: Settings) -> str:
     """Equal for settings that do the same work."""
     parts = {"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
     return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": {"wait_seconds", "seats_in_turn"}}))
-
-
-def _defaults(settings: Settings) -> Defaults:
-    return Defaults(settings.limits, settings.repository, settings.seed)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,27 @@ def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
     assert not loaded & _COSTLY
 
 
+@pytest.mark.parametrize("command", ["deliberate", "ask"])
+def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(command: str, tmp_path: Path) -> None:
+    wanted = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")} | {
+        "MOOTHALL_DATA_DIR": str(tmp_path),
+        "MOOTHALL_LLM__BASE_URL": "http://127.0.0.1:9/v1",
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "PYTHONPROFILEIMPORTTIME": "1",
+    }
+    args = [sys.executable, "-m", "moothall", command, "Fix it"]
+    ran = subprocess.run(args, cwd=tmp_path, env=wanted, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 2
+    assert "nobody listens at 127.0.0.1:9" in ran.stderr
+    loaded = set(re.findall(r"^import time:.*\| +(\S+)$", ran.stderr, re.MULTILINE))
+    assert "moothall.model.reaching" in loaded
+    assert not loaded & ((_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"})
+    rooms = {f"moothall.{room}" for room in ("bus", "workspace", "sandbox", "collector", "graph", "fleet", "services", "ranking")}
+    assert not loaded & (rooms | {"moothall.wiring.house", "moothall.cli.narrator"})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.e2e
 def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
     modules = (
         "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.fleet, moothall.wiring.host, moothall.fleet.in_process"
