@@ -125,7 +125,6 @@ class Agent:
             specs=specs,
             python=python,
             function=function,
-            attempts=limits.attempts,
         )
         self._model = model
         self._facts = facts
@@ -335,9 +334,10 @@ class Agent:
     ) -> str:
         """Record the turn, and return why it shows that the seat goes in circles, or nothing."""
         step = f"{self.seat}/{at.step}"
-        # There is nothing to look at where one function is asked for.
-        looks = LOOKS if self.talk.function is None else LOOKS - 1
-        found = self._model.circle(step, stuck(steps, self._limits.stuck_turns, looks))
+        looks, red_turns = LOOKS, self._limits.stuck_turns
+        if self.talk.function is not None:  # there is nothing to look at, and a fresh sample is worth more than a second repair
+            looks, red_turns = LOOKS - 1, 2
+        found = self._model.circle(step, stuck(steps, red_turns, looks))
         await self._facts.say(
             EventType.SEAT_TURN,
             step,

@@ -36,8 +36,8 @@ class Voice:
 
 
 class Conversation:
-    """`seat` is the seat's place in call ids: <task_id>/<seat>. `python`: blocks of it can be asked for. `function`: in all
-    `attempts` but the last it is about this one function, without tools.
+    """`seat` is the seat's place in call ids: <task_id>/<seat>. `python`: blocks of it can be asked for. `function`: it is
+    about this one function, without tools.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class Conversation:
         specs: Sequence[ToolSpec] = (),
         python: bool = False,
         function: Function | None = None,
-        attempts: int = 1,
     ) -> None:
         self._seat = seat
         self._head = head
@@ -60,8 +59,7 @@ class Conversation:
         self._llm = llm
         self._specs = tuple(specs)
         self._python = python
-        self._of_function = function
-        self._attempts = attempts
+        self.function = function
         self._attempt = 1
         self.exchanges: list[Exchange] = []
 
@@ -70,11 +68,6 @@ class Conversation:
         self._attempt = attempt
         if attempt > 1:
             self.exchanges.clear()
-
-    @property
-    def function(self) -> Function | None:
-        """The one function that this attempt is about, if it is."""
-        return self._of_function if self._attempt < max(self._attempts, 2) else None
 
     def add(self, said: str, came: str, brief: str) -> None:
         """Note what was said, what came of it, and the same in a line."""

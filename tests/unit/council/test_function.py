@@ -13,7 +13,7 @@ from moothall.council.reply import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType
-from moothall.testing.council import ONE, append, of, outcomes
+from moothall.testing.council import ONE, of, outcomes
 from moothall.testing.model import step_of
 from moothall.testing.repos import SAMPLE, SOLUTION
 
@@ -108,14 +108,35 @@ async def test_a_seat_is_asked_for_the_function_and_told_of_its_tests(council: A
     assert "Goodbye" not in diff
 
 
-async def test_its_last_attempt_has_the_tools(council: Any) -> None:
-    def answer(body: Any, _headers: Any) -> str:
-        return append() if "response_format" in body else "I cannot."
+async def test_each_attempt_asks_for_the_function_and_repairs_it_once(council: Any) -> None:
+    answers = iter(f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9))
 
-    async with council(answer, functions="on", limits=Limits(attempts=2)) as house:
+    async with council(lambda _body, _headers: next(answers), functions="on", limits=Limits(attempts=2)) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == [1, 1, 2]
-    assert outcomes(events) == {ONE: "proposed"}
+    assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == [1, 1, 2, 2]
+    assert not any("response_format" in asked.body for asked in house.server.requests)
+
+
+@pytest.mark.parametrize(
+    ("tests", "shown"),
+    [
+        (
+            "import math\nfrom a import sub\n\n\ndef test_a() -> None:\n    assert sub(3, 1) == 2\n\n\ndef test_b():\n    assert sub(0, 0) == 0\n",
+            True,
+        ),
+        ("def test_a():\n    x = 3\n    assert sub(x, 1) == 2\n", False),
+        ("def test_a(tmp_path):\n    assert sub(3, 1) == 2\n", False),
+        ("def test_a():\n    assert sub(\n        3, 1) == 2\n", False),
+        ("@pytest.mark.slow\ndef test_a():\n    assert sub(3, 1) == 2\n", False),
+        ("", False),
+    ],
+)
+def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
+    function = function_of("Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES)
+    assert function is not None
+    said = function.head[-1].content
+    assert ("# tests/test_a.py fails now and must pass:\nassert sub(3, 1) == 2" in said) == shown
+    assert ("def test_" in said) == (bool(tests) and not shown)
 
 
 def test_a_file_does_not_import_itself() -> None:
