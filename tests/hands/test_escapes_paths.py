@@ -15,10 +15,10 @@ import pytest
 from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
 from corpus.attempt import Attempt
 from corpus.paths import ATTEMPTS
-from moothall.tools import files
+from moothall.inside import files
+from moothall.inside.paths import ToolFailure
+from moothall.inside.texts import Limits
 from moothall.tools.catalogue import CATALOGUE
-from moothall.tools.paths import ToolFailure
-from moothall.tools.texts import Limits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -20,11 +20,11 @@ from pydantic_settings import (
 
 from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
+from moothall.config.misspelt import wrong_variables
 from moothall.config.outside import Browser, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.secrets import Secrets
 from moothall.errors import ConfigurationError
-from moothall.misspelt import wrong_variables
 
 
 class Settings(BaseSettings):

@@ -14,8 +14,8 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import MoothallError
+from moothall.inside.syntax import language_of
 from moothall.ports import Workspaces
-from moothall.tools.syntax import language_of
 
 _SPANS, _TEXT_CHARS, _NAME_CHARS, _HOMES = 60, 8000, 300, 10
 _KEPT = 32

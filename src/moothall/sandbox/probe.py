@@ -14,8 +14,8 @@ from typing import Any
 
 from moothall.config import Sandbox
 from moothall.errors import SandboxUnavailable
+from moothall.inside.confinement import BOOT
 from moothall.sandbox import cgroups
-from moothall.sandbox.inside import BOOT
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
 from moothall.sandbox.spawn import drop_uid, sandboxed
 from moothall.sandbox.spec import MEND_BUBBLEWRAP, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
 )
 _MENDS = dict(LAYERS)
 _ESSENTIAL = frozenset({"bubblewrap", "overlay"})  # there is no way to do without
-_BOOT = BOOT.format(module="moothall.sandbox.attempts")
+_BOOT = BOOT.format(module="moothall.inside.attempts")
 _SECONDS = 10.0
 _MEMORY = 96_000_000
 _PROCESSES = 24

@@ -17,7 +17,8 @@ from typing import IO
 
 from moothall.config import Sandbox
 from moothall.errors import SandboxUnavailable
-from moothall.sandbox import cgroups, launcher, seccomp
+from moothall.inside import launcher
+from moothall.sandbox import cgroups, seccomp
 from moothall.sandbox.spec import UID, USER, SandboxSpec, bubblewrap, command, interpreter
 
 _PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"

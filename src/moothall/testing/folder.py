@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.inside import files
+from moothall.inside.paths import ToolFailure
+from moothall.inside.texts import Limits
 from moothall.testing.gate import Room
-from moothall.tools import files
-from moothall.tools.paths import ToolFailure
-from moothall.tools.texts import Limits
 
 _LIMITS = Limits(5_000_000, 60_000)
 

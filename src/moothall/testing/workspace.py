@@ -22,10 +22,10 @@ from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
 from moothall.guard.paths import covers
+from moothall.inside import cases, checks, files, texts
+from moothall.inside.paths import ToolFailure
+from moothall.inside.plugins import FOLDER as REPORTERS
 from moothall.testing.repos import Repo
-from moothall.tools import cases, checks, files, texts
-from moothall.tools.paths import ToolFailure
-from moothall.tools.plugins import FOLDER as REPORTERS
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
 PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))

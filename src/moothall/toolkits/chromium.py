@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moothall.config import Browser, Sandbox
+from moothall.inside import chromium as chromium_start
 from moothall.sandbox.spawn import Sandboxed, sandboxed
 from moothall.sandbox.spec import SandboxSpec, interpreter, interpreter_binds
-from moothall.toolkits import chromium_start
 from moothall.toolkits.answering import CallFailed
 from moothall.toolkits.destinations import Destinations
 from moothall.toolkits.devtools import DevTools, Gone, Message

@@ -1,1 +1,1 @@
-"""The catalogue of tools, and the tools that need no client library."""
+"""The catalogue of tools: what each is called, takes, answers and may cost."""

@@ -7,7 +7,7 @@ from typing import Any
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
 from moothall.errors import WorkspaceFailed
-from moothall.tools import cases, checks
+from moothall.inside import cases, checks
 
 _CASES_SHOWN = 50
 _RESULTS = frozenset({cases.PASSED, cases.FAILED, cases.ERRORED, cases.SKIPPED})

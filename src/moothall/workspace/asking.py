@@ -9,8 +9,8 @@ from typing import Any
 from moothall.domain.code import Ask, CodeRun
 from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.inside.face import plain
 from moothall.workspace.box import Answer
-from moothall.workspace.face import plain
 
 _ERROR_CHARS = 4000
 _ENDS = frozenset({"success", "error", "memory"})

@@ -14,8 +14,8 @@ from typing import Any
 
 from moothall.config import Sandbox, Settings
 from moothall.errors import MoothallError, SandboxUnavailable, WorkspaceFailed
+from moothall.inside.confinement import BOOT, HOME
 from moothall.sandbox.cgroups import parents, way
-from moothall.sandbox.inside import BOOT, HOME
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
 from moothall.workspace import boxlog
@@ -24,7 +24,7 @@ from moothall.workspace.changes import measure
 from moothall.workspace.detect import GO_CACHE
 from moothall.workspace.link import Link
 
-EXECUTOR = "moothall.workspace.executor"
+EXECUTOR = "moothall.inside.executor"
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25

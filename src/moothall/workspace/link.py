@@ -7,7 +7,7 @@ import socket
 from typing import Any, cast
 
 from moothall.errors import WorkspaceFailed
-from moothall.workspace.protocol import Frames, ProtocolError, pack
+from moothall.inside.protocol import Frames, ProtocolError, pack
 
 READY = 0
 

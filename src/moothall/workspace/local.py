@@ -31,8 +31,10 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
+from moothall.inside import checks, syntax
+from moothall.inside.fullpython import COMMAND
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
-from moothall.tools import checks, sessions, syntax
+from moothall.tools import sessions
 from moothall.workspace import limits, rules
 from moothall.workspace.answers import check_run, tests_output, translated
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
@@ -40,7 +42,6 @@ from moothall.workspace.box import Box
 from moothall.workspace.changes import Caps, collect
 from moothall.workspace.clone import Change, TrustedClone
 from moothall.workspace.detect import CONFIGURATION
-from moothall.workspace.fullpython import COMMAND
 from moothall.workspace.gitremote import Remote
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool

@@ -22,16 +22,16 @@ from moothall.domain.code import AGENTS_RUN, Ask, CodeBlock, CodeRun
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFailed
+from moothall.inside.coder import MONTY
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 from moothall.workspace.asking import Asking, asked_too_often, code_run, cut, most_asked
 from moothall.workspace.box import Answer, Box, Place
-from moothall.workspace.coder import MONTY
 from moothall.workspace.pool import Pool
 
 log = get_logger(__name__)
 
-_PROGRAM = "moothall.workspace.coder"
+_PROGRAM = "moothall.inside.coder"
 _SPARE_MEMORY = 256_000_000  # of the process that holds the worker, and of the worker itself
 _PROCESSES, _OPEN_FILES = 32, 128
 

@@ -19,7 +19,7 @@ from moothall.telemetry import metrics
 from moothall.tools.wasm_tools import WasmTool, read_tools
 
 _INSIDE = "/opt/moothall-wasm"
-_BOOT = f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from moothall.workspace.wasm_inside import main; main()"
+_BOOT = f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from moothall.inside.wasm import main; main()"
 _COMPILE_SECONDS = 120.0
 
 
@@ -63,7 +63,7 @@ class Shelf:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
         if len(module) > most:
             raise ConfigurationError(f"{file} has more than {most} bytes; wasm.module_bytes says how large a module may be")
-        with Path(find_spec("moothall.workspace.wasm_inside").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
+        with Path(find_spec("moothall.inside.wasm").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
             how = hashlib.sha256(ours.read()).hexdigest()
         made_with = f"{importlib.metadata.version('wasmtime')} {os.uname().machine} {how}"
         return hashlib.sha256(made_with.encode() + b"\0" + module).hexdigest()
@@ -121,7 +121,7 @@ def _package() -> Path:
 async def _compile(source: Path, target: Path) -> None:
     """In a process of its own: a compiler that a module brings down takes nothing with it."""
     making = target.with_name(f".{target.name}.{os.getpid()}")
-    command = (sys.executable, "-m", "moothall.workspace.wasm_inside", "compile", str(source), str(making))
+    command = (sys.executable, "-m", "moothall.inside.wasm", "compile", str(source), str(making))
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )

@@ -17,13 +17,13 @@ import stat
 import sys
 import time
 
-from moothall.sandbox.inside import ROOT, shut_in
-from moothall.sandbox.processes import kill_all, others
-from moothall.sandbox.procs import Ended, Walls, call, encode_result, run
-from moothall.tools import files, texts
-from moothall.tools.paths import ToolFailure, clean_for_writing, open_parent
-from moothall.workspace.protocol import Frames, ProtocolError, pack
-from moothall.workspace.talk import BLOCK, Talk
+from moothall.inside import files, texts
+from moothall.inside.commands import Ended, Walls, call, encode_result, run
+from moothall.inside.confinement import ROOT, shut_in
+from moothall.inside.paths import ToolFailure, clean_for_writing, open_parent
+from moothall.inside.processes import kill_all, others
+from moothall.inside.protocol import Frames, ProtocolError, pack
+from moothall.inside.talk import BLOCK, Talk
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Executor:
         return encode_result(ended)
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
-        from moothall.workspace.checking import Checking  # costs start time, and most workspaces run no check at first
+        from moothall.inside.checking import Checking  # costs start time, and most workspaces run no check at first
 
         checking = Checking(argv, request["check"])
         _put_aside(checking.folder)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.tools.edits import replace
-from moothall.tools.paths import ToolFailure
+from moothall.inside.edits import replace
+from moothall.inside.paths import ToolFailure
 
 TEXT = "class A:\n    def f(self):\n        a = 1  \n        return a\n\n    def g(self):\n        return 2\n"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from moothall.tools.cases import ERRORED, FAILED, FOLDER, PASSED, RED
+from moothall.inside.cases import ERRORED, FAILED, FOLDER, PASSED, RED
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moothall.tools.files import TOOLS
-from moothall.tools.texts import Limits
+from moothall.inside.files import TOOLS
+from moothall.inside.texts import Limits
 
 FILES = {
     "src/shop/cart.py": (

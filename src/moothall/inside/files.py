@@ -13,9 +13,9 @@ import stat
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from moothall.tools.edits import edit
-from moothall.tools.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
-from moothall.tools.texts import Limits, cut_text, read_bytes, read_text, rows_of, write_bytes, write_text
+from moothall.inside.edits import edit
+from moothall.inside.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
+from moothall.inside.texts import Limits, cut_text, read_bytes, read_text, rows_of, write_bytes, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _walk(root: int, path: str, *, hidden: bool = False) -> Iterator[tuple[str, 
 
 def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """Replace or add a function, method or class by its name."""
-    from moothall.tools import define as definer  # costs start time
-    from moothall.tools.syntax import ENDINGS, language_of
+    from moothall.inside import define as definer  # costs start time
+    from moothall.inside.syntax import ENDINGS, language_of
 
     path = clean_for_writing(args["path"])
     language = language_of(path)
@@ -137,7 +137,7 @@ def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
 
 def survey(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """Say what of the files bears on a task. Not in the catalogue: only the trusted side asks, for a council's first prompt."""
-    from moothall.tools import survey as surveyor  # costs start time
+    from moothall.inside import survey as surveyor  # costs start time
 
     files = [(path, found.st_size) for path, found in _walk(root, "") if stat.S_ISREG(found.st_mode)]
     return surveyor.survey(root, files, args, limits)

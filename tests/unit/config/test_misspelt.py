@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from moothall.config import Settings, load_settings
+from moothall.config.misspelt import known_variables
 from moothall.errors import ConfigurationError
-from moothall.misspelt import known_variables
 
 
 @pytest.mark.parametrize(

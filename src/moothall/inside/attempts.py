@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moothall.sandbox.inside import EXECUTOR_PID, ROOT, shut_in, spare_the_others
-from moothall.sandbox.processes import kill_all, others
-from moothall.sandbox.procs import Walls, run
+from moothall.inside.commands import Walls, run
+from moothall.inside.confinement import EXECUTOR_PID, ROOT, shut_in, spare_the_others
+from moothall.inside.processes import kill_all, others
 
 Said = tuple[bool, str]
 _IO_URING_SETUP = 425  # the same on every architecture

@@ -14,8 +14,8 @@ import select
 import signal
 import time
 
-from moothall.sandbox.inside import spare_the_others
-from moothall.sandbox.processes import Seen, kill_all, sample, shared_out
+from moothall.inside.confinement import spare_the_others
+from moothall.inside.processes import Seen, kill_all, sample, shared_out
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

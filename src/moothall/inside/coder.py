@@ -15,10 +15,10 @@ import signal
 import sys
 import time
 
-from moothall.sandbox.inside import shut_in
-from moothall.sandbox.processes import others
-from moothall.workspace.face import Face, ToolError, plain
-from moothall.workspace.protocol import Frames, ProtocolError, pack
+from moothall.inside.confinement import shut_in
+from moothall.inside.face import Face, ToolError, plain
+from moothall.inside.processes import others
+from moothall.inside.protocol import Frames, ProtocolError, pack
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from moothall.tools.paths import ToolFailure
-from moothall.tools.spans import first_shifted, free_spot, line_start, shifted, spot_of, tabbed
-from moothall.tools.syntax import Definition, definitions, first_child, first_error, parse
+from moothall.inside.paths import ToolFailure
+from moothall.inside.spans import first_shifted, free_spot, line_start, shifted, spot_of, tabbed
+from moothall.inside.syntax import Definition, definitions, first_child, first_error, parse
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import Any
 
 import wasmtime
 
-from moothall.sandbox.inside import ROOT
-from moothall.tools.paths import ToolFailure, clean, open_beneath
+from moothall.inside.confinement import ROOT
+from moothall.inside.paths import ToolFailure, clean, open_beneath
 
 _TICK = 0.01
 _STDERR_BYTES = 4000

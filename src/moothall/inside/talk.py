@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from moothall.workspace.protocol import Frames, ProtocolError, pack
+from moothall.inside.protocol import Frames, ProtocolError, pack
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

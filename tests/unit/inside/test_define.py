@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moothall.tools.define import define, parts_of
-from moothall.tools.files import TOOLS
-from moothall.tools.paths import ToolFailure
-from moothall.tools.syntax import ENDINGS, definitions, language_of, parse
-from moothall.tools.texts import Limits
+from moothall.inside.define import define, parts_of
+from moothall.inside.files import TOOLS
+from moothall.inside.paths import ToolFailure
+from moothall.inside.syntax import ENDINGS, definitions, language_of, parse
+from moothall.inside.texts import Limits
 
 PYTHON = '''import os
 

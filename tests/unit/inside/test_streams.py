@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.tools.cases import Cases
-from moothall.tools.streams import Stream
+from moothall.inside.cases import Cases
+from moothall.inside.streams import Stream
 
 CARGO = """   Compiling itoa v1.0.11
      Running unittests src/lib.rs (target/debug/deps/itoa-0123456789abcdef)

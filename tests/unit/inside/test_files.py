@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from moothall.tools.files import TOOLS, glob_matches
-from moothall.tools.paths import ToolFailure
-from moothall.tools.texts import Limits
+from moothall.inside.files import TOOLS, glob_matches
+from moothall.inside.paths import ToolFailure
+from moothall.inside.texts import Limits
 
 LIMITS = Limits(file_bytes=10_000, output_bytes=2_000)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.tools.cases import MAX_CASES, MORE, Cases, read_folder, read_junit
+from moothall.inside.cases import MAX_CASES, MORE, Cases, read_folder, read_junit
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="a.B" name="one" time="0.5"/>

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from moothall.tools.paths import ToolFailure, clean_for_writing
-from moothall.tools.texts import Limits, read_text, rows_of, write_text
+from moothall.inside.paths import ToolFailure, clean_for_writing
+from moothall.inside.texts import Limits, read_text, rows_of, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.guard.limits import cut_output
-from moothall.workspace.face import Face, ToolError, plain
+from moothall.inside.face import Face, ToolError, plain
 
 TOOLS = {
     "files.read": ("path", "start", "lines"),

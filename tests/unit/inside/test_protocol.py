@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.workspace.protocol import MAX_FRAME, Frames, ProtocolError, pack
+from moothall.inside.protocol import MAX_FRAME, Frames, ProtocolError, pack
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 

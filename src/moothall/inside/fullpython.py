@@ -12,9 +12,9 @@ import sys
 import traceback
 import types
 
-from moothall.workspace.face import Face, ToolError, plain
-from moothall.workspace.protocol import Frames, pack
-from moothall.workspace.talk import BLOCK
+from moothall.inside.face import Face, ToolError, plain
+from moothall.inside.protocol import Frames, pack
+from moothall.inside.talk import BLOCK
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-COMMAND = "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.workspace.fullpython import main; main()"
+COMMAND = "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.inside.fullpython import main; main()"
 
 
 class Socket:

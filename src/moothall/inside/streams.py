@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-from moothall.tools.cases import ERRORED, FAILED, PASSED, RED, SKIPPED, Cases
+from moothall.inside.cases import ERRORED, FAILED, PASSED, RED, SKIPPED, Cases
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
-from moothall.tools.paths import ToolFailure
-from moothall.tools.syntax import Definition, definitions, language_of, library, parse, parser
-from moothall.tools.texts import Limits, read_bytes
+from moothall.inside.paths import ToolFailure
+from moothall.inside.syntax import Definition, definitions, language_of, library, parse, parser
+from moothall.inside.texts import Limits, read_bytes
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

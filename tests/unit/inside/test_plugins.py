@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moothall.tools.cases import Cases, read_folder
-from moothall.tools.checks import command, variables
-from moothall.tools.plugins import FOLDER
+from moothall.inside.cases import Cases, read_folder
+from moothall.inside.checks import command, variables
+from moothall.inside.plugins import FOLDER
 
 TESTS = """
 import signal, time

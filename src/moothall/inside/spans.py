@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 
-from moothall.tools.paths import ToolFailure
-from moothall.tools.syntax import parse
+from moothall.inside.paths import ToolFailure
+from moothall.inside.syntax import parse
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from moothall.tools.define import Wanted
-    from moothall.tools.syntax import Definition
+    from moothall.inside.define import Wanted
+    from moothall.inside.syntax import Definition
 
 _STRINGS = frozenset({"string", "template_string", "raw_string_literal", "string_literal", "interpreted_string_literal"})
 _COMMENTS = frozenset({"comment", "line_comment", "block_comment"})

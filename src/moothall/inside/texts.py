@@ -6,7 +6,7 @@ import io
 import os
 import stat
 
-from moothall.tools.paths import ToolFailure, failure, make_folders, open_beneath
+from moothall.inside.paths import ToolFailure, failure, make_folders, open_beneath
 
 
 class Limits:

@@ -10,11 +10,11 @@ import glob
 import os
 import time
 
-from moothall.sandbox.inside import ROOT
-from moothall.sandbox.procs import Ended, encode_result
-from moothall.tools import cases, checks
-from moothall.tools.findings import findings, is_linter
-from moothall.tools.streams import Stream
+from moothall.inside import cases, checks
+from moothall.inside.commands import Ended, encode_result
+from moothall.inside.confinement import ROOT
+from moothall.inside.findings import findings, is_linter
+from moothall.inside.streams import Stream
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

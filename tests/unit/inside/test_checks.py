@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.tools.checks import PLUGINS, command, is_pytest, variables, verdict
+from moothall.inside.checks import PLUGINS, command, is_pytest, variables, verdict
 
 PYTEST = ("python", "-m", "pytest", "-q")
 GO = ("go", "test", "./...")

@@ -8,7 +8,7 @@ import os
 import resource
 import struct
 
-from moothall.sandbox.landlock import allow_writes_only
+from moothall.inside.landlock import allow_writes_only
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
