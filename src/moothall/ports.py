@@ -24,6 +24,7 @@ from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tally import Metrics, Totals
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
+from moothall.domain.topic import Topic
 
 
 class Publisher(Protocol):
@@ -43,13 +44,13 @@ class Poster(Publisher, Protocol):
 
 
 class Log(Protocol):
-    """Reads facts in order. `subjects` are NATS subjects, wildcards allowed; the log is EVENTS."""
+    """Reads facts in order: those of `topics`, all of one stream; of the whole log where none is named."""
 
-    def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
         """Yield what is recorded now and end."""
         ...
 
-    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
         """Yield what is recorded, then what comes, until closed."""
         ...
 
@@ -62,15 +63,7 @@ Glance = Callable[[Recorded], bool]
 class Consumer(Protocol):
     """Pulls messages of a durable consumer named in the registry."""
 
-    async def consume(
-        self,
-        durable: str,
-        handler: Handler,
-        *,
-        subjects: Sequence[str] = (),
-        concurrency: int = 1,
-        glance: Glance | None = None,
-    ) -> None:
+    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
         """Run until cancelled. The handler persists, then returns: that is the ack. `Temporary` → nak
         with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
         handler runs the message is kept alive by in-progress notices.
@@ -85,7 +78,7 @@ class Consumer(Protocol):
 class Work(Protocol):
     """Hands out work."""
 
-    async def enqueue(self, subject: str, event: Event) -> None:
+    async def enqueue(self, topic: Topic, event: Event) -> None:
         """Put an event on the work queue; returns once durable."""
         ...
 
@@ -93,12 +86,12 @@ class Work(Protocol):
 class Signals(Protocol):
     """Plain, unstored messages: a hint that may be lost, repeated in the log where it matters."""
 
-    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send."""
         ...
 
-    def signals(self, subject: str) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-        """Yield (subject, data) until closed."""
+    def signals(self, topic: Topic) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield what is sent until closed."""
         ...
 
 

@@ -17,6 +17,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import WORK
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable
 
 pytestmark = pytest.mark.e2e
@@ -60,7 +61,7 @@ async def publish_for_ever(bus: JetStreamBus, acked: list[int]) -> None:
 
 
 async def turns(bus: JetStreamBus) -> list[int]:
-    async with aclosing(bus.replay(["agent.results.task-1"])) as events:
+    async with aclosing(bus.replay([Channel.RESULTS.of("task-1")])) as events:
         return [int(recorded.event.data["turn"]) async for recorded in events]
 
 
@@ -86,7 +87,7 @@ async def test_work_that_was_acked_does_not_stay_after_a_kill_that_kept_the_ack_
     directory, kept = tmp_path / "bus", tmp_path / "kept"
     [messages] = [directory / "store" / "jetstream" / "$G" / "streams" / WORK.name / "msgs"]
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
-        await bus.enqueue("agent.requests.dev", work(1))
+        await bus.enqueue(Channel.WORK.of("dev"), work(1))
     shutil.copytree(messages, kept)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         assert await taken(bus, until=1) == ["task-1"]
@@ -94,7 +95,7 @@ async def test_work_that_was_acked_does_not_stay_after_a_kill_that_kept_the_ack_
     shutil.move(kept, messages)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         assert (await bus.state(WORK.name)).messages == 1, "as a kill may leave it"
-        await bus.enqueue("agent.requests.dev", work(2))
+        await bus.enqueue(Channel.WORK.of("dev"), work(2))
         assert await taken(bus, until=1) == ["task-2"]
         assert (await bus.state(WORK.name)).messages == 0
 

@@ -19,6 +19,7 @@ from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, ConfigurationError
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +43,7 @@ async def test_records_are_kept_from_run_to_run(tmp_path: Path) -> None:
         await bus.put("task-1", {"a": 1})
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         assert await bus.publish(seat(1)) == 1
-        assert [r.event.data["turn"] async for r in bus.replay(["agent.results.*"])] == [1]
+        assert [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.all])] == [1]
         assert await bus.get("task-1") == {"a": 1}
 
 
@@ -152,7 +153,7 @@ class Watched:
             self.acked.append(seq)
 
     async def follow(self) -> None:
-        async with aclosing(self.bus.follow(["agent.results.task-1"])) as events:
+        async with aclosing(self.bus.follow([Channel.RESULTS.of("task-1")])) as events:
             async for recorded in events:
                 self.followed.append(recorded.seq)
                 if len(self.followed) == COUNT:
@@ -179,7 +180,7 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
             for first in range(10):
                 work.create_task(seen.publish(first))
         consumer.cancel()
-        stored = [recorded.seq async for recorded in bus.replay(["agent.results.task-1"])]
+        stored = [recorded.seq async for recorded in bus.replay([Channel.RESULTS.of("task-1")])]
     assert stored == sorted(seen.acked) == seen.followed
     assert len(set(stored)) == COUNT
 
@@ -194,7 +195,7 @@ async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -
                 await answers[number - 100]
                 server_of(tmp_path).kill()
         seqs = [await answer for answer in answers]
-        stored = [recorded.event.data["turn"] async for recorded in bus.replay(["agent.results.task-1"])]
+        stored = [recorded.event.data["turn"] async for recorded in bus.replay([Channel.RESULTS.of("task-1")])]
     assert stored == list(range(COUNT))
     assert seqs == sorted(seqs)
 

@@ -15,6 +15,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.collector import Collector, CollectorBus
 from moothall.config import Bus, Limits
 from moothall.domain.event import EventType, Recorded
+from moothall.domain.topic import Channel
 from moothall.testing.bus import MemoryBus
 from moothall.testing.story import SEATS, START, Remembering, Story, full
 
@@ -54,7 +55,7 @@ async def ended(bus: CollectorBus) -> str:
 
 
 async def decisions(bus: CollectorBus) -> list[Recorded]:
-    found = [item async for item in bus.replay(("agent.responses.>",))]
+    found = [item async for item in bus.replay((Channel.RESPONSES.all,))]
     return [item for item in found if item.event.type is EventType.DELIBERATION_DECIDED]
 
 

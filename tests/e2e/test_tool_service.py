@@ -15,6 +15,7 @@ import pytest
 
 from moothall.bus.dead import letters
 from moothall.domain.tool import ToolStatus
+from moothall.domain.topic import Channel
 from moothall.guard.audit import verify_all
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.pb.tool.v1 import tool_pb2 as pb
@@ -99,7 +100,7 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
         for request in requests:
             group.create_task(house.send(opened.workspace_id, request))
         async with asyncio.timeout(60):
-            while not [item async for item in house.bus.replay((f"tool.results.{opened.workspace_id}",))]:
+            while not [item async for item in house.bus.replay((Channel.TOOLS.of(opened.workspace_id),))]:
                 await asyncio.sleep(0.01)
         os.kill(killed[0], signal.SIGKILL)
     results = await house.results(opened.workspace_id, 100)

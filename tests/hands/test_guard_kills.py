@@ -19,6 +19,7 @@ from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Bus
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
+from moothall.domain.topic import Channel
 from moothall.guard.tokens import narrow, request_digest
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
@@ -64,7 +65,7 @@ def bus_of(command: Command) -> Any:
 
 
 async def results(bus: JetStreamBus, workspace: str) -> list[Mapping[str, Any]]:
-    events = [item.event async for item in bus.replay((f"tool.results.{workspace}",))]
+    events = [item.event async for item in bus.replay((Channel.TOOLS.of(workspace),))]
     return [event.data for event in events if event.type == EventType.TOOL_FINISHED]
 
 
@@ -87,7 +88,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
                 new_event(EventType.TOOL_REQUESTED, opened.workspace_id, data, ordinal="1"), time="2026-01-01T00:00:00Z"
             )
             await bus.put_raw(
-                f"tool.requests.{opened.workspace_id}", codec.encode(event, codec.dump_json(data)), message_id=event.id
+                Channel.CALLS.of(opened.workspace_id), codec.encode(event, codec.dump_json(data)), message_id=event.id
             )
             async with asyncio.timeout(120):
                 while not site.seen:

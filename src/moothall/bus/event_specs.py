@@ -1,4 +1,4 @@
-"""The only registry of event types: where each travels, and what its data holds."""
+"""The only registry of addresses and of event types: where each travels, and what its data holds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moothall.domain.event import EventType
+from moothall.domain.topic import Channel
+
+ADDRESSES: Mapping[Channel, str] = {
+    Channel.STORIES: "agile.events.{story_id}",
+    Channel.RESULTS: "agent.results.{task_id}",
+    Channel.RESPONSES: "agent.responses.{task_id}",
+    Channel.PROGRESS: "agent.progress.{agent_id}",
+    Channel.TOOLS: "tool.results.{workspace}",
+    Channel.AUDIT: "audit.{tenant}",
+    Channel.COUNCILS: "council.{tenant}",
+    Channel.WORK: "agent.requests.{role}",
+    Channel.CALLS: "tool.requests.{workspace}",
+    Channel.CANCEL: "agent.cancel.{task_id}",
+    Channel.TAKEN: "agent.taken.{task_id}",
+    Channel.FIGURES: "agent.metrics.{process}",
+}
+"""Where the messages of each channel travel."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventSpec:
-    """Where a type of event travels and what its data holds. `subject` is filled in from the data."""
+    """Where a type of event travels and what its data holds."""
 
     type: EventType
-    subject: str
+    channel: Channel
     fields: Mapping[str, str]
     version: int = 1
+
+    @property
+    def subject(self) -> str:
+        """Where it travels; what stands in braces is filled in from the data."""
+        return ADDRESSES[self.channel]
 
 
 _TASK = {"task_id": "the deliberation", "story_id": "its story, if any"}
@@ -30,25 +52,25 @@ _TOOL = {
 }
 _FLOW = {"workflow_id": "unique within the workspace", "workspace": "the workspace it acts in"}
 _ROLE = {"tenant": "from the event", "role": "kind of work"}
-_COUNCIL = "council.{tenant}"
-_RESULTS, _RESPONSES, _AGILE = "agent.results.{task_id}", "agent.responses.{task_id}", "agile.events.{story_id}"
 
 
-def _spec(kind: EventType, subject: str, known: Mapping[str, str], **more: str) -> EventSpec:
-    return EventSpec(kind, subject, {**known, **more})
+def _spec(kind: EventType, channel: Channel, known: Mapping[str, str], **more: str) -> EventSpec:
+    return EventSpec(kind, channel, {**known, **more})
 
 
-_E = EventType
+_E, _C = EventType, Channel
 EVENT_SPECS: Mapping[EventType, EventSpec] = {
     spec.type: spec
     for spec in (
-        _spec(_E.STORY_CREATED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
-        _spec(_E.STORY_CHANGED, _AGILE, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
-        _spec(_E.STORY_TRANSITIONED, _AGILE, _STORY, from_state="before", to_state="after", event="what led there", actor="who"),
-        _spec(_E.STORY_COMMENTED, _AGILE, _STORY, comment="the words", actor="who"),
+        _spec(_E.STORY_CREATED, _C.STORIES, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
+        _spec(_E.STORY_CHANGED, _C.STORIES, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
+        _spec(
+            _E.STORY_TRANSITIONED, _C.STORIES, _STORY, from_state="before", to_state="after", event="what led there", actor="who"
+        ),
+        _spec(_E.STORY_COMMENTED, _C.STORIES, _STORY, comment="the words", actor="who"),
         _spec(
             _E.PLAN_DERIVED,
-            _AGILE,
+            _C.STORIES,
             {"story_id": "the story"},
             plan_id="the plan",
             tasks="its tasks, in order",
@@ -56,7 +78,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.DELIBERATION_REQUESTED,
-            _RESULTS,
+            _C.RESULTS,
             _TASK,
             role="kind of work",
             description="the task",
@@ -69,10 +91,10 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             budget="tokens, seconds, calls, money",
             deadline="UTC instant",
         ),
-        _spec(_E.DELIBERATION_STARTED, _RESULTS, _TASK, seats="the seats, in order"),
+        _spec(_E.DELIBERATION_STARTED, _C.RESULTS, _TASK, seats="the seats, in order"),
         _spec(
             _E.DELIBERATION_DECIDED,
-            _RESPONSES,
+            _C.RESPONSES,
             _TASK,
             status="how it ended",
             winner_id="the winning seat, or empty",
@@ -84,11 +106,11 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             usage="tokens, calls, money",
             duration_ms="from request to decision",
         ),
-        _spec(_E.DELIBERATION_CANCELLED, _RESPONSES, _TASK, reason="why"),
-        _spec(_E.SEAT_STARTED, _RESULTS, _SEAT, role="kind of work", agent_id="the agent", approach="what it will try"),
+        _spec(_E.DELIBERATION_CANCELLED, _C.RESPONSES, _TASK, reason="why"),
+        _spec(_E.SEAT_STARTED, _C.RESULTS, _SEAT, role="kind of work", agent_id="the agent", approach="what it will try"),
         _spec(
             _E.SEAT_TURN,
-            _RESULTS,
+            _C.RESULTS,
             _SEAT,
             phase="propose or revise",
             round="from 0",
@@ -101,21 +123,21 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             usage="tokens, calls, money",
             checks="check name to verdict",
         ),
-        _spec(_E.SEAT_PROPOSED, _RESULTS, _SEAT, candidate="id of the proposal", proposal="content, diff, commit, operations"),
+        _spec(_E.SEAT_PROPOSED, _C.RESULTS, _SEAT, candidate="id of the proposal", proposal="content, diff, commit, operations"),
         _spec(
             _E.SEAT_REVIEWED,
-            _RESULTS,
+            _C.RESULTS,
             _SEAT,
             candidate="what was judged",
             fingerprint="of what was judged",
             review="score, met, unmet, comment",
         ),
-        _spec(_E.SEAT_REVISED, _RESULTS, _SEAT, candidate="id of the revision", proposal="content, diff, commit, operations"),
-        _spec(_E.SEAT_FAILED, _RESULTS, _SEAT, error="code and message"),
-        _spec(_E.SEAT_FINISHED, _RESULTS, _SEAT, outcome="status, error, usage; the seat's last event"),
+        _spec(_E.SEAT_REVISED, _C.RESULTS, _SEAT, candidate="id of the revision", proposal="content, diff, commit, operations"),
+        _spec(_E.SEAT_FAILED, _C.RESULTS, _SEAT, error="code and message"),
+        _spec(_E.SEAT_FINISHED, _C.RESULTS, _SEAT, outcome="status, error, usage; the seat's last event"),
         _spec(
             _E.MODEL_CALLED,
-            _RESULTS,
+            _C.RESULTS,
             _SEAT,
             call_id="deterministic id of the call",
             phase="plan, propose, critique, revise, verify, derive, coach",
@@ -129,7 +151,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.TOOL_REQUESTED,
-            "tool.requests.{workspace}",
+            _C.CALLS,
             {
                 "request_id": "unique within the workspace",
                 "workspace": "the workspace it is for",
@@ -140,10 +162,10 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             deadline="UTC instant; may be left out",
             context="story_id, task_id, seat, role, session_id, persona_id; may be left out",
         ),
-        _spec(_E.TOOL_STARTED, "tool.results.{workspace}", _TOOL, arguments_digest="sha256 of the canonical arguments"),
+        _spec(_E.TOOL_STARTED, _C.TOOLS, _TOOL, arguments_digest="sha256 of the canonical arguments"),
         _spec(
             _E.TOOL_FINISHED,
-            "tool.results.{workspace}",
+            _C.TOOLS,
             _TOOL,
             status="success, error, invalid, blocked, …",
             output="the tool's answer",
@@ -154,7 +176,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.WORKFLOW_STARTED,
-            "tool.results.{workspace}",
+            _C.TOOLS,
             _FLOW,
             name="its name",
             plan="its document, as it was sent",
@@ -164,7 +186,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.WORKFLOW_STEP,
-            "tool.results.{workspace}",
+            _C.TOOLS,
             _FLOW,
             step="the step's id",
             state="started, parked, retrying, succeeded, failed, unknown, skipped",
@@ -178,7 +200,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.WORKFLOW_FINISHED,
-            "tool.results.{workspace}",
+            _C.TOOLS,
             _FLOW,
             state="succeeded, partial, failed, compensated, cancelled",
             error="why it is no success",
@@ -187,7 +209,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.CHECK_FINISHED,
-            _RESULTS,
+            _C.RESULTS,
             _SEAT,
             candidate="what was checked",
             fingerprint="of the proposal that was checked: two hosts at once may make two of one name",
@@ -198,7 +220,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.DECISION_MADE,
-            _AGILE,
+            _C.STORIES,
             {"story_id": "the story", "task_id": "the deliberation"},
             approver="who",
             decision="approved, rejected, changes",
@@ -206,7 +228,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.AGENT_PROGRESS,
-            "agent.progress.{agent_id}",
+            _C.PROGRESS,
             {"agent_id": "the agent"},
             workstream="part of the work",
             progress="0..1",
@@ -215,7 +237,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(
             _E.GUARD_ALERTED,
-            "audit.{tenant}",
+            _C.AUDIT,
             {"tenant": "from the event", "kind": "denials, or escapes: attempts to get past the walls"},
             count="how many of them",
             seconds="within how long",
@@ -227,19 +249,19 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             reason="why it was refused",
             request_id="its request",
         ),
-        _spec(_E.AUDIT_RECORDED, "audit.{tenant}", {"tenant": "from the event"}, record="the chained record"),
+        _spec(_E.AUDIT_RECORDED, _C.AUDIT, {"tenant": "from the event"}, record="the chained record"),
         _spec(
             _E.PLAN_FINISHED,
-            _AGILE,
+            _C.STORIES,
             {"story_id": "the story"},
             plan_id="the plan",
             derivation_id="the plan.derived event that it ends",
             status="completed, or failed",
             tasks="task id to how it ended; SKIPPED where a dependency did not complete",
         ),
-        _spec(_E.COUNCIL_CREATED, _COUNCIL, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),
-        _spec(_E.COUNCIL_DELETED, _COUNCIL, _ROLE),
-        _spec(_E.AGENT_REGISTERED, _COUNCIL, _ROLE, agent="id, capabilities, endpoint, metadata"),
-        _spec(_E.AGENT_UNREGISTERED, _COUNCIL, _ROLE, agent_id="which"),
+        _spec(_E.COUNCIL_CREATED, _C.COUNCILS, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),
+        _spec(_E.COUNCIL_DELETED, _C.COUNCILS, _ROLE),
+        _spec(_E.AGENT_REGISTERED, _C.COUNCILS, _ROLE, agent="id, capabilities, endpoint, metadata"),
+        _spec(_E.AGENT_UNREGISTERED, _C.COUNCILS, _ROLE, agent_id="which"),
     )
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from moothall.bus.raw import RawStore, StreamState
 from moothall.bus.registry import EVENTS, STREAMS
 from moothall.domain.event import Recorded
+from moothall.domain.topic import Topic
 from moothall.errors import InvalidRequest
 from moothall.ports import Log
 
@@ -17,12 +18,12 @@ async def sizes(store: RawStore) -> dict[str, StreamState]:
     return {spec.name: await store.state(spec.name) for spec in STREAMS}
 
 
-async def tail(log: Log, count: int, subjects: Sequence[str] = ()) -> tuple[Recorded, ...]:
-    """Return the last `count` events under `subjects` (all of the log by default). Go on with `follow` after the last seq."""
+async def tail(log: Log, count: int, topics: Sequence[Topic] = ()) -> tuple[Recorded, ...]:
+    """Return the last `count` events about `topics` (the whole log by default). Go on with `follow` after the last seq."""
     if count < 1:
         return ()
     last: deque[Recorded] = deque(maxlen=count)
-    async for recorded in log.replay(tuple(subjects) or EVENTS.subjects):
+    async for recorded in log.replay(topics):
         last.append(recorded)
     return tuple(last)
 

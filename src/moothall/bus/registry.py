@@ -12,9 +12,10 @@ from functools import cache
 from string import Formatter
 from typing import Literal
 
-from moothall.bus.event_specs import EVENT_SPECS
+from moothall.bus.event_specs import ADDRESSES, EVENT_SPECS
 from moothall.domain.event import Event, EventType
-from moothall.domain.ids import ROLES, digest
+from moothall.domain.ids import ROLES
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest
 
 DAY = 86_400.0
@@ -48,35 +49,49 @@ class DurableSpec:
     prefetch: int = 0
 
 
+def check_token(value: object, what: str) -> str:
+    """Return `value` if it may be one token of a subject; `what` names it in the error."""
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        raise InvalidRequest(
+            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and '-', 1 to 128 characters"
+        )
+    return value
+
+
+def subject(topic: Topic) -> str:
+    """Return the subject that carries a topic; a pattern where the topic names no one thing. Raises `InvalidRequest`."""
+    before, _, name = ADDRESSES[topic.channel].partition("{")
+    return before + (check_token(topic.about, name.rstrip("}")) if topic.about is not None else "*")
+
+
+def subjects(topics: Sequence[Topic]) -> tuple[str, ...]:
+    """Return the subject of each topic."""
+    return tuple(map(subject, topics))
+
+
+def _whole(*channels: Channel) -> tuple[str, ...]:
+    """All that is sent on channels, also what names no one thing."""
+    return tuple(one for channel in channels for one in (subject(channel.all).removesuffix(".*"), subject(channel.all)))
+
+
 EVENTS = StreamSpec(
     "EVENTS",
-    (
-        "agile.events",
-        "agile.events.*",
-        "agent.results",
-        "agent.results.*",
-        "agent.responses",
-        "agent.responses.*",
-        "agent.progress",
-        "agent.progress.*",
-        "tool.results",
-        "tool.results.*",
-    ),
+    _whole(Channel.STORIES, Channel.RESULTS, Channel.RESPONSES, Channel.PROGRESS, Channel.TOOLS),
     "limits",
     "The log. Its sequence is `seq` everywhere. Kept until pruned.",
 )
 WORK = StreamSpec(
     "WORK",
-    ("agent.requests.*", "tool.requests.*"),
+    subjects((Channel.WORK.all, Channel.CALLS.all)),
     "workqueue",
     "Work to be taken by exactly one taker, until acked or a day old.",
     max_age=DAY,
 )
-AUDIT = StreamSpec("AUDIT", ("audit", "audit.*"), "limits", "Who did what: a hash chain for each tenant and writer.")
+AUDIT = StreamSpec("AUDIT", _whole(Channel.AUDIT), "limits", "Who did what: a hash chain for each tenant and writer.")
 DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "What could not be handled, with the reason.")
 COUNCILS = StreamSpec(
     "COUNCILS",
-    ("council.*",),
+    subjects((Channel.COUNCILS.all,)),
     "limits",
     "Who sits for which role, by tenant. Apart from the log, so that pruning forgets no council.",
 )
@@ -92,9 +107,9 @@ DURABLES: Mapping[str, DurableSpec] = {
             "folds what happens in a deliberation into its outcome",
             prefetch=128,
         ),
-        DurableSpec("tools", WORK.name, ("tool.requests.*",), "the tool service answers callers on the bus from it"),
+        DurableSpec("tools", WORK.name, subjects((Channel.CALLS.all,)), "the tool service answers callers on the bus from it"),
         *(
-            DurableSpec(f"host-{role}", WORK.name, (f"agent.requests.{role}",), f"hosts take {role} deliberations from it")
+            DurableSpec(f"host-{role}", WORK.name, subjects((Channel.WORK.of(role),)), f"hosts take {role} deliberations from it")
             for role in ROLES
         ),
     )
@@ -105,33 +120,29 @@ DURABLES: Mapping[str, DurableSpec] = {
 class SignalSpec:
     """A plain, unstored subject."""
 
-    subject: str
+    channel: Channel
     about: str
     fields: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def subject(self) -> str:
+        """Where it travels; what stands in braces is filled in."""
+        return ADDRESSES[self.channel]
+
 
 SIGNALS = (
-    SignalSpec("agent.cancel.{task_id}", "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
+    SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
     SignalSpec(
-        "agent.taken.{task_id}",
+        Channel.TAKEN,
         "A host took up work that was delivered before: whoever had it has lost it.",
         {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
     ),
     SignalSpec(
-        "agent.metrics.{process}",
+        Channel.FIGURES,
         "A host's figures, all of them, every few seconds.",
         {"process": "who", "figures": "by name: rows of labels and value"},
     ),
 )
-
-
-def check_token(value: object, what: str) -> str:
-    """Return `value` if it may be one token of a subject; `what` names it in the error."""
-    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
-        raise InvalidRequest(
-            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and '-', 1 to 128 characters"
-        )
-    return value
 
 
 @cache
@@ -193,17 +204,34 @@ def one_stream(subjects: Sequence[str]) -> str:
     return names.pop()
 
 
-def consumer_name(spec: DurableSpec, subjects: tuple[str, ...]) -> str:
-    """Return the name of a consumer on the server: a narrowed one is another one."""
-    return f"{spec.name}-{digest(*sorted(subjects))[:12]}" if subjects else spec.name
+def sources(topics: Sequence[Topic]) -> tuple[str, tuple[str, ...]]:
+    """Return the stream that stores topics, and their subjects; of none, the whole log. Raises `InvalidRequest` where it isn't one."""
+    wanted = subjects(topics) or EVENTS.subjects
+    return one_stream(wanted), wanted
 
 
-def durable(name: str, subjects: tuple[str, ...] = ()) -> DurableSpec:
-    """Return the registered consumer, narrowed to `subjects` where given. Raises `InvalidRequest`."""
-    spec = DURABLES.get(name)
-    if spec is None:
+def literal(topic: Topic) -> str:
+    """Return the subject of one thing. Raises `InvalidRequest` for a topic of many."""
+    if topic.about is None:
+        raise InvalidRequest(f"what is sent on {topic.channel} must name one thing")
+    return subject(topic)
+
+
+def work_subject(topic: Topic) -> str:
+    """Return the subject of work of one kind. Raises `InvalidRequest` where it is no work."""
+    wanted = literal(topic)
+    if stream_of(wanted) is not WORK:
+        raise InvalidRequest(f"{wanted} is not work; the subjects of work are {', '.join(WORK.subjects)}")
+    return wanted
+
+
+def about(subject: str) -> str:
+    """Return the id of the thing that messages on a subject are about."""
+    return subject.rpartition(".")[2]
+
+
+def durable(name: str) -> DurableSpec:
+    """Return the registered consumer. Raises `InvalidRequest`."""
+    if name not in DURABLES:
         raise InvalidRequest(f"no durable consumer {name!r}; there are {', '.join(DURABLES)}")
-    for wanted in subjects:
-        if not any(covers(kept, wanted) for kept in spec.filters):
-            raise InvalidRequest(f"{name} reads {', '.join(spec.filters)}, and {wanted} is not part of that")
-    return spec
+    return DURABLES[name]

@@ -13,6 +13,7 @@ from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
+from moothall.domain.topic import Channel
 
 
 @click.group()
@@ -57,7 +58,7 @@ async def _alerts(settings: Settings, *, as_json: bool) -> int:
     from moothall.domain.event import EventType
     from moothall.wiring.log import open_log
 
-    async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay(("audit.*",))) as events:
+    async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:
         told = [recorded.event async for recorded in events if recorded.event.type == EventType.GUARD_ALERTED]
     found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in told]
     if as_json:

@@ -109,12 +109,13 @@ async def _python(settings: Settings) -> Finding:
 
 
 async def _bus(settings: Settings) -> Finding:
+    from moothall.bus.registry import EVENTS
     from moothall.wiring.log import open_log
 
     what = settings.bus.url or "embedded nats-server"
     try:
         async with open_log(settings, lambda _: None) as bus:
-            state = await bus.state("EVENTS")
+            state = await bus.state(EVENTS.name)
     except MoothallError as error:
         return Finding("bus", ok=False, detail=error.message, mend="start it, or unset MOOTHALL_BUS__URL for the embedded one")
     return Finding("bus", ok=True, detail=f"{what}; {state.messages} events, {state.bytes} bytes")

@@ -14,6 +14,7 @@ from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
+from moothall.domain.topic import Topic, deliberation_topics
 
 
 @click.group()
@@ -36,14 +37,13 @@ def tail(context: click.Context, *, task_id: str, after_seq: int, follow: bool, 
 async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: bool, as_json: bool) -> int:
     from moothall.wiring.log import open_log
 
-    subjects: Sequence[str] = (">",)
+    topics: Sequence[Topic] = ()
     if task_id:
-        from moothall.council.desk import subjects_of
         from moothall.domain.ids import check_id
 
-        subjects = subjects_of(check_id(task_id, "task_id"))
+        topics = deliberation_topics(check_id(task_id, "task_id"))
     async with open_log(settings, _say, alone=not follow) as bus:
-        events = bus.follow(subjects, after_seq) if follow else bus.replay(subjects, after_seq)
+        events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):
             async for recorded in events:
                 click.echo(json.dumps({"seq": recorded.seq} | dump(recorded.event)) if as_json else _line(recorded))

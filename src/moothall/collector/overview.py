@@ -19,10 +19,11 @@ from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.overview import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
 
-_SUBJECTS = ("agent.responses.*",)
+_TOPICS = (Channel.RESPONSES.all,)
 _KEPT = 1000  # of a tenant
 _TENANTS = 1000
 _TEXT = 500
@@ -34,8 +35,8 @@ _PROPOSED, _CHECKED = 0.7, 0.85
 class OverviewLog(Log, Protocol):
     """What is asked of the bus here."""
 
-    async def first(self, subject: str) -> Recorded | None:
-        """Return the first event recorded under a literal subject, or None."""
+    async def first(self, topic: Topic) -> Recorded | None:
+        """Return the first event of a topic, or None."""
         ...
 
 
@@ -77,7 +78,7 @@ class Overview:
     async def _read(self, tenant: str) -> OrderedDict[str, TaskView]:
         """Read the decisions that came since the last question."""
         async with self._reading:
-            async for recorded in self._log.replay(_SUBJECTS, self._seq):
+            async for recorded in self._log.replay(_TOPICS, self._seq):
                 self._take(recorded)
                 self._seq = recorded.seq
         return self._ended.get(tenant, OrderedDict())
@@ -102,7 +103,7 @@ class Overview:
         """Add what only the request says."""
         if view.description:
             return view
-        recorded = await self._log.first(f"agent.results.{view.task_id}")
+        recorded = await self._log.first(Channel.RESULTS.of(view.task_id))
         if recorded is None or recorded.event.type is not EventType.DELIBERATION_REQUESTED:
             return view
         full = _asked(view, load(Deliberation, recorded.event.data), recorded.event.time)

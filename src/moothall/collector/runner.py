@@ -28,13 +28,13 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.repository import Base
 from moothall.domain.secrets import HOLE
 from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused
 from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
 
 log = telemetry.get_logger(__name__)
 
 DURABLE = "collector"
-SUBJECTS = ("agent.results.{}", "agent.responses.{}")
 _REMEMBERED = 10_000
 
 
@@ -189,7 +189,7 @@ class Collector:
         A malformed event is skipped: its own delivery puts it among the dead letters.
         """
         state: State | None = None
-        async for recorded in self._bus.replay(tuple(subject.format(task_id) for subject in SUBJECTS)):
+        async for recorded in self._bus.replay((Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id))):
             settled = state is not None and state.settled
             if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
                 continue

@@ -20,9 +20,10 @@ from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.tally import Health, Latencies, Metrics, Totals
 from moothall.domain.task import DEFAULT_SEATS, Deliberation
+from moothall.domain.topic import Channel
 from moothall.ports import Councils, Log
 
-SUBJECTS = ("agent.responses.*",)
+TOPICS = (Channel.RESPONSES.all,)
 ORCHESTRATE = "orchestrate"
 _REMEMBERED = 100_000
 
@@ -107,7 +108,7 @@ class Tally:
 
     async def _of(self, who: Principal) -> tuple[list[_Ended], list[Deliberation]]:
         async with self._reading:  # two readers would read the same twice
-            async for recorded in self._log.replay(SUBJECTS, self._seq):
+            async for recorded in self._log.replay(TOPICS, self._seq):
                 self._seq = recorded.seq
                 self._note(recorded.event, recorded.extra.get("time", ""))
         ended = [item for (tenant, _), item in self._ended.items() if tenant == who.tenant]

@@ -34,6 +34,7 @@ from moothall.domain.task import (
     RepositoryRef,
     check_deliberation,
 )
+from moothall.domain.topic import Channel, Topic, deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
 from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
 
@@ -52,14 +53,14 @@ class DeskBus(Publisher, Log, Work, Signals, Documents, Protocol):
     """What a desk needs of the bus."""
 
     async def create(self, event: Event) -> int:
-        """Publish what must be the first event under its subject. Raises `AlreadyExists`."""
+        """Publish what must be the first event of its topic. Raises `AlreadyExists`."""
         ...
 
-    async def first(self, subject: str) -> Recorded | None:
-        """Return the first event recorded under a literal subject, or None."""
+    async def first(self, topic: Topic) -> Recorded | None:
+        """Return the first event of a topic, or None."""
         ...
 
-    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """As a log does, and closed when its reader is done."""
         ...
 
@@ -71,11 +72,6 @@ class Defaults:
     limits: Limits
     repository: str = ""
     seed: int = 0
-
-
-def subjects_of(task_id: str) -> tuple[str, ...]:
-    """Return the log's subjects that tell the story of one deliberation."""
-    return (f"agent.results.{task_id}", f"agent.responses.{task_id}", f"agent.progress.{task_id}")
 
 
 class Desk:
@@ -145,7 +141,7 @@ class Desk:
                 raise
             return await self._again(recorded, request_digest)
         self._remember(deliberation.task_id, who.tenant)
-        await self._bus.enqueue(f"agent.requests.{deliberation.role}", event)
+        await self._bus.enqueue(Channel.WORK.of(deliberation.role), event)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
@@ -155,7 +151,7 @@ class Desk:
             raise AlreadyExists(f"task_id {known.event.subject!r} is taken by another deliberation")
         # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
         deliberation = check_deliberation(load(Deliberation, known.event.data))
-        await self._bus.enqueue(f"agent.requests.{deliberation.role}", known.event)
+        await self._bus.enqueue(Channel.WORK.of(deliberation.role), known.event)
         return deliberation
 
     def _remember(self, task_id: str, tenant: str) -> None:
@@ -182,7 +178,7 @@ class Desk:
         """Return the end."""
         if self._tenants.get(check_id(task_id, "task_id")) != who.tenant:
             await self._visible(task_id, who)
-        async with aclosing(self._bus.follow((f"agent.responses.{task_id}",))) as events:
+        async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_id),))) as events:
             async for recorded in events:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)
@@ -194,7 +190,7 @@ class Desk:
         ended = await self._decided(task_id)
         if ended is not None and ended.seq <= after_seq:
             return
-        async with aclosing(self._bus.follow(subjects_of(task_id), after_seq)) as events:
+        async with aclosing(self._bus.follow(deliberation_topics(task_id), after_seq)) as events:
             async for recorded in events:
                 yield recorded
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
@@ -216,20 +212,20 @@ class Desk:
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
-        await self._bus.signal(f"agent.cancel.{task_id}", {"task_id": task_id, "reason": reason[:1000]})
+        await self._bus.signal(Channel.CANCEL.of(task_id), {"task_id": task_id, "reason": reason[:1000]})
         return DeliberationStatus.CANCELLED
 
     async def _requested(self, task_id: str) -> Recorded | None:
-        first = await self._bus.first(f"agent.results.{task_id}")
+        first = await self._bus.first(Channel.RESULTS.of(task_id))
         if first is None or first.event.type is EventType.DELIBERATION_REQUESTED:
             return first
-        async for recorded in self._bus.replay((f"agent.results.{task_id}",)):
+        async for recorded in self._bus.replay((Channel.RESULTS.of(task_id),)):
             if recorded.event.type == EventType.DELIBERATION_REQUESTED:
                 return recorded
         return None
 
     async def _decided(self, task_id: str) -> Recorded | None:
-        async for recorded in self._bus.replay((f"agent.responses.{task_id}",)):
+        async for recorded in self._bus.replay((Channel.RESPONSES.of(task_id),)):
             if recorded.event.type == EventType.DELIBERATION_DECIDED:
                 return recorded
         return None

@@ -21,13 +21,14 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role, seat_id
 from moothall.domain.task import DEFAULT_SEATS, DeliberationRequest
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
 from moothall.ports import Log, Publisher
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-SUBJECTS = ("council.*",)
+TOPICS = (Channel.COUNCILS.all,)
 AGENT_TYPES = ("", "vllm", "ray_vllm")
 _SCHEMES = ("http", "https", "grpc", "grpcs")
 _ENDPOINT_CHARS = 500
@@ -55,12 +56,12 @@ class Roster:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        async for recorded in self._bus.follow(SUBJECTS, self._seq):
+        async for recorded in self._bus.follow(TOPICS, self._seq):
             self._take(recorded)
 
     async def refresh(self) -> None:
         """Read what was recorded since the last time."""
-        async for recorded in self._bus.replay(SUBJECTS, self._seq):
+        async for recorded in self._bus.replay(TOPICS, self._seq):
             self._take(recorded)
 
     def find(self, role: str, tenant: str) -> Council | None:
@@ -146,7 +147,7 @@ class Roster:
     async def _settled(self, event: Event, seq: int) -> None:
         """Raise what the order of the log made of our change, where another came before it."""
         councils: Councils = {}
-        async for recorded in self._bus.replay((f"council.{event.tenant}",)):
+        async for recorded in self._bus.replay((Channel.COUNCILS.of(event.tenant),)):
             if recorded.seq >= seq:
                 break
             councils = _folded(councils, recorded)

@@ -1,4 +1,4 @@
-"""Ids: short, lower-case, safe in file names, branch names and NATS subjects."""
+"""Ids: short, lower-case, safe in file names, branch names and subjects of a bus."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moothall import telemetry
-from moothall.council.desk import subjects_of
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording
 from moothall.domain.causes import cause_of
@@ -24,6 +23,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
+from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import (
     MoothallError,
     NothingToJudge,
@@ -96,11 +96,11 @@ class Host:
         return len(self._running)
 
     async def _listen_for_cancels(self) -> None:
-        async for _, data in self.bus.signals("agent.cancel.*"):
+        async for data in self.bus.signals(Channel.CANCEL.all):
             self._stop(str(data.get("task_id", "")))
 
     async def _listen_for_takers(self) -> None:
-        async for _, data in self.bus.signals("agent.taken.*"):
+        async for data in self.bus.signals(Channel.TAKEN.all):
             task_id, deliveries = str(data.get("task_id", "")), data.get("deliveries")
             running = self._running.get(task_id)
             if data.get("host") == self._self or not isinstance(deliveries, int):
@@ -148,7 +148,7 @@ class Host:
                     self._stop(task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS)
 
     async def _is_over(self, task_id: str) -> EventType | None:
-        async for recorded in self.bus.replay((f"agent.responses.{task_id}",)):
+        async for recorded in self.bus.replay((Channel.RESPONSES.of(task_id),)):
             if recorded.event.type in _OVER:
                 return recorded.event.type
         return None
@@ -197,7 +197,7 @@ class Host:
 
     async def _remember(self, task_id: str) -> tuple[Recording, bool]:
         """Return what was recorded of this deliberation before, and whether it is over."""
-        events = [item.event async for item in self.bus.replay(subjects_of(task_id))]
+        events = [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
         over = any(event.type in _OVER for event in events)
         return Recording.of(events), over
 
@@ -214,7 +214,7 @@ class Host:
     async def _go_on(self, deliberation: Deliberation, deliveries: int) -> None:
         if deliveries > 1:
             taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
-            await self.bus.signal(f"agent.taken.{deliberation.task_id}", taken)
+            await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
             # What came here before the answer to that includes the word of whoever took it up later.
             self._yield_to_later(deliberation.task_id, deliveries)
         recording, over = await self._remember(deliberation.task_id)

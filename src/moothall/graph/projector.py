@@ -13,30 +13,26 @@ from typing import Protocol
 
 from moothall.config import Graph as Settings
 from moothall.domain.event import Recorded
+from moothall.domain.topic import Topic
 from moothall.errors import GraphUnavailable
 from moothall.ports import Graph
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-SUBJECTS = tuple(
-    subject
-    for name in ("agile.events", "agent.results", "agent.responses", "agent.progress", "tool.results")
-    for subject in (name, f"{name}.*")
-)
-"""All of the log, also what the graph does not take: its position is then the log's."""
-
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
 
 
 class ProjectorLog(Protocol):
-    """What a projector needs of the bus: the log's two ways of reading, which can be closed."""
+    """What a projector needs of the bus: the log's two ways of reading, which can be closed. It reads all of the log,
+    also what the graph does not take: its position is then the log's.
+    """
 
-    def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now and end."""
         ...
 
-    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes, until closed."""
         ...
 
@@ -68,7 +64,7 @@ class Projector:
         """Project what is recorded now and return how many events that were. `on_batch` hears the seq of each batch's end."""
         self._written = await self._start(last_seq)
         count, batch = 0, list[Recorded]()
-        async with aclosing(self._log.replay(SUBJECTS, self._written)) as records:
+        async with aclosing(self._log.replay(after_seq=self._written)) as records:
             async for recorded in records:
                 batch.append(recorded)
                 if len(batch) == self._settings.batch:
@@ -94,7 +90,7 @@ class Projector:
         return 0
 
     async def _read(self, waiting: asyncio.Queue[Recorded], after_seq: int) -> None:
-        async with aclosing(self._log.follow(SUBJECTS, after_seq)) as records:
+        async with aclosing(self._log.follow(after_seq=after_seq)) as records:
             async for recorded in records:
                 await waiting.put(recorded)
 

@@ -1,4 +1,4 @@
-"""The door on the bus: `tool.requests.<workspace>` in, one `tool.finished` on `tool.results.<workspace>` out."""
+"""The door on the bus: calls of a workspace in, one `tool.finished` of it out for each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
 from moothall.guard.audit import AuditLog, Entry
 from moothall.guard.visits import SEAT, Visits
@@ -57,7 +58,7 @@ class Requests:
 
     async def handle(self, recorded: Recorded) -> None:
         """Answer one. What is no request gets a result too where it has an id, and goes to the dead letters."""
-        place = recorded.extra.get("subject", "").rpartition(".")[2]
+        place = recorded.extra.get("about", "")
         try:
             request = _read(recorded, place)
         except InvalidRequest as error:
@@ -89,7 +90,7 @@ class Requests:
         return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
 
     async def _told(self, request: _Request, kind: EventType) -> bool:
-        async for recorded in self.bus.replay((f"tool.results.{request.workspace}",)):
+        async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):
             if recorded.event.type == kind and recorded.event.data.get("request_id") == request.request_id:
                 return True
         return False

@@ -21,6 +21,7 @@ from moothall.domain.ids import check_id, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Derivation, Plan, PlanningEvent, Processed, Story, Strategy
 from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, Temporary
 from moothall.planning import story as stories
 from moothall.planning.derive import check_plan, derive
@@ -29,7 +30,7 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-SUBJECTS = ("agile.events.*",)
+TOPICS = (Channel.STORIES.all,)
 PLANNING = "planning"
 """The state in which a story's tasks are derived."""
 SKIPPED, NO_WINNER = "SKIPPED", "NO_WINNER"
@@ -99,7 +100,7 @@ class Planner:
         """Take up the open plans, then those that come, until cancelled."""
         async with asyncio.TaskGroup() as group:
             last = await self._take_up(group)
-            async for recorded in self._bus.follow(SUBJECTS, last):
+            async for recorded in self._bus.follow(TOPICS, last):
                 await self._see(recorded.event, group)
 
     async def _take_up(self, group: asyncio.TaskGroup) -> int:
@@ -107,7 +108,7 @@ class Planner:
         while True:
             last, moved, derived = 0, {}, {}
             try:
-                async for recorded in self._bus.replay(SUBJECTS):
+                async for recorded in self._bus.replay(TOPICS):
                     last, event = recorded.seq, recorded.event
                     if event.type is EventType.PLAN_DERIVED:
                         derived[event.id] = event
@@ -191,7 +192,7 @@ class Planner:
         """Return what the log says of a tenant's story, and its plan where it was derived."""
         story, known = Story(case_id), None
         wanted = derivation_id(tenant, case_id, plan_id)
-        async for recorded in self._bus.replay((f"agile.events.{case_id}",)):
+        async for recorded in self._bus.replay((Channel.STORIES.of(case_id),)):
             event = recorded.event
             if event.tenant != tenant:
                 continue

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable
 from moothall.telemetry.figures import LABEL_CHARS, MOST, Histogram, Snapshot
 from moothall.telemetry.logs import get_logger
@@ -22,7 +23,6 @@ from moothall.telemetry.metrics import REGISTRY
 
 log = get_logger(__name__)
 
-SUBJECT = "agent.metrics.{}"
 PATIENCE = 6
 _PROCESSES = 1000
 _NAME_CHARS = 64
@@ -31,7 +31,7 @@ _NAME_CHARS = 64
 class Signaller(Protocol):
     """Sends plain messages; `ports.Signals` is one."""
 
-    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send."""
         ...
 
@@ -40,7 +40,7 @@ async def report(bus: Signaller, process: str, seconds: float) -> None:
     """Send this process's figures every `seconds` until cancelled. One that cannot be sent is made up by the next."""
     while True:
         try:
-            await bus.signal(SUBJECT.format(process), {"process": process, "figures": REGISTRY.snapshot()})
+            await bus.signal(Channel.FIGURES.of(process), {"process": process, "figures": REGISTRY.snapshot()})
         except BusUnavailable as error:
             log.debug("figures not reported", reason=error.message)
         await asyncio.sleep(seconds)

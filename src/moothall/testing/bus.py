@@ -22,6 +22,7 @@ from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Permanent, Temporary
 from moothall.ports import Glance, Handler
 
@@ -49,7 +50,6 @@ class _Durable:
     """Where a durable consumer stands: the seqs that wait, and how often each was delivered."""
 
     spec: registry.DurableSpec
-    filters: tuple[str, ...]
     ready: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     deliveries: dict[int, int] = field(default_factory=dict)
     place: int = 0
@@ -149,7 +149,7 @@ class MemoryBus:
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
         self._durables: dict[str, _Durable] = {}
         self._buckets: dict[str, MemoryBucket] = {}
-        self._listeners: list[tuple[str, asyncio.Queue[tuple[str, bytes]]]] = []
+        self._listeners: list[tuple[Topic, asyncio.Queue[bytes]]] = []
         self._changed = asyncio.Event()
 
     async def publish(self, event: Event) -> int:
@@ -173,15 +173,11 @@ class MemoryBus:
             raise AlreadyExists(f"something is recorded under {subject} already")
         return await self._put(subject, event)
 
-    async def enqueue(self, subject: str, event: Event) -> None:
+    async def enqueue(self, topic: Topic, event: Event) -> None:
         """Put on the work queue."""
-        if registry.stream_of(subject) is not registry.WORK:
-            raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
-        await self._put(subject, event)
+        await self._put(registry.work_subject(topic), event)
 
     async def _put(self, subject: str, event: Event) -> int:
-        for token in subject.split("."):
-            registry.check_token(token, "subject")
         return await self.put_raw(subject, await self._packer.pack(event), message_id=event.id)
 
     async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
@@ -195,32 +191,33 @@ class MemoryBus:
         if message_id:
             stream.by_id[message_id] = raw.seq
         for durable in self._durables.values():
-            if durable.spec.stream == stream.spec.name and any(registry.matches(f, subject) for f in durable.filters):
+            if durable.spec.stream == stream.spec.name and any(registry.matches(f, subject) for f in durable.spec.filters):
                 durable.ready.put_nowait(raw.seq)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         return raw.seq
 
-    async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now and end."""
-        async with aclosing(self._events(subjects, after_seq, follow=False)) as events:
+        async with aclosing(self._events(topics, after_seq, follow=False)) as events:
             async for recorded in events:
                 yield recorded
 
-    async def first(self, subject: str) -> Recorded | None:
-        """Return the first event of a subject."""
-        async for recorded in self.replay((subject,)):
+    async def first(self, topic: Topic) -> Recorded | None:
+        """Return the first event of a topic."""
+        async for recorded in self.replay((topic,)):
             return recorded
         return None
 
-    async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes."""
-        async with aclosing(self._events(subjects, after_seq, follow=True)) as events:
+        async with aclosing(self._events(topics, after_seq, follow=True)) as events:
             async for recorded in events:
                 yield recorded
 
-    async def _events(self, subjects: Sequence[str], after_seq: int, *, follow: bool) -> AsyncGenerator[Recorded, None]:
-        stream = self._streams[registry.one_stream(subjects)]
+    async def _events(self, topics: Sequence[Topic], after_seq: int, *, follow: bool) -> AsyncGenerator[Recorded, None]:
+        name, subjects = registry.sources(topics)
+        stream = self._streams[name]
         last, until = after_seq, stream.last_seq
         while True:
             changed = self._changed
@@ -232,32 +229,23 @@ class MemoryBus:
                     event = await self._packer.unpack(raw.data)
                 except (InvalidRequest, NotFound):
                     continue
-                yield Recorded(raw.seq, event, {"subject": raw.subject, "time": raw.time.isoformat()})
+                yield Recorded(raw.seq, event, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
             if not follow:
                 return
             await changed.wait()
 
-    def _durable(self, spec: registry.DurableSpec, subjects: tuple[str, ...]) -> _Durable:
-        name = registry.consumer_name(spec, subjects)
-        if name not in self._durables:
-            made = self._durables[name] = _Durable(spec, subjects or spec.filters)
-            for raw in self._streams[spec.stream].after(0, made.filters):
+    def _durable(self, spec: registry.DurableSpec) -> _Durable:
+        if spec.name not in self._durables:
+            made = self._durables[spec.name] = _Durable(spec)
+            for raw in self._streams[spec.stream].after(0, spec.filters):
                 made.ready.put_nowait(raw.seq)
-        return self._durables[name]
+        return self._durables[spec.name]
 
-    async def consume(
-        self,
-        durable: str,
-        handler: Handler,
-        *,
-        subjects: Sequence[str] = (),
-        concurrency: int = 1,
-        glance: Glance | None = None,
-    ) -> None:
+    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
         """Run until cancelled."""
         if concurrency < 1:
             raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
-        taken = self._durable(registry.durable(durable, tuple(subjects)), tuple(subjects))
+        taken = self._durable(registry.durable(durable))
         async with asyncio.TaskGroup() as group:
             for number in range(concurrency):
                 group.create_task(self._work(taken, handler, glance), name=f"{durable}: worker {number}")
@@ -272,7 +260,7 @@ class MemoryBus:
                 continue
             durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
             durable.place += 1
-            extra = {"subject": raw.subject, "deliveries": str(deliveries), "place": str(durable.place)}
+            extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
             if glance is not None and await self._glanced(raw, glance, extra):
                 self._done(durable, stream, seq)
                 continue
@@ -316,23 +304,21 @@ class MemoryBus:
         place = dead.Origin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
         await dead.bury(self, place, raw.data, why)
 
-    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""
-        for token in subject.split("."):
-            registry.check_token(token, "subject")
+        registry.literal(topic)
         content = codec.dump_json(scrub_all(data, self._secrets))
-        for pattern, arrived in self._listeners:
-            if registry.matches(pattern, subject):
-                arrived.put_nowait((subject, content))
+        for heard, arrived in self._listeners:
+            if heard.covers(topic):
+                arrived.put_nowait(content)
 
-    async def signals(self, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield (subject, data) until closed."""
-        listener = (subject, asyncio.Queue[tuple[str, bytes]]())
+    async def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield what is sent until closed."""
+        listener = (topic, asyncio.Queue[bytes]())
         self._listeners.append(listener)
         try:
             while True:
-                where, content = await listener[1].get()
-                yield where, codec.load_json(content)
+                yield codec.load_json(await listener[1].get())
         finally:
             self._listeners.remove(listener)
 
@@ -375,14 +361,15 @@ class MemoryBus:
         self._streams[stream].records = kept
         return gone
 
-    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
-        """Return the subjects under `pattern` that have records."""
-        return sorted({raw.subject for raw in self._streams[stream].after(0, (pattern,))})
+    async def known(self, channel: Channel) -> Sequence[str]:
+        """Return the ids of what a channel of the log tells of."""
+        records = self._streams[registry.EVENTS.name].after(0, (registry.subject(channel.all),))
+        return sorted({registry.about(raw.subject) for raw in records})
 
-    async def drop(self, stream: str, subject: str) -> None:
-        """Remove all records of one subject."""
-        held = self._streams[stream]
-        held.records = [raw for raw in held.records if raw.subject != subject]
+    async def forget(self, topic: Topic) -> None:
+        """Remove all records of one thing from the log."""
+        held, gone = self._streams[registry.EVENTS.name], registry.literal(topic)
+        held.records = [raw for raw in held.records if raw.subject != gone]
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""

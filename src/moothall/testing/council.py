@@ -20,6 +20,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import seat_id
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.topic import Channel
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.client import open_model
@@ -98,7 +99,7 @@ class CouncilHouse:
 
     async def events(self) -> list[Event]:
         """Return the log."""
-        return [recorded.event async for recorded in self.bus.replay(("agent.results.>", "tool.results.>"))]
+        return [recorded.event async for recorded in self.bus.replay((Channel.RESULTS.all, Channel.TOOLS.all))]
 
 
 def of(events: list[Event], kind: EventType) -> list[Mapping[str, Any]]:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 from moothall.domain.budget import Usage
@@ -17,6 +16,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, PatchRefused, Permanent, Temporary
 from moothall.ports import Glance, Handler
 
@@ -137,10 +137,10 @@ def full(task_id: str = "task-a", *, text: bool = False) -> Story:
     return story.finished(third, SeatStatus.FAILED, "MODEL_UNAVAILABLE").finished(first).finished(second)
 
 
-def subject_of(event: Event) -> str:
-    """Where an event travels."""
+def topic_of(event: Event) -> Topic:
+    """What an event is about."""
     answers = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
-    return f"agent.{'responses' if event.type in answers else 'results'}.{event.data.get('task_id')}"
+    return (Channel.RESPONSES if event.type in answers else Channel.RESULTS).of(str(event.data.get("task_id")))
 
 
 class FaultyBus:
@@ -179,31 +179,23 @@ class FaultyBus:
         self._changed.set()
         return len(self.log)
 
-    async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
         """Yield what there is."""
         self._fail("replay")
         for item in list(self.log):
             await asyncio.sleep(0)
-            if item.seq > after_seq and any(fnmatchcase(subject_of(item.event), subject) for subject in subjects):
+            if item.seq > after_seq and any(topic.covers(topic_of(item.event)) for topic in topics):
                 yield item
 
-    async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncIterator[Recorded]:
+    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
         """As replay."""
-        async for item in self.replay(subjects, after_seq):
+        async for item in self.replay(topics, after_seq):
             yield item
 
-    async def consume(
-        self,
-        durable: str,
-        handler: Handler,
-        *,
-        subjects: Sequence[str] = (),
-        concurrency: int = 1,
-        glance: Glance | None = None,
-    ) -> None:
+    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
         """Deliver what is not acked, side by side; what is in hand when cancelled comes again."""
-        if durable != "collector" or subjects:
-            raise InvalidRequest(f"there is only the collector's consumer here, not {durable} of {subjects}")
+        if durable != "collector":
+            raise InvalidRequest(f"there is only the collector's consumer here, not {durable}")
         in_hand: set[int] = set()
         async with asyncio.TaskGroup() as group:
             while True:

@@ -12,9 +12,11 @@ from typing import Any
 from moothall.bus import codec
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
+from moothall.bus.registry import subject
 from moothall.config import load_settings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
+from moothall.domain.topic import Channel
 from moothall.guard.tokens import narrow, request_digest
 from moothall.guard.visits import Visits
 from moothall.pb.moothall.v1 import common_pb2
@@ -84,7 +86,7 @@ class ToolHouse:
         """As another program would: our own publishers scrub what looks like a token."""
         event = new_event(EventType.TOOL_REQUESTED, workspace, data, ordinal=ordinal or str(data.get("request_id")))
         raw = codec.encode(replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data))
-        await self.bus.put_raw(f"tool.requests.{workspace}", raw, message_id=event.id)
+        await self.bus.put_raw(subject(Channel.CALLS.of(workspace)), raw, message_id=event.id)
 
     def request(self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any) -> dict[str, Any]:
         """Return the data of a request on the bus, with a token that is bound to it."""
@@ -105,9 +107,9 @@ class ToolHouse:
         async with asyncio.timeout(240):
             while len(found) < count:
                 await asyncio.sleep(0.1)
-                found = [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
+                found = [item.event.data async for item in self.bus.replay((Channel.TOOLS.of(workspace),))]
         await asyncio.sleep(0.5)
-        return [item.event.data async for item in self.bus.replay((f"tool.results.{workspace}",))]
+        return [item.event.data async for item in self.bus.replay((Channel.TOOLS.of(workspace),))]
 
     async def flow(
         self, opened: pb.OpenWorkspaceResponse, document: Mapping[str, Any], after_seq: int = 0

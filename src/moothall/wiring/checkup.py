@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moothall.bus.nats.jetstream import JetStreamBus
+from moothall.bus.registry import EVENTS
 from moothall.config import Settings
 from moothall.domain.overview import Condition
 from moothall.errors import Temporary
@@ -14,7 +15,6 @@ from moothall.sandbox.probe import Layer
 from moothall.services.checkup import Checkup, Probe
 from moothall.wiring.fleet import Hosts
 
-_LOG = "EVENTS"
 Found = tuple[Condition, str]
 
 
@@ -24,7 +24,7 @@ def checkup(
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
-        state = await bus.state(_LOG)
+        state = await bus.state(EVENTS.name)
         return Condition.HEALTHY, f"{state.messages} events, the last is {state.last_seq}"
 
     async def see_model() -> Found:

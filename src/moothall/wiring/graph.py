@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.raw import StreamState
+from moothall.bus.registry import EVENTS
 from moothall.config import Settings
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.graph.asking import Answers, Elsewhere, answering
@@ -22,7 +23,6 @@ from moothall.wiring.parts import said
 
 log = get_logger(__name__)
 
-LOG = "EVENTS"
 _LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
 
 
@@ -54,7 +54,7 @@ async def remembering(settings: Settings, bus: JetStreamBus, drain: Callable[[st
     """
     async with open_graph(settings) as graph, answering(graph, _socket(settings)), asyncio.TaskGroup() as group:
         projector = Projector(bus, graph, settings.graph)
-        running = group.create_task(projector.run((await bus.state(LOG)).last_seq), name="graph")
+        running = group.create_task(projector.run((await bus.state(EVENTS.name)).last_seq), name="graph")
         try:
             yield graph
             if drain is not None:
@@ -67,7 +67,7 @@ async def remembering(settings: Settings, bus: JetStreamBus, drain: Callable[[st
 async def _drain(settings: Settings, projector: Projector, bus: JetStreamBus) -> None:
     try:
         async with asyncio.timeout(settings.graph.drain_seconds):
-            await projector.settled((await bus.state(LOG)).last_seq)
+            await projector.settled((await bus.state(EVENTS.name)).last_seq)
     except (TimeoutError, BusUnavailable):
         log.warning("the graph is behind; the next start goes on", at=projector.written)
 
@@ -79,7 +79,7 @@ async def open_answers(settings: Settings) -> AsyncIterator[Answers]:
         if await _free(settings, stack):
             bus = await stack.enter_async_context(_own_bus(settings))
             graph = await stack.enter_async_context(open_graph(settings))
-            await Projector(bus, graph, settings.graph).catch_up((await bus.state(LOG)).last_seq)
+            await Projector(bus, graph, settings.graph).catch_up((await bus.state(EVENTS.name)).last_seq)
             yield graph
         elif settings.graph.url:
             yield await stack.enter_async_context(open_graph(settings))
@@ -111,7 +111,7 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
                 f"another process writes the graph of {settings.data_dir}; stop it and run this again"
             ) from error
         bus = await stack.enter_async_context(_own_bus(settings))
-        state: StreamState = await bus.state(LOG)
+        state: StreamState = await bus.state(EVENTS.name)
         if state.first_seq > 1 and not lossy:
             raise ConfigurationError(
                 f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone and would be gone; "

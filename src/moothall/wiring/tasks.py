@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from moothall.bus.registry import EVENTS
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview, OverviewLog
 from moothall.config import Settings
-from moothall.council.desk import Defaults, Desk, DeskBus, subjects_of
+from moothall.council.desk import Defaults, Desk, DeskBus
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import TaskView
 from moothall.domain.task import RepositoryRef
+from moothall.domain.topic import Channel, Topic, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.ports import Repositories
 from moothall.wiring import lock
@@ -31,12 +31,12 @@ _CANCEL_SECONDS = 10.0
 class TaskBus(DeskBus, OverviewLog, Protocol):
     """What is asked of the bus here."""
 
-    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
-        """Return the subjects under `pattern` that have records."""
+    async def known(self, channel: Channel) -> Sequence[str]:
+        """Return the ids of what a channel of the log tells of."""
         ...
 
-    async def drop(self, stream: str, subject: str) -> None:
-        """Remove all records of one subject."""
+    async def forget(self, topic: Topic) -> None:
+        """Remove all records of one thing."""
         ...
 
     async def remove(self, key: str) -> None:
@@ -60,7 +60,7 @@ class Tasks:
 
     async def ids(self) -> Sequence[str]:
         """Return the ids of all tasks that the log tells of."""
-        return _ids(await self._bus.subjects(EVENTS.name, "agent.results.*"))
+        return await self._bus.known(Channel.RESULTS)
 
     async def find(self, named: str, *, whole: bool = False) -> str:
         """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""
@@ -70,7 +70,7 @@ class Tasks:
                 raise NotFound("there is no task yet; `moothall deliberate` makes one")
             return views[0].task_id
         check_id(named, "the task")
-        if await self._bus.first(f"agent.results.{named}") is not None:
+        if await self._bus.first(Channel.RESULTS.of(named)) is not None:
             return named
         near = [task for task in await self.ids() if task.startswith(named)]
         if len(near) == 1 and not whole:
@@ -84,7 +84,7 @@ class Tasks:
 
     async def repository(self, task_id: str) -> RepositoryRef | None:
         """Return what it was about; None for text."""
-        recorded = await self._bus.first(f"agent.results.{task_id}")
+        recorded = await self._bus.first(Channel.RESULTS.of(task_id))
         about = recorded.event.data.get("repository") if recorded else None
         return RepositoryRef(id=str(about["id"])) if isinstance(about, dict) and about.get("id") else None
 
@@ -92,18 +92,18 @@ class Tasks:
         """Remove its events and its status document. Raises `InvalidRequest` while it is under way."""
         if not (await self.outcome(task_id)).status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
-        for subject in subjects_of(task_id):
-            await self._bus.drop(EVENTS.name, subject)
+        for one in deliberation_topics(task_id):
+            await self._bus.forget(one)
         await self._bus.remove(task_id)
 
     async def _under_way(self) -> list[State]:
-        answered = set(_ids(await self._bus.subjects(EVENTS.name, "agent.responses.*")))
+        answered = set(await self._bus.known(Channel.RESPONSES))
         states = [await self._state(task) for task in await self.ids() if task not in answered]
         return [state for state in states if state is not None]
 
     async def _state(self, task_id: str) -> State | None:
         state: State | None = None
-        async for recorded in self._bus.replay(subjects_of(task_id)):
+        async for recorded in self._bus.replay(deliberation_topics(task_id)):
             try:
                 state = fold(state, recorded.event)
             except InvalidRequest:
@@ -215,7 +215,3 @@ async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | N
     except NotFound:
         found = None
     return found or await files_here(settings, "")
-
-
-def _ids(subjects: Sequence[str]) -> list[str]:
-    return [subject.rpartition(".")[2] for subject in subjects]

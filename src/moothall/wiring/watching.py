@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
+from moothall.domain.topic import Channel
 from moothall.telemetry import metrics, process, reports
 
 
@@ -51,7 +52,7 @@ async def figures(settings: Settings, bus: JetStreamBus, collector: Collector) -
     known = reports.Reports(settings.metrics.report_seconds)
 
     async def listen() -> None:
-        async for _, data in bus.signals(reports.SUBJECT.format("*")):
+        async for data in bus.signals(Channel.FIGURES.all):
             known.take(data)
 
     async with AsyncExitStack() as stack:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.tool import ToolResult
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists
 from moothall.ports import Publisher
 from moothall.workflows.plan import Plan
@@ -20,11 +21,11 @@ from moothall.workflows.record import KINDS, End, Record, StepState
 class FlowBus(Publisher, Protocol):
     """What workflows need of the bus."""
 
-    def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now."""
         ...
 
-    def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes."""
         ...
 
@@ -41,14 +42,14 @@ class Chronicle:
     async def read(self) -> Record:
         """Return how it stands."""
         record = Record()
-        async for recorded in self.bus.replay((f"tool.results.{self.workspace}",)):
+        async for recorded in self.bus.replay((Channel.TOOLS.of(self.workspace),)):
             if self._ours(recorded):
                 record.apply(recorded.event.type, recorded.event.data)
         return record
 
     async def follow(self, digest: str, after_seq: int) -> AsyncGenerator[Recorded, None]:
         """Yield its facts after a seq to its end, also those to come. Raises `AlreadyExists` where its plan is another one."""
-        async with aclosing(self.bus.follow((f"tool.results.{self.workspace}",))) as facts:
+        async with aclosing(self.bus.follow((Channel.TOOLS.of(self.workspace),))) as facts:
             async for recorded in facts:
                 if not self._ours(recorded):
                     continue

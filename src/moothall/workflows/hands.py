@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.topic import Channel
 from moothall.guard.lending import Loan
 from moothall.guard.visits import Visits
 from moothall.ports import Log
@@ -51,7 +52,7 @@ class VisitHands:
     async def known(self, request_id: str) -> ToolResult | bool:
         """Return what the log says of a call: its last result, or whether it began."""
         found: ToolResult | bool = False
-        async for recorded in self.log.replay((f"tool.results.{self._workspace}",)):
+        async for recorded in self.log.replay((Channel.TOOLS.of(self._workspace),)):
             event = recorded.event
             if event.data.get("request_id") != request_id:
                 continue

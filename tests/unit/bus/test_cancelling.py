@@ -12,6 +12,7 @@ import pytest
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Bus
 from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.topic import Channel
 
 Act = Callable[[JetStreamBus], Awaitable[object]]
 
@@ -20,19 +21,19 @@ async def ignore(_: Recorded) -> None: ...
 
 
 async def follow(bus: JetStreamBus) -> None:
-    async with aclosing(bus.follow(["agent.results.task-1"])) as events:
+    async with aclosing(bus.follow([Channel.RESULTS.of("task-1")])) as events:
         async for _ in events:
             pass
 
 
 async def replay(bus: JetStreamBus) -> None:
-    async with aclosing(bus.replay(["agent.results.task-1"])) as events:
+    async with aclosing(bus.replay([Channel.RESULTS.of("task-1")])) as events:
         async for _ in events:
             pass
 
 
 async def listen(bus: JetStreamBus) -> None:
-    async with aclosing(bus.signals("agent.cancel.*")) as signals:
+    async with aclosing(bus.signals(Channel.CANCEL.all)) as signals:
         async for _ in signals:
             pass
 
@@ -43,7 +44,7 @@ ACTS: dict[str, Act] = {
     "listen": listen,
     "replay": replay,
     "publish": lambda bus: bus.publish(new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1"})),
-    "signal": lambda bus: bus.signal("agent.cancel.task-1", {}),
+    "signal": lambda bus: bus.signal(Channel.CANCEL.of("task-1"), {}),
     "put a document": lambda bus: bus.put("key", {"large": "x" * 5000}),
     "get a document": lambda bus: bus.get("key"),
     "keys": lambda bus: bus.keys(),

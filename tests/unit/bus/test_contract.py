@@ -13,6 +13,7 @@ from moothall import ports
 from moothall.bus import log_admin
 from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest
 from moothall.testing.bus import MemoryBus
 from moothall.testing.taking import consuming, letters, requested, seat, seen
@@ -38,20 +39,20 @@ async def test_a_repeat_changes_nothing(opened: Any) -> None:
         first = await bus.publish(seat(1))
         assert await bus.publish(seat(2)) == first + 1
         assert await bus.publish(seat(1)) == first
-        assert [r.seq async for r in bus.replay(["agent.results.task-1"])] == [first, first + 1]
+        assert [r.seq async for r in bus.replay([Channel.RESULTS.of("task-1")])] == [first, first + 1]
 
 
 async def test_replay_is_ordered_filtered_and_ends(opened: Any) -> None:
     async with opened() as bus:
         for number in range(700):
             await bus.publish(seat(number, f"task-{number % 2}", turn=number))
-        everything = [r async for r in bus.replay(["agent.results.*", "agent.responses.*"])]
+        everything = [r async for r in bus.replay([Channel.RESULTS.all, Channel.RESPONSES.all])]
         assert [r.event.data["turn"] for r in everything] == list(range(700))
         assert [r.seq for r in everything] == sorted(r.seq for r in everything)
-        odd = [r.event.data["turn"] async for r in bus.replay(["agent.results.task-1"], after_seq=everything[599].seq)]
+        odd = [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")], after_seq=everything[599].seq)]
         assert odd == list(range(601, 700, 2))
-        assert [r async for r in bus.replay(["agent.results.task-9"])] == []
-        assert [r async for r in bus.replay(["agent.results.*"], after_seq=700)] == []
+        assert [r async for r in bus.replay([Channel.RESULTS.of("task-9")])] == []
+        assert [r async for r in bus.replay([Channel.RESULTS.all], after_seq=700)] == []
 
 
 async def test_an_event_comes_back_as_it_was(opened: Any) -> None:
@@ -68,9 +69,9 @@ async def test_an_event_comes_back_as_it_was(opened: Any) -> None:
     )
     async with opened() as bus:
         await bus.publish(event)
-        [back] = [r async for r in bus.replay(["agile.events.story-1"])]
+        [back] = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
         assert back.event == event
-        assert back.extra["subject"] == "agile.events.story-1"
+        assert back.extra["about"] == "story-1"
 
 
 async def test_many_publishers_at_once(opened: Any) -> None:
@@ -84,17 +85,17 @@ async def test_what_is_posted_is_recorded_in_its_order(opened: Any) -> None:
         answers = [await bus.post(seat(n, turn=n)) for n in range(500)]
         seqs = [await answer for answer in answers]
         assert seqs == sorted(seqs)
-        assert [r.event.data["turn"] async for r in bus.replay(["agent.results.task-1"])] == list(range(500))
+        assert [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")])] == list(range(500))
 
 
 async def test_only_one_is_the_first_of_its_subject(opened: Any) -> None:
     async with opened() as bus:
-        assert await bus.first("agent.results.task-1") is None
+        assert await bus.first(Channel.RESULTS.of("task-1")) is None
         made = await asyncio.gather(*(bus.create(seat(n, turn=n)) for n in range(5)), return_exceptions=True)
         assert [type(item) for item in made].count(AlreadyExists) == 4
         (seq,) = [item for item in made if isinstance(item, int)]
         await bus.publish(seat(9))
-        first = await bus.first("agent.results.task-1")
+        first = await bus.first(Channel.RESULTS.of("task-1"))
         assert first is not None
         assert first.seq == seq
         with pytest.raises(AlreadyExists):
@@ -109,7 +110,7 @@ async def test_the_story_of_a_deliberation_is_read_over_its_subjects(opened: Any
         decided = new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"})
         await bus.publish(decided)
         await bus.publish(seat(600, "task-1", turn=600))
-        wanted = ["agent.results.task-1", "agent.responses.task-1"]
+        wanted = [Channel.RESULTS.of("task-1"), Channel.RESPONSES.of("task-1")]
         read = [r async for r in bus.replay(wanted)]
         assert [r.event.data.get("turn") for r in read] == [*range(1, 600, 2), None, 600]
         assert [r.seq for r in read] == sorted(r.seq for r in read)
@@ -121,7 +122,7 @@ async def test_many_wait_for_what_concerns_them(opened: Any) -> None:
         return new_event(EventType.DELIBERATION_DECIDED, f"task-{number}", {"task_id": f"task-{number}"})
 
     async def wait_for(bus: Any, number: int) -> str:
-        async with aclosing(bus.follow([f"agent.responses.task-{number}"])) as events:
+        async with aclosing(bus.follow([Channel.RESPONSES.of(f"task-{number}")])) as events:
             async for recorded in events:
                 return str(recorded.event.data["task_id"])
         return "nothing"
@@ -141,7 +142,7 @@ async def test_follow_sees_what_was_and_what_comes(opened: Any) -> None:
         got: asyncio.Queue[Recorded] = asyncio.Queue()
 
         async def watch() -> None:
-            async with aclosing(bus.follow(["agent.results.task-1"])) as events:
+            async with aclosing(bus.follow([Channel.RESULTS.of("task-1")])) as events:
                 async for recorded in events:
                     got.put_nowait(recorded)
 
@@ -159,7 +160,7 @@ async def test_large_values_travel_beside_the_message(opened: Any) -> None:
     async with opened(blob_bytes=10_000) as bus:
         await bus.publish(seat(1, answer=big, parts=many))
         await bus.publish(seat(2, answer=big))
-        first, second = [r.event.data async for r in bus.replay(["agent.results.*"])]
+        first, second = [r.event.data async for r in bus.replay([Channel.RESULTS.all])]
         assert first["answer"] == second["answer"] == big
         assert first["parts"] == many
         stored = [raw async for raw in bus.raw("EVENTS")]
@@ -172,7 +173,7 @@ async def test_data_that_looks_like_a_reference_stays_data(opened: Any) -> None:
     forged: Mapping[str, Any] = {"$blob": "0" * 64, "bytes": 3, "more": {"$data": {"$blob": 1}}}
     async with opened() as bus:
         await bus.publish(seat(1, output=forged))
-        [back] = [r.event.data["output"] async for r in bus.replay(["agent.results.*"])]
+        [back] = [r.event.data["output"] async for r in bus.replay([Channel.RESULTS.all])]
         assert back == forged
 
 
@@ -193,7 +194,7 @@ async def test_secrets_do_not_get_into_the_log(opened: Any) -> None:
     async with opened(secrets=("hunter2-hunter2",), blob_bytes=1024) as bus:
         await bus.publish(seat(1, answer=f"use {token}", deep=[{"k hunter2-hunter2": "my hunter2-hunter2 " * 200}]))
         await bus.put("task-1", {"diff": token})
-        [back] = [r.event.data async for r in bus.replay(["agent.results.*"])]
+        [back] = [r.event.data async for r in bus.replay([Channel.RESULTS.all])]
         assert back["answer"] == "use [redacted]"
         assert back["deep"] == [{"k [redacted]": "my [redacted] " * 200}]
         assert await bus.get("task-1") == {"diff": "[redacted]"}
@@ -243,10 +244,10 @@ async def test_documents(opened: Any) -> None:
 
 async def test_signals_reach_who_listens(opened: Any) -> None:
     async with opened() as bus:
-        got: asyncio.Queue[tuple[str, Mapping[str, Any]]] = asyncio.Queue()
+        got: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
         async def listen() -> None:
-            async with aclosing(bus.signals("agent.cancel.*")) as signals:
+            async with aclosing(bus.signals(Channel.CANCEL.all)) as signals:
                 async for signal in signals:
                     got.put_nowait(signal)
 
@@ -254,9 +255,9 @@ async def test_signals_reach_who_listens(opened: Any) -> None:
             listener = group.create_task(listen())
             async with asyncio.timeout(20):
                 while got.empty():
-                    await bus.signal("agent.cancel.task-1", {"task_id": "task-1", "reason": "enough"})
+                    await bus.signal(Channel.CANCEL.of("task-1"), {"task_id": "task-1", "reason": "enough"})
                     await asyncio.sleep(0.02)
-                assert await got.get() == ("agent.cancel.task-1", {"task_id": "task-1", "reason": "enough"})
+                assert await got.get() == {"task_id": "task-1", "reason": "enough"}
             listener.cancel()
 
 
@@ -266,11 +267,15 @@ async def test_a_subject_is_made_of_clean_tokens(opened: Any, task: str) -> None
         with pytest.raises(InvalidRequest, match="task_id"):
             await bus.publish(seat(1, task))
         with pytest.raises(InvalidRequest):
-            await bus.enqueue(f"agent.requests.{task}", requested("task-1"))
+            await bus.enqueue(Channel.WORK.of(task), requested("task-1"))
+        with pytest.raises(InvalidRequest, match="subjects of one stream"):
+            [_ async for _ in bus.replay([Channel.STORIES.all, Channel.AUDIT.all])]
         with pytest.raises(InvalidRequest, match="no stream stores"):
-            [_ async for _ in bus.replay(["nothing.here"])]
+            [_ async for _ in bus.replay([Channel.CANCEL.all])]
+        with pytest.raises(InvalidRequest, match="must name one thing"):
+            await bus.signal(Channel.CANCEL.all, {})
         with pytest.raises(InvalidRequest, match="not work"):
-            await bus.enqueue("agent.results.task-1", requested("task-1"))
+            await bus.enqueue(Channel.RESULTS.of("task-1"), requested("task-1"))
 
 
 async def test_the_log_is_looked_after(opened: Any) -> None:
@@ -282,10 +287,10 @@ async def test_the_log_is_looked_after(opened: Any) -> None:
         assert await log_admin.prune(bus, before_seq=4) == 3
         assert await log_admin.prune(bus, before_seq=1) == 0
         assert await log_admin.prune(bus, keep=5) == 2
-        assert [r.event.data["turn"] async for r in bus.replay(["agent.results.*"])] == [5, 6, 7, 8, 9]
+        assert [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.all])] == [5, 6, 7, 8, 9]
         assert await bus.publish(seat(10)) == 11
         assert await log_admin.prune(bus, keep=0) == 6
-        assert [r async for r in bus.replay(["agent.results.*"])] == []
+        assert [r async for r in bus.replay([Channel.RESULTS.all])] == []
         assert await bus.publish(seat(11)) == 12
         wrongs: list[Any] = [{}, {"keep": 1, "before_seq": 1}, {"keep": -1}, {"before_seq": 0}, {"before_seq": 99}]
         for wrong in wrongs:

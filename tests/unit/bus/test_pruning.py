@@ -14,6 +14,7 @@ from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.topic import Channel
 
 OLD = timedelta(seconds=-60)  # of any age
 COMMIT = "c" * 40
@@ -58,11 +59,11 @@ async def test_large_values_stay_while_anything_refers_to_them(bus: JetStreamBus
     assert await prune_blobs(bus) == 0, "so young a value may wait for its event"
     assert await prune_blobs(bus, young=OLD) == 1
     assert len(await contents(bus)) == 4, "entry and content are gone"
-    read = [item.event.data["content"] async for item in bus.replay(("agent.results.task-new",))]
+    read = [item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-new"),))]
     assert read == [shared]
     assert await bus.get("task-new") == {"status": 3, "text": "d" * 5000}
     await bus.publish(proposed("task-again", content=own))
-    assert [item.event.data["content"] async for item in bus.replay(("agent.results.task-again",))] == [own]
+    assert [item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-again"),))] == [own]
 
 
 async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -> None:
@@ -71,7 +72,7 @@ async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -
     before = await contents(bus)
     assert await prune_blobs(bus, young=OLD) == 0
     assert await contents(bus) == before
-    (read,) = [item.event.data["proposal"] async for item in bus.replay(("agent.results.task-1",))]
+    (read,) = [item.event.data["proposal"] async for item in bus.replay((Channel.RESULTS.of("task-1"),))]
     assert read == {"diff": "x" * 5000, **many}
 
 

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import ast
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import moothall
 from moothall.bus import registry
+from moothall.bus.event_specs import ADDRESSES
 from moothall.bus.nats.asyncapi import asyncapi
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import ROLES
+from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
 
 IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_id": "agent-dev-001"}
@@ -42,6 +50,37 @@ def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
 )
 def test_subjects_are_those_of_the_wire(kind: EventType, subject: str) -> None:
     assert registry.subject_of(new_event(kind, "x", IDS, tenant="acme")) == subject
+
+
+def _texts(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_what_subjects_and_streams_are_called_is_written_in_the_registry_alone() -> None:
+    source = Path(moothall.__file__).parent
+    starts = tuple(address.partition("{")[0] for address in ADDRESSES.values())
+    streams = {spec.name for spec in registry.STREAMS}
+    inner = [path for path in source.rglob("*.py") if not path.is_relative_to(source / "bus")]
+    assert len(inner) > 200
+    found = [
+        (path.name, text)
+        for path in inner
+        for text in _texts(path)
+        if text.startswith((*starts, "nats://", "Nats-", "$JS.", "$KV.", "$O.")) or text in streams
+    ]
+    assert found == []
+
+
+@given(st.sampled_from(Channel), st.text())
+def test_a_topic_has_one_clean_subject(channel: Channel, about: str) -> None:
+    try:
+        subject = registry.subject(channel.of(about))
+    except InvalidRequest:
+        return
+    assert registry.about(subject) == about
+    assert registry.covers(registry.subject(channel.all), subject)
 
 
 def test_an_event_without_its_id_is_refused() -> None:

@@ -13,6 +13,7 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.testing.bus import MemoryBus
 from moothall.testing.story import Remembering
@@ -69,7 +70,7 @@ def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: st
 
 async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
     planned = await desk.submit(TASK, LOCAL)
-    recorded = [item.event.type async for item in bus.replay((f"agent.results.{planned.task_id}",))]
+    recorded = [item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))]
     assert recorded == [EventType.DELIBERATION_REQUESTED]
     assert (await desk.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
 
@@ -114,7 +115,7 @@ async def test_cancelling_is_recorded_once_and_changes_no_end(desk: Desk, bus: M
     planned = await desk.submit(TASK, LOCAL)
     for _ in range(2):
         assert await desk.cancel(planned.task_id, "enough", LOCAL) == DeliberationStatus.CANCELLED
-    events = [item async for item in bus.replay((f"agent.responses.{planned.task_id}",))]
+    events = [item async for item in bus.replay((Channel.RESPONSES.of(planned.task_id),))]
     assert [item.event.data["reason"] for item in events] == ["enough"]
     await bus.publish(
         new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)))

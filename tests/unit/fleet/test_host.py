@@ -16,6 +16,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.task import Deliberation
+from moothall.domain.topic import Channel
 from moothall.errors import Superseded, WorkspaceFailed
 from moothall.fleet import host as hosts
 from moothall.fleet.host import Host
@@ -181,7 +182,7 @@ async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_ask
         assert {end["error_code"] for end in ends} == {"REPOSITORY_UNUSABLE"}
         assert "no test was collected" in ends[0]["error_message"]
         assert "no tests ran in 0.01s" in ends[0]["error_message"]
-        steps = [item.event.data["current_task"] async for item in house.bus.replay(("agent.progress.>",))]
+        steps = [item.event.data["current_task"] async for item in house.bus.replay((Channel.PROGRESS.all,))]
         assert "base: tests no test was collected" in steps
         assert house.server.requests == []
 
@@ -195,5 +196,5 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
     async with open_council(tmp_path, scripted(answer)) as house:
         host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
         await host._work(Recorded(1, request(house.deliberation("single", 1))))
-        steps = [item.event.data["current_task"] async for item in house.bus.replay(("agent.progress.>",))]
+        steps = [item.event.data["current_task"] async for item in house.bus.replay((Channel.PROGRESS.all,))]
         assert [step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step]

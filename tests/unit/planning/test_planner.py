@@ -13,6 +13,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.planning.planner import Planner
 from moothall.testing.bus import MemoryBus
@@ -68,7 +69,7 @@ async def until(condition: Any) -> None:
 
 
 async def events(bus: MemoryBus, kind: EventType) -> list[Event]:
-    return [item.event async for item in bus.replay(("agile.events.*",)) if item.event.type is kind]
+    return [item.event async for item in bus.replay((Channel.STORIES.all,)) if item.event.type is kind]
 
 
 def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:

@@ -18,6 +18,7 @@ from moothall.council.desk import Defaults, Desk
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
+from moothall.domain.topic import Channel
 from moothall.fleet.host import Host
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
@@ -30,7 +31,7 @@ TASK = DeliberationRequest(description="Write a haiku", role="dev", protocol="si
 
 
 async def logged(bus: MemoryBus) -> list[Event]:
-    return [recorded.event async for recorded in bus.replay(("agent.results.>", "agent.responses.>"))]
+    return [recorded.event async for recorded in bus.replay((Channel.RESULTS.all, Channel.RESPONSES.all))]
 
 
 async def until(done: Callable[[list[Event]], bool], bus: MemoryBus) -> list[Event]:

@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from moothall.config import Metrics
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.services.figures import figures_page
 from moothall.telemetry import metrics, process, reports
@@ -140,8 +141,8 @@ async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
     sent: list[Mapping[str, Any]] = []
 
     class Bus:
-        async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
-            sent.append({"subject": subject, **data})
+        async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
+            sent.append({"topic": topic, **data})
             if len(sent) == 1:
                 raise BusUnavailable("away")
 
@@ -150,7 +151,7 @@ async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
         while len(sent) < 3:
             await asyncio.sleep(0.001)
         task.cancel()
-    assert {item["subject"] for item in sent} == {"agent.metrics.host-7"}
+    assert {item["topic"] for item in sent} == {Channel.FIGURES.of("host-7")}
     known = Reports(5.0)
     known.take(sent[-1])
     assert known.snapshots("serve")["host-7"]["moothall_process_resident_memory_bytes"][0][1] > 1e6

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from moothall import __version__
-from moothall.bus.event_specs import EVENT_SPECS, EventSpec
+from moothall.bus.event_specs import ADDRESSES, EVENT_SPECS, EventSpec
 from moothall.bus.nats.layout import MESSAGE_ID
 from moothall.bus.registry import DEAD, DURABLES, SIGNALS, STREAMS, WORK, stream_of
+from moothall.domain.topic import Channel
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _TEXT = {"type": "string"}
@@ -74,9 +75,10 @@ def asyncapi() -> dict[str, Any]:
         )
         channel["messages"][_name(spec.type.value)] = {"$ref": f"#/components/messages/{_name(spec.type.value)}"}
     requested = _name("moothall.deliberation.requested")
-    channels["agent_requests_role"] = {
-        "address": "agent.requests.{role}",
-        "parameters": _parameters("{role}"),
+    address = ADDRESSES[Channel.WORK]
+    channels[_name(address)] = {
+        "address": address,
+        "parameters": _parameters(address),
         "messages": {requested: {"$ref": f"#/components/messages/{requested}"}},
         "x-stream": WORK.name,
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import nats.errors
 from nats.aio.msg import Msg
 
-from moothall.bus import dead
+from moothall.bus import dead, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
 from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
@@ -33,7 +33,6 @@ class Taking:
     stored: Stored
     packer: Packer
     spec: DurableSpec
-    subjects: tuple[str, ...]
     handler: Handler
     concurrency: int
     glance: Glance | None = None
@@ -61,14 +60,10 @@ class Taking:
         expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
         while True:
             try:
-                name = await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec, self.subjects)
-                if (
-                    self.spec.stream == WORK.name
-                    and not self.subjects
-                    and (gone := await setup.forget_done(self.stored.js, self.spec))
-                ):
+                await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec)
+                if self.spec.stream == WORK.name and (gone := await setup.forget_done(self.stored.js, self.spec)):
                     log.warning("work that was done was still there, and is removed", durable=self.spec.name, removed=gone)
-                async with Pull.open(self.stored.client, self.spec.stream, name, expires) as pull:
+                async with Pull.open(self.stored.client, self.spec.stream, self.spec.name, expires) as pull:
                     while True:
                         while len(self.held) >= capacity:
                             self.freed.clear()
@@ -183,4 +178,4 @@ class Taking:
 
 
 def _extra(message: Msg, place: Place) -> dict[str, str]:
-    return {"subject": message.subject, "deliveries": str(place.deliveries), "place": str(place.number)}
+    return {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}

@@ -27,10 +27,9 @@ from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Glance, Handler
-
-_DECISIONS = "agent.responses."
 
 
 class JetStreamBus:
@@ -59,14 +58,12 @@ class JetStreamBus:
             return await self._send(subject, event, "log")
 
     async def create(self, event: Event) -> int:
-        """Publish what must be the first under its subject. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
+        """Publish what must be the first of its topic. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
         return await self._put(registry.subject_of(event), event, "log", FIRST)
 
-    async def enqueue(self, subject: str, event: Event) -> None:
+    async def enqueue(self, topic: Topic, event: Event) -> None:
         """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
-        if registry.stream_of(subject) is not registry.WORK:
-            raise InvalidRequest(f"{subject} is not work; the subjects of work are {', '.join(registry.WORK.subjects)}")
-        await self._put(subject, event, "work")
+        await self._put(registry.work_subject(topic), event, "work")
 
     async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> int:
         with _publishing(subject, event):
@@ -78,9 +75,11 @@ class JetStreamBus:
         data = await self._packer.pack(event)
         return await self._stored.outbox.send(subject, data, {MESSAGE_ID: event.id, **headers}, to)
 
-    async def replay(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded now under `subjects` (all of one stream), and end. What isn't an event is passed over."""
-        stream = registry.one_stream(subjects)
+    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded now about `topics` (all of one stream; none: the whole log), and end. What isn't an event
+        is passed over.
+        """
+        stream, subjects = registry.sources(topics)
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, after_seq):
                 if (recorded := await self._recorded(stream, raw)) is not None:
@@ -91,22 +90,22 @@ class JetStreamBus:
             async for recorded in events:
                 yield recorded
 
-    async def first(self, subject: str) -> Recorded | None:
-        """Return the first event recorded under a literal subject, or None."""
-        if self._at_once((subject,)):
-            stream = registry.one_stream((subject,))
-            for raw in await self._stored.found(stream, (subject,), most=1):
+    async def first(self, topic: Topic) -> Recorded | None:
+        """Return the first event of a topic, or None."""
+        stream, subjects = registry.sources((topic,))
+        if self._at_once(subjects):
+            for raw in await self._stored.found(stream, subjects, most=1):
                 if (recorded := await self._recorded(stream, raw)) is not None:
                     return recorded
-        async with aclosing(self.replay((subject,))) as events:
+        async with aclosing(self.replay((topic,))) as events:
             async for recorded in events:
                 return recorded
         return None
 
-    async def follow(self, subjects: Sequence[str], after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes, over restarts of the bus, until closed."""
-        stream = registry.one_stream(subjects)
-        if len(subjects) == 1 and subjects[0].startswith(_DECISIONS) and self._at_once(subjects):
+        stream, subjects = registry.sources(topics)
+        if len(topics) == 1 and topics[0].channel is Channel.RESPONSES and self._at_once(subjects):
             async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
                 async for raw in records:
                     if (recorded := await self._recorded(stream, raw)) is not None:
@@ -129,43 +128,32 @@ class JetStreamBus:
         except (InvalidRequest, NotFound) as error:
             log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=error.message)
             return None
-        return Recorded(raw.seq, event, {"subject": raw.subject, "time": raw.time.isoformat()})
+        return Recorded(raw.seq, event, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
 
     def _at_once(self, subjects: Sequence[str]) -> bool:
         """Whether to ask the stream itself. With replicas one that lags might answer."""
         literal = not any("*" in subject or ">" in subject for subject in subjects)
         return literal and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
 
-    async def consume(
-        self,
-        durable: str,
-        handler: Handler,
-        *,
-        subjects: Sequence[str] = (),
-        concurrency: int = 1,
-        glance: Glance | None = None,
-    ) -> None:
-        """Run until cancelled; see `moothall.ports.Consumer`. `subjects` makes it a narrower consumer of its own.
+    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
+        """Run until cancelled; see `moothall.ports.Consumer`.
 
         Raises `InvalidRequest` for a durable that isn't registered, `BusUnavailable` when the bus is closed.
         """
         if concurrency < 1:
             raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
-        narrowed = tuple(subjects)
-        spec = registry.durable(durable, narrowed)
-        await Taking(self._stored, self._packer, spec, narrowed, handler, concurrency, glance).run()
+        await Taking(self._stored, self._packer, registry.durable(durable), handler, concurrency, glance).run()
 
-    async def signal(self, subject: str, data: Mapping[str, Any]) -> None:
+    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""
-        for token in subject.split("."):
-            registry.check_token(token, "subject")
+        subject = registry.literal(topic)
         with translated(f"send a signal on {subject}"):
             self._client.put(subject, codec.dump_json(scrub_all(data, self._secrets)))
             await self._stored.acks.flush(self._client)
 
-    async def signals(self, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield (subject, data) until closed. Listening begins with the first step; what isn't JSON is passed over."""
-        async with aclosing(listen(self._client, self._stored.acks, subject)) as messages:
+    async def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield what is sent until closed. Listening begins with the first step; what isn't JSON is passed over."""
+        async with aclosing(listen(self._client, self._stored.acks, registry.subject(topic))) as messages:
             async for message in messages:
                 yield message
 
@@ -192,6 +180,14 @@ class JetStreamBus:
     def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
         """Yield what a stream stores now, in order; under `subjects` alone where given."""
         return self._stored.raw(stream, after_seq, subjects)
+
+    async def known(self, channel: Channel) -> Sequence[str]:
+        """Return the ids of what a channel of the log tells of."""
+        return [registry.about(one) for one in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))]
+
+    async def forget(self, topic: Topic) -> None:
+        """Remove all records of one thing from the log."""
+        await self.drop(registry.EVENTS.name, registry.literal(topic))
 
     async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
         """Return the subjects under `pattern` that have records."""
@@ -248,6 +244,6 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> A
         outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)
         outboxes.append(outbox)
         stored = Stored(client, js, settings, acks, outbox)
-        tail = Tail(stored, registry.EVENTS.name, f"{_DECISIONS}*")
+        tail = Tail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
         async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
             yield JetStreamBus(stored, settings, secrets, tail)

@@ -16,13 +16,11 @@ from moothall.bus.registry import (
     STREAMS,
     DurableSpec,
     StreamSpec,
-    consumer_name,
 )
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 
 _OTHER_CONFIGURATION = 10058
-_IDLE_DAY = 86_400.0
 
 
 def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
@@ -66,22 +64,19 @@ async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None
         await heeding(js.update_stream(config))
 
 
-async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec, subjects: tuple[str, ...] = ()) -> str:
-    """Make or update a durable consumer and return its name. A narrowed one goes after a day without readers."""
-    name = consumer_name(spec, subjects)
+async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec) -> None:
+    """Make or update a durable consumer."""
     config = api.ConsumerConfig(
-        name=name,
-        durable_name=name,
+        name=spec.name,
+        durable_name=spec.name,
         description=spec.about,
         ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=settings.ack_wait_seconds,
         max_deliver=-1,  # bounded in moothall.bus.delivery, so that the last failure leaves a dead letter
-        filter_subjects=list(subjects or spec.filters),
+        filter_subjects=list(spec.filters),
         max_ack_pending=10_000,
-        inactive_threshold=_IDLE_DAY if subjects else None,
     )
     await heeding(js.add_consumer(spec.stream, config=config))
-    return name
 
 
 async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:

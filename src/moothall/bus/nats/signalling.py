@@ -19,8 +19,8 @@ _WAITING = 10_000
 _LOOK = 1.0
 
 
-async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-    """Yield (subject, data) until closed; what isn't a JSON object is passed over. Raises `BusUnavailable` once closed."""
+async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield what is sent until closed; what isn't a JSON object is passed over. Raises `BusUnavailable` once closed."""
     arrived: asyncio.Queue[Msg] = asyncio.Queue(_WAITING)
 
     def on_message(message: Msg) -> None:
@@ -48,7 +48,7 @@ async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator
                 log.warning("signal passed over", subject=message.subject, reason=error.message)
                 continue
             if isinstance(data, Mapping):
-                yield message.subject, data
+                yield data
     finally:
         try:
             await client.unhear(subscription)

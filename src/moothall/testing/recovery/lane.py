@@ -21,6 +21,7 @@ from moothall.config import Bus, Settings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.outcome import Outcome
+from moothall.domain.topic import Channel, deliberation_topics
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -114,12 +115,11 @@ class Lane:
 
     async def _follow(self, task_id: str, seen: Seen, recorded: dict[str, float]) -> Outcome:
         """Watch the log from now on, deal the blow at its boundary, return the decision."""
-        subjects = tuple(f"agent.{name}.{task_id}" for name in ("results", "responses", "progress"))
         after = (await self.bus.state(EVENTS.name)).last_seq
         dealing: asyncio.Task[None] | None = None
         outcome: Outcome | None = None
         async with asyncio.TaskGroup() as group:
-            async for item in self.bus.follow((*subjects, "tool.results.*"), after):
+            async for item in self.bus.follow((*deliberation_topics(task_id), Channel.TOOLS.all), after):
                 event = item.event
                 if event.data.get("task_id") != task_id:
                     continue
