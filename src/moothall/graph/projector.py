@@ -40,10 +40,11 @@ class ProjectorLog(Protocol):
 class Projector:
     """The only writer of a graph."""
 
-    def __init__(self, log_: ProjectorLog, graph: Graph, settings: Settings) -> None:
+    def __init__(self, log_: ProjectorLog, graph: Graph, settings: Settings, *, pause_seconds: float = _FIRST_SECONDS) -> None:
         self._log = log_
         self._graph = graph
         self._settings = settings
+        self._pause_seconds = pause_seconds
         self._written = 0
         self._progress = asyncio.Condition()
 
@@ -104,7 +105,7 @@ class Projector:
 
     async def _patiently(self, batch: Sequence[Recorded]) -> None:
         """Write until it is written: a graph that is away is waited for, however long."""
-        pause = _FIRST_SECONDS
+        pause = self._pause_seconds
         while True:
             try:
                 await self._project(batch)
@@ -116,7 +117,7 @@ class Projector:
                 return
 
     async def _position(self) -> int:
-        pause = _FIRST_SECONDS
+        pause = self._pause_seconds
         while True:
             try:
                 return await self._graph.position()

@@ -30,11 +30,15 @@ Snapshots = Callable[[], Mapping[str, Snapshot]]
 
 @asynccontextmanager
 async def figures_page(
-    settings: config.Metrics, snapshots: Snapshots, measure: Callable[[], Awaitable[None]]
+    settings: config.Metrics,
+    snapshots: Snapshots,
+    measure: Callable[[], Awaitable[None]],
+    *,
+    measure_seconds: float = _MEASURE_SECONDS,
 ) -> AsyncIterator[int]:
     """Serve `/metrics` until the context ends; yields the port, 0 where the default one is taken, which is logged.
 
-    `measure` looks up, before each answer, what nobody counts. Raises `ConfigurationError` for a chosen port that is
+    `measure` looks up, before each answer, what nobody counts, for `measure_seconds` at most. Raises `ConfigurationError` for a chosen port that is
     taken, and for an address that is not loopback without a token.
     """
     if settings.token is None and not is_loopback(settings.host):
@@ -46,7 +50,7 @@ async def figures_page(
         if settings.token is not None and not _knows(request, settings.token.get_secret_value()):
             return web.Response(status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": "Bearer"})
         try:
-            async with asyncio.timeout(_MEASURE_SECONDS):
+            async with asyncio.timeout(measure_seconds):
                 await measure()
         except TimeoutError:
             log.info("the bus did not say in time how it stands; its last figures are shown")

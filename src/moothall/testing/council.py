@@ -16,7 +16,6 @@ from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
 from moothall.council.survey import Surveyor
 from moothall.domain.event import Event, EventType
-from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import seat_id
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -140,7 +139,6 @@ def scripted(work: Answer, *, plan: str = "") -> Answer:
 async def open_council(
     folder: Path,
     answer: Answer,
-    runs: dict[tuple[str, str, tuple[str, ...]], CheckRun] | None = None,
     *,
     files: Mapping[str, str | bytes] | None = None,
     limits: Limits | None = None,
@@ -149,11 +147,9 @@ async def open_council(
     python: Runner | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
-    """Build it in `folder`. `runs` remembers checks from one council to the next; `runner` runs Python, by the settings `python`;
-    `llm` are settings of the model.
-    """
+    """Build it in `folder`. `runner` runs Python, by the settings `python`; `llm` are settings of the model."""
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
-    workspaces = TempWorkspaces(repo, folder / "workspaces", runs=runs if runs is not None else {})
+    workspaces = TempWorkspaces(repo, folder / "workspaces")
     workspaces.root.mkdir()
     bus = MemoryBus()
     async with (

@@ -1,6 +1,6 @@
 """Workspaces without walls, for tests: a real folder, real git, real files.* tools and real pytest.
 
-Nothing here keeps hostile code in. A check of the same tree is run once and remembered.
+Nothing here keeps hostile code in. A check of the same tree is run once in a process and remembered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from moothall.testing.repos import Repo
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
 PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))
 _ENV = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+_KNOWN: dict[tuple[str, tuple[str, ...]], CheckRun] = {}
+"""What a command said of a tree."""
 _LIMITS = texts.Limits(file_bytes=1_000_000, output_bytes=100_000)
 
 
@@ -167,12 +169,22 @@ class TempWorkspace:
         if argv is None:
             return CheckRun(name, Verdict.MISSING)
         await asyncio.to_thread(self.repo.git, "add", "--all")
-        key = (await asyncio.to_thread(self.repo.git, "write-tree"), name, (*paths, *cases))
+        tree = await asyncio.to_thread(self.repo.git, "write-tree")
+        key = (tree, name, (*paths, *cases))
         if key not in self.owner.runs:
-            self.owner.runs[key] = await self._run(
-                name, checks.command(argv, paths, cases=cases) if name == "tests" else argv, deadline
+            self.owner.runs[key] = await self._known(
+                tree, name, checks.command(argv, paths, cases=cases) if name == "tests" else argv, deadline
             )
         return self.owner.runs[key]
+
+    async def _known(self, tree: str, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
+        known = _KNOWN.get((tree, tuple(argv)))
+        if known is None:
+            known = await self._run(name, argv, deadline)
+            if known.status == "timeout":
+                return known
+            _KNOWN[tree, tuple(argv)] = known
+        return replace(known, check=name, cases=dict(known.cases))
 
     async def _run(self, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
         self.owner.checked += 1

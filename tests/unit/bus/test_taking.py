@@ -175,10 +175,10 @@ async def test_long_work_is_not_handed_out_twice(opened: Any) -> None:
         nonlocal calls
         del recorded
         calls += 1
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.9)
         done.set()
 
-    async with opened(ack_wait_seconds=0.5) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
+    async with opened(ack_wait_seconds=0.3) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
         await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
         async with asyncio.timeout(20):
             await done.wait()

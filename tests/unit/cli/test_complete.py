@@ -6,23 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from moothall.cli import main
 from moothall.cli.complete import remember
 
 
 def completed(data_dir: Path, *words: str) -> list[str]:
     """What a shell would be offered after these words, the last of which is not finished."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
-    env |= {
+    done = CliRunner().invoke(main, env=asked(data_dir, *words), prog_name="moothall")
+    assert (done.exit_code, done.stderr) == (0, "")
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def asked(data_dir: Path, *words: str) -> dict[str, str]:
+    return {
         "MOOTHALL_DATA_DIR": str(data_dir),
         "_MOOTHALL_COMPLETE": "bash_complete",
         "COMP_WORDS": " ".join(("moothall", *words)),
         "COMP_CWORD": str(len(words)),
     }
-    code = "from moothall.cli import main; main(prog_name='moothall')"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
 @pytest.fixture
@@ -57,7 +60,14 @@ def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
     remember(tmp_path / "absent", "task")  # cannot be written: left
 
 
+def test_a_shell_asks_a_process() -> None:
+    command = [sys.executable, "-c", "from moothall.cli import main; main(prog_name='moothall')"]
+    done = subprocess.run(command, env=os.environ | asked(Path("/nowhere"), "de"), capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("plain,deliberate\nplain,demo\n", "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(shell: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "moothall", "completion", shell], capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0
     assert f"_MOOTHALL_COMPLETE={shell}_complete" in done.stdout

@@ -7,24 +7,17 @@ from typing import Any
 
 import pytest
 
-from moothall.domain.evidence import CheckRun
 from moothall.testing.council import CouncilHouse, open_council
 from moothall.testing.model import Answer
 
 Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
 
 
-@pytest.fixture(scope="session")
-def runs() -> dict[tuple[str, str, tuple[str, ...]], CheckRun]:
-    """What pytest said of a tree, from one test to the next: the same tree says the same."""
-    return {}
-
-
 @pytest.fixture
-def council(tmp_path: Path, runs: dict[tuple[str, str, tuple[str, ...]], CheckRun]) -> Open:
+def council(tmp_path: Path) -> Open:
     @asynccontextmanager
     async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
-        async with open_council(tmp_path, answer, runs, **settings) as house:
+        async with open_council(tmp_path, answer, **settings) as house:
             yield house
 
     return opened

@@ -323,6 +323,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.e2e  # a dozen runs of pytest
 async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost_is_shown_and_run(council: Any) -> None:
     files = {
         **SAMPLE,

@@ -169,6 +169,7 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     assert house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
 
 
+@pytest.mark.e2e  # several runs of pytest
 async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
     tests = {
         "tests/test_utils.py": "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef test_b():\n    assert twice(3) == 6\n"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -82,6 +83,7 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
     assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
 
 
+@pytest.mark.e2e  # a dozen runs of pytest
 async def test_every_cause_is_an_event_of_the_log(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_phase(append(f"{SOLUTION}# by SEAT\n"))) as house:
         events = await house.run(house.deliberation("debate", seats=2, max_turns=1, rounds=1))

@@ -100,7 +100,7 @@ async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph
     bus = MemoryBus()
     last = await published(bus, Chronicle().whole())
     flaky = Flaky(graph, 2)
-    projector = Projector(bus, flaky, SETTINGS)
+    projector = Projector(bus, flaky, SETTINGS, pause_seconds=0.01)
     async with asyncio.timeout(60), running(projector, last):
         await projector.settled(last)
     assert flaky.failures == 0

@@ -275,7 +275,7 @@ async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_p
         async with asyncio.TaskGroup() as group:
             group.create_task(house.gate.call(house.seat(), tool_call(path="a")))
             await house.room.entered.wait()
-            late = await house.gate.call(house.seat(), tool_call(path="a", number=2, seconds=2))
+            late = await house.gate.call(house.seat(), tool_call(path="a", number=2, seconds=0.5))
             house.room.open.set()
         again = await house.gate.call(house.seat(), tool_call(path="a", number=3))
     assert late.status is ToolStatus.RATE_LIMITED

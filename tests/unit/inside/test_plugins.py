@@ -88,6 +88,7 @@ def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cas
     return cases
 
 
+@pytest.mark.e2e  # a pytest with two cases that wait out their limit
 def test_pytest_tells_the_ids_that_it_prints_and_ends_what_hangs(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(TESTS, encoding="utf-8")

@@ -24,6 +24,8 @@ ASKED = DeliberationRequest(
     "What does greet do?", "DEV", "task-1", Constraints(timeout_seconds=60), repository=RepositoryRef(url="sample", ref="main")
 )
 
+QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
+
 
 async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Path) -> None:
     async with (
@@ -73,7 +75,7 @@ async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(desk: Memo
         doors = replace(doors_of(desk), visits=behind.visits)
         async with serving(desk, doors) as house:
             port = house.server.port
-            channel = await later.enter_async_context(grpc.aio.insecure_channel(house.server.target))
+            channel = await later.enter_async_context(grpc.aio.insecure_channel(house.server.target, options=QUICK))
             kernel = RemoteKernel(channel, TOKEN, pause_seconds=0.05)
             await kernel.submit(ASKED, LOCAL)
             await desk.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1})

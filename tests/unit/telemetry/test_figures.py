@@ -228,7 +228,7 @@ async def test_a_bus_that_does_not_answer_holds_no_page_up() -> None:
 
     async with (
         asyncio.timeout(30),
-        figures_page(Metrics(port=0), dict, for_ever) as port,
+        figures_page(Metrics(port=0), dict, for_ever, measure_seconds=0.05) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics") as response,
     ):

@@ -72,6 +72,7 @@ def real_git() -> str:
     return found
 
 
+@pytest.mark.e2e  # some hundred processes of git
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
