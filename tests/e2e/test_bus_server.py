@@ -225,6 +225,13 @@ async def test_foreign_subjects_in_the_log_are_named(tmp_path: Path) -> None:
                 raise AssertionError
 
 
+@pytest.mark.parametrize("scheme", ["ws", "wss", "http"])
+async def test_a_scheme_that_is_not_spoken_is_named(scheme: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"bus.url begins with {scheme}://.*give nats://host:4222"):
+        async with open_bus(SETTINGS, f"nats://127.0.0.1:1,{scheme}://127.0.0.1:1"):
+            raise AssertionError
+
+
 async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
     settings = Bus(publish_seconds=0.5)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:

@@ -56,6 +56,23 @@ async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tm
     assert "Traceback" not in err.decode()
 
 
+async def test_sigterm_ends_as_quietly_as_ctrl_c(
+    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+) -> None:
+    command = Command(tmp_path / "data", model.base_url, hosted)
+    process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
+    assert process.stderr is not None
+    await until_said(process.stderr, "agent-dev-003")
+    below = descendants(process.pid)
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 130, err.decode()
+    last = (out + err).decode().strip().splitlines()
+    assert not [line for line in last if line.startswith(("***", "PC:", "    @", "[failure_signal_handler"))], last
+    assert "SIGTERM received" not in "\n".join(last)
+    assert await all_gone(below) == []
+
+
 async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work(
     model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
 ) -> None:

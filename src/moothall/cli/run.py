@@ -97,7 +97,7 @@ def result_of(main: Coroutine[Any, Any, T]) -> T:
 
         def stop() -> None:
             nonlocal interrupted
-            # Ray's own handler, which ran before this one, aborts a process that has not ended 3 seconds after a SIGTERM.
+            # Ray's own handler, while Ray starts, aborts a process that has not ended 3 seconds after a SIGTERM.
             signal.alarm(0)
             if not interrupted:
                 interrupted = True

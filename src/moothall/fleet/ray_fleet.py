@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -169,6 +171,16 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             yield
 
 
+def _take_back_sigterm() -> None:
+    """Ray puts a handler before ours that writes a stack of its C++ to the terminal and aborts us after three seconds, though
+    a SIGTERM is no fault. Python does not see it; setting our own anew replaces it.
+    """
+    ours = signal.getsignal(signal.SIGTERM)
+    if ours is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ours)
+        signal.siginterrupt(signal.SIGTERM, False)
+
+
 @asynccontextmanager
 async def _connected(where: str, options: dict[str, Any]) -> AsyncIterator[None]:
     starting = asyncio.ensure_future(
@@ -195,6 +207,7 @@ async def _connected(where: str, options: dict[str, Any]) -> AsyncIterator[None]
             raise
         # Ray's word for a node that does not come up in time, on a machine with too much to do, is the bare class.
         raise ConfigurationError(f"Ray could not be started {where}: {error}") from error
+    _take_back_sigterm()
     try:
         # Ray tells of a worker's death on stdout, where callers expect our own document only.
         with contextlib.redirect_stdout(sys.stderr):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import Operation, Proposal, Review, SeatOutcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
+from moothall.inside.findings import findings
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 _LINT_ERRORS = 50
+_WARNING = re.compile(r"warning\b|W\d{2,5}\b", re.IGNORECASE)  # in words, or by its code, as of pylint and flake8
 # protobuf's JSON parser takes 100 levels, and counts a Struct's several times.
 _STRUCT_DEPTH = 24
 _STRUCT_NUMBER = 2**53
@@ -198,12 +201,23 @@ def check_suite(evidence: Iterable[Evidence], *, all_passed: bool) -> pb.CheckSu
         passed = item.verdict == Verdict.PASSED
         complaints = [] if passed else [line for line in item.output.splitlines() if line.strip()][:_LINT_ERRORS]
         if item.check == "lint":
-            suite.lint.CopyFrom(pb.LintCheck(passed=passed, error_count=item.failed or len(complaints), errors=complaints))
+            suite.lint.CopyFrom(_lint(item, complaints, passed=passed))
         elif item.check == "policy":
             suite.policy.CopyFrom(pb.PolicyCheck(passed=passed, violations=complaints, message=item.verdict.value))
         else:
             suite.additional_checks.append(_additional(item))
+        if item.check == "applies":
+            dryrun = pb.DryRunCheck(passed=passed, output=item.output, exit_code=int(not passed), message=item.verdict.value)
+            suite.dryrun.CopyFrom(dryrun)
     return suite
+
+
+def _lint(item: Evidence, complaints: Sequence[str], *, passed: bool) -> pb.LintCheck:
+    """Warnings are counted also where none of them stands against the candidate."""
+    said = [line.partition(": ")[2] for line in findings(item.output)]
+    warnings = sum(_WARNING.match(words) is not None for words in said)
+    errors = 0 if passed else item.failed or (len(said) - warnings if said else len(complaints))
+    return pb.LintCheck(passed=passed, error_count=errors, warning_count=warnings, errors=complaints)
 
 
 def _additional(item: Evidence) -> pb.AdditionalCheck:

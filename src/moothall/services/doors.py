@@ -22,10 +22,10 @@ class Doors:
     plans: Plans
     tallies: Tallies
     briefings: Briefings
+    checkup: Checkups
     model: str = ""
     visits: Visits | None = None
     parking: Parking | None = None
     executions: Executions | None = None
     workflows: Workflows | None = None
     tasks: Tasks | None = None
-    checkup: Checkups | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from moothall.domain.overview import Condition
 from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.doors import Doors
@@ -20,11 +21,14 @@ class TallyCalls:
     _since: float
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802 - the RPC's name
-        """Say that it serves, since when, and how much was asked."""
+        """Say how it is and why, since when it serves, and how much was asked."""
         del context
-        totals = await self._doors.tallies.totals(caller()) if request.include_stats else None
+        health = await self._doors.checkup.look()
+        down = health.status is Condition.DOWN
+        totals = await self._doors.tallies.totals(caller()) if request.include_stats and not down else None
         return pb.GetStatusResponse(
-            status="healthy",
+            status="unhealthy" if down else health.status.value,
+            reasons=[f"{part.name}: {part.detail}" for part in health.parts if part.status is not Condition.HEALTHY],
             uptime_seconds=int(time.monotonic() - self._since),
             stats=None
             if totals is None

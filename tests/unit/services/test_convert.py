@@ -113,6 +113,29 @@ def test_nothing_but_passed_is_passed(check: str, verdict: Verdict) -> None:
     assert [part.passed for part in [*parts, *suite.additional_checks]] == [False]
 
 
+@pytest.mark.parametrize(
+    ("output", "errors", "warnings"),
+    [
+        ("src/a.js\n  1:5  warning  Unexpected console\n  2:1  error  Missing semicolon\n", 1, 1),
+        ("a.py:3:0: W0611: Unused import os\na.py:4:0: E0602: Undefined variable\na.py:9:1: F821 undefined\n", 2, 1),
+        ("warning: unused variable: `x`\n --> src/lib.rs:3:5\n", 0, 1),
+    ],
+)
+def test_warnings_of_a_linter_are_counted_apart(output: str, errors: int, warnings: int) -> None:
+    failed = convert.check_suite((Evidence("lint", Verdict.FAILED, output=output),), all_passed=False).lint
+    assert (failed.error_count, failed.warning_count) == (errors, warnings)
+    passed = convert.check_suite((Evidence("lint", Verdict.PASSED, output=output),), all_passed=True).lint
+    assert (passed.error_count, passed.warning_count, list(passed.errors)) == (0, warnings, [])
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(Verdict.PASSED, 0), (Verdict.FAILED, 1)])
+def test_the_dry_run_is_whether_the_change_applies_to_a_clean_base(verdict: Verdict, code: int) -> None:
+    suite = convert.check_suite((Evidence("applies", verdict, output="error: patch failed: a.py:1"),), all_passed=False)
+    assert (suite.dryrun.passed, suite.dryrun.exit_code, suite.dryrun.message) == (not code, code, verdict.value)
+    assert suite.dryrun.output == "error: patch failed: a.py:1"
+    assert [check.check_type for check in suite.additional_checks] == ["applies"], "where older clients look for it"
+
+
 def test_a_policy_check_is_shown_with_its_violations() -> None:
     suite = convert.check_suite((Evidence("policy", Verdict.FAILED, output="no network"),), all_passed=False)
     assert (suite.policy.passed, list(suite.policy.violations)) == (False, ["no network"])

@@ -13,8 +13,11 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.overview import Condition
+from moothall.errors import GraphUnavailable, ModelUnavailable
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.services.checkup import Checkup, Probe
 from moothall.testing.bus import MemoryBus
 from moothall.testing.callers import OTHER, Client, Serving, doors_of, serving
 from moothall.testing.desk import MemoryDesk
@@ -115,6 +118,48 @@ async def test_tenants_have_councils_stories_and_figures_of_their_own(desk: Memo
     assert (await refused(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
     assert set(done.derived_task_ids).isdisjoint((await eve.ProcessPlanningEvent(MOVED)).derived_task_ids)
     assert len(desk.known()) == 1
+
+
+class Parts:
+    """A model that answers or doesn't, and a graph that is late."""
+
+    def __init__(self) -> None:
+        self.wrong = ""
+        self.away = False
+
+    async def model(self) -> tuple[Condition, str]:
+        if self.away:
+            raise ModelUnavailable("nobody answers at http://127.0.0.1:1")
+        return (Condition.DEGRADED, self.wrong) if self.wrong else (Condition.HEALTHY, "1 of 1 servers answer")
+
+    async def graph(self) -> tuple[Condition, str]:
+        raise GraphUnavailable("the graph is away")
+
+
+async def test_status_says_which_part_is_not_well_and_why() -> None:
+    desk, parts = MemoryDesk(), Parts()
+    checkup = Checkup({"model": Probe(parts.model), "bus": Probe(parts.model)}, keep_seconds=0)
+    async with serving(desk, doors_of(desk, checkup=checkup)) as served:
+        asked = pb.GetStatusRequest(include_stats=True)
+        well = await served.client.GetStatus(asked)
+        assert (well.status, list(well.reasons), well.HasField("stats")) == ("healthy", [], True)
+        parts.wrong = "1 of 2 servers answer"
+        slow = await served.client.GetStatus(asked)
+        assert (slow.status, slow.reasons[0]) == ("degraded", "model: 1 of 2 servers answer")
+        parts.away = True
+        down = await served.client.GetStatus(asked)
+        assert (down.status, down.HasField("stats")) == ("unhealthy", False)
+        assert list(down.reasons) == [
+            f"{name}: nobody answers at http://127.0.0.1:1 [MODEL_UNAVAILABLE]" for name in ("model", "bus")
+        ]
+
+
+async def test_a_part_that_is_not_needed_only_degrades() -> None:
+    desk, parts = MemoryDesk(), Parts()
+    checkup = Checkup({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
+    async with serving(desk, doors_of(desk, checkup=checkup)) as served:
+        answer = await served.client.GetStatus(pb.GetStatusRequest())
+    assert (answer.status, list(answer.reasons)) == ("degraded", ["graph: the graph is away [GRAPH_UNAVAILABLE]"])
 
 
 async def test_status_and_metrics_are_true(desk: MemoryDesk, client: Client) -> None:

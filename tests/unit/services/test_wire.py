@@ -57,7 +57,7 @@ MESSAGES = {
     "GetTaskContextResponse": "context_text s, blocks ContextBlocks, token_count i, version_hash s",
     "ContextBlocks": "system s, context s, tools s, history s",
     "GetStatusRequest": "include_stats b",
-    "GetStatusResponse": "status s, uptime_seconds l, stats OrchestratorStats",
+    "GetStatusResponse": "status s, uptime_seconds l, stats OrchestratorStats, reasons []s",
     "OrchestratorStats": "total_deliberations l, total_orchestrations l, avg_deliberation_time_ms d, active_councils l, "
     "role_counts map<l>",
     "GetMetricsRequest": "metric_type s, time_range_ms l",

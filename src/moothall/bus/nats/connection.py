@@ -22,6 +22,7 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 DEFAULT_PORT = 4222
+SCHEMES = frozenset({"nats", "tls"})
 PROBE_SECONDS = 5.0
 BEAT = 1.0
 """Seconds between the signs of life that an open pull request asks the server for."""
@@ -56,6 +57,16 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}:{parts.port or DEFAULT_PORT}"
 
 
+def _check_schemes(servers: list[str]) -> None:
+    """Websockets are not offered: the client would need an HTTP library, which costs every command more than it is worth."""
+    for server in servers:
+        scheme, separator, _ = server.partition("://")
+        if separator and scheme not in SCHEMES:
+            raise ConfigurationError(
+                f"bus.url begins with {scheme[:20]}://, which is not spoken here: give nats://host:4222, or tls://host:4222"
+            )
+
+
 async def _probe(servers: list[str]) -> None:
     """The client waits two seconds before it retries a first connection; knocking first is quicker and says more."""
     reasons = []
@@ -82,6 +93,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
     """
     servers = [part.strip() for part in url.split(",") if part.strip()]
     try:
+        _check_schemes(servers)
         await _probe(servers)
     except ValueError as error:
         raise ConfigurationError("bus.url is not a URL such as nats://host:4222") from error

@@ -21,7 +21,7 @@ _USUAL = 50
 class StateRoutes:
     """The handlers."""
 
-    def __init__(self, tasks: Tasks | None, checkup: Checkups | None) -> None:
+    def __init__(self, tasks: Tasks | None, checkup: Checkups) -> None:
         self._tasks = tasks
         self._checkup = checkup
 
@@ -32,8 +32,6 @@ class StateRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """Say how each part stands: 200, or 503 where one that nothing works without is down. Details only to callers with a token."""
-        if self._checkup is None:
-            raise NotFound("this server knows nothing of its parts")
         found = await self._checkup.look()
         if CALLER not in request:
             found = replace(found, parts=tuple(replace(part, detail="") for part in found.parts))

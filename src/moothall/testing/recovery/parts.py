@@ -26,6 +26,7 @@ async def serve() -> None:
     from moothall.council.desk import Defaults, Desk
     from moothall.council.roster import Roster
     from moothall.planning.planner import Planner
+    from moothall.services.checkup import Checkup
     from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
     from moothall.services.server import grpc_server
@@ -42,6 +43,7 @@ async def serve() -> None:
             plans=Planner(bus, desk, settings.limits),
             tallies=Tally(bus, roster, tuple),
             briefings=Briefings(MemoryGraph(), settings.limits),
+            checkup=Checkup({}),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         async with grpc_server(settings.grpc, settings.limits, doors, tokens):
