@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -46,6 +47,7 @@ class Pool:
         self._group: asyncio.TaskGroup | None = None
         self._lock_fd = -1
         self._number = 0
+        self._after_us: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True)
@@ -55,6 +57,15 @@ class Pool:
         await asyncio.to_thread(scratch.sweep)
         await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
+        # A sandbox whose host is killed while it starts would stay: this one hears of the kill by its stdin, and ends it.
+        self._after_us = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us
+            cwd="/",
+            env={},
+        )
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         return self
@@ -79,6 +90,10 @@ class Pool:
             if await asyncio.to_thread(_end, f"{self._instance}-"):
                 break
             await asyncio.sleep(_DYING_PAUSE)
+        if self._after_us is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._after_us.kill()
+            await self._after_us.wait()
         await remove_tree(self._folder)
         os.close(self._lock_fd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,35 @@ async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_l
         assert left.wait(20) == -9
         assert works.poll() is None
         assert (layout.run / living).exists()
+
+
+HOST = """
+import asyncio, sys
+from pathlib import Path
+from moothall.config import Settings
+from moothall.workspace.pool import Pool
+
+async def main():
+    async with Pool(Settings(data_dir=Path(sys.argv[1]))):
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_host_left_half_started_ends_with_it_and_not_at_the_next_start(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path)], stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        assert await asyncio.to_thread(host.stdout.readline) == b"ready\n"
+        (instance,) = [folder.name for folder in Layout(tmp_path).run.iterdir()]
+        with orphan(f"{instance}-1") as left, orphan(f"{os.getpid()}-other") as stays:
+            beside = psutil.Process(host.pid).children()
+            host.kill()
+            assert await asyncio.to_thread(left.wait, 20) == -9
+            assert stays.poll() is None
+    await asyncio.to_thread(psutil.wait_procs, beside, 20)
+    assert not [process for process in beside if process.is_running()], "and what waited for it is gone too"
 
 
 async def until_swept(layout: Layout, instance: str) -> None:
