@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import socket
 import ssl
 import subprocess
@@ -12,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web as aio
 
 from moothall import config
 from moothall.errors import ConfigurationError
@@ -23,6 +26,23 @@ from moothall.testing.rest import Web, call, opened, problem, serving_http
 from moothall.testing.visits import Visiting
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
+
+
+async def test_what_we_put_between_aiohttp_and_its_connections_is_as_it_was() -> None:
+    """A release of aiohttp that changes what `Connections` and `http_server` stand on fails here."""
+    log = logging.getLogger("a logger of ours")
+    runner = aio.AppRunner(aio.Application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0, logger=log)
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        protocol = runner.server()
+        assert isinstance(protocol, asyncio.Protocol)
+        assert isinstance(protocol, aio.RequestHandler)
+        assert protocol.logger is log, "what is no HTTP is logged to the logger that was given"
+        assert not inspect.signature(protocol.force_close).parameters
+        assert isinstance(aio.BaseRequest.protocol, property), "middleware tells connections apart by it"
+    finally:
+        await runner.cleanup()
 
 
 async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:

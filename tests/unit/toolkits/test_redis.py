@@ -1,0 +1,28 @@
+"""What the Redis tool relies on in its client beyond what that promises: a release that changes it fails here."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from moothall.config import Db
+from moothall.toolkits.redis import _connect, _connection
+
+
+async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            writer.write(b"+OK\r\n" * 8)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        limits = Db()
+        connection = _connection(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", limits)
+        await _connect(connection, limits)
+        parser: Any = connection._parser
+        before = parser._stream._left
+        await connection.send_command("PING")
+        assert await connection.read_response() == b"OK"
+        assert parser._stream._left < before, "the client reads past what bounds it"
+        await connection.disconnect(nowait=True)
