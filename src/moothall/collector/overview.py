@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Protocol
 
 from moothall.collector.fold import UNDATED, State
+from moothall.collector.progress import percent_of, status_of
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
@@ -28,8 +29,6 @@ _KEPT = 1000  # of a tenant
 _TENANTS = 1000
 _TEXT = 500
 _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
-_WORK = 0.6  # of a seat's way, its turns; then come its proposal, the re-check and its end
-_PROPOSED, _CHECKED = 0.7, 0.85
 
 
 class OverviewLog(Log, Protocol):
@@ -118,14 +117,8 @@ def live_view(state: State) -> TaskView:
     if state.requested is None:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
     asked = state.requested
-    shares = [_share(state, seat, asked.value.max_turns) for seat in asked.value.seats]
-    started = state.started is not None
-    view = TaskView(
-        state.task_id,
-        DeliberationStatus.IN_PROGRESS if started else DeliberationStatus.PENDING,
-        seats=tuple(_seat(state, seat) for seat in asked.value.seats),
-        progress=min(95, 5 + int(90 * sum(shares) / max(1, len(shares)))) if started else 0,
-    )
+    seats = tuple(_seat(state, seat) for seat in asked.value.seats)
+    view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state))
     return _asked(view, asked.value, _stamp(asked.time))
 
 
@@ -174,14 +167,3 @@ def _seat(state: State, seat: str) -> TaskSeat:
     if any(fact.value.seat == seat for fact in state.proposals.values()):
         return TaskSeat(seat, "proposed")
     return TaskSeat(seat, "working" if state.started is not None else "waiting")
-
-
-def _share(state: State, seat: str, max_turns: int) -> float:
-    """How far a seat is, 0..1."""
-    if seat in state.finished or seat in state.failures:
-        return 1.0
-    names = {key for key, fact in state.proposals.items() if fact.value.seat == seat}
-    if names:
-        return _CHECKED if names & state.assessments.keys() else _PROPOSED
-    calls = sum(caller == seat for caller, _ in (fact.value for fact in state.calls.values()))
-    return min(1.0, calls / max(1, max_turns)) * _WORK

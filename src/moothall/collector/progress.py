@@ -1,40 +1,32 @@
-"""How far a deliberation is, told in steps: the log's events in the order of the log, folded into a
-percentage that never falls and a sentence for people.
+"""How far a deliberation is: a percentage of its facts, and for who watches a sentence for each event.
 
-A seat's share grows with its phases (started, each turn, proposed, checked, reviewed or revised,
-finished); all seats' shares make 5 to 95 percent, the decision 100.
+A seat's share grows with its facts (calls, proposal, re-check, review, end); all seats' shares make 5 to 95 percent, the
+decision 100. Whoever asks gets the same: of the events so far, in whatever order and however often they came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+from moothall.collector.fold import State, fold
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
+from moothall.errors import InvalidRequest
 
-_SHARES: Mapping[EventType, float] = {
-    EventType.SEAT_STARTED: 0.05,
-    EventType.SEAT_FAILED: 1.0,
-    EventType.SEAT_PROPOSED: 0.7,
-    EventType.CHECK_FINISHED: 0.8,
-    EventType.SEAT_REVIEWED: 0.85,
-    EventType.SEAT_REVISED: 0.9,
-    EventType.SEAT_FINISHED: 1.0,
-}
-_TURNS_FROM, _TURNS_TO = 0.05, 0.6
+_WORK, _PROPOSED, _CHECKED, _REVIEWED = 0.6, 0.7, 0.8, 0.9  # of a seat's way, where its calls, then these are behind it
+_BEGUN, _MOST = 5, 95
 _CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the percentage depends on: how far each seat is, 0..1, and how many turns one may take."""
+    """What was seen so far; `percent` never falls."""
 
+    state: State | None = None
     status: DeliberationStatus = DeliberationStatus.PENDING
     percent: int = 0
-    max_turns: int = 1
-    seats: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +42,42 @@ class Step:
     data: Mapping[str, Any]
 
 
+def status_of(state: State) -> DeliberationStatus:
+    """Return how a deliberation stands."""
+    if state.decided is not None:
+        return state.decided.value.status
+    return DeliberationStatus.PENDING if state.started is None else DeliberationStatus.IN_PROGRESS
+
+
+def percent_of(state: State) -> int:
+    """Return how far a deliberation is."""
+    if state.decided is not None:
+        return 100
+    if state.started is None:
+        return 0
+    shares = [_share(state, seat) for seat in state.requested.value.seats] if state.requested else []
+    return min(_MOST, _BEGUN + int(90 * sum(shares) / max(1, len(shares))))
+
+
+def _share(state: State, seat: str) -> float:
+    """How far a seat is, 0..1."""
+    if seat in state.finished or seat in state.failures:
+        return 1.0
+    names = {key for key, fact in state.proposals.items() if fact.value.seat == seat}
+    if names:
+        if any(key[:2] in names for key in state.reviews):
+            return _REVIEWED
+        return _CHECKED if names & state.assessments.keys() else _PROPOSED
+    calls = sum(caller == seat for caller, _ in (fact.value for fact in state.calls.values()))
+    turns = state.requested.value.max_turns if state.requested else 1
+    return min(1.0, calls / max(1, turns)) * _WORK
+
+
 def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
     """Return the progress with one event more and the step that it is. Begin with `Progress()`."""
     event = recorded.event
     agent = str(event.data.get("seat") or "")
-    after = _advance(progress, event.type, agent, event.data)
+    after = _advance(progress, recorded)
     step = Step(
         seq=recorded.seq,
         status=after.status,
@@ -67,26 +90,17 @@ def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
     return after, step
 
 
-def _advance(progress: Progress, kind: EventType, agent: str, data: Mapping[str, Any]) -> Progress:
-    if kind is EventType.DELIBERATION_DECIDED:
-        return replace(progress, status=_status(data.get("status")), percent=100)
-    if progress.status.ended:
+def _advance(progress: Progress, recorded: Recorded) -> Progress:
+    event = recorded.event
+    if event.type is EventType.DELIBERATION_DECIDED:  # also one of a version that the fold cannot read
+        return Progress(progress.state, _status(event.data.get("status")), 100)
+    try:
+        state = fold(progress.state, event)
+    except InvalidRequest:  # the collector has said so
         return progress
-    if kind is EventType.DELIBERATION_REQUESTED:
-        seats = {seat: progress.seats.get(seat, 0.0) for seat in _strings(data.get("seats"))}
-        return replace(progress, seats={**progress.seats, **seats}, max_turns=max(1, _whole(data.get("max_turns"))))
-    seats = dict(progress.seats)
-    if agent:
-        seats[agent] = max(seats.get(agent, 0.0), _share(progress, kind, data))
-    percent = 5 + int(90 * sum(seats.values()) / max(1, len(seats)))
-    return replace(progress, status=DeliberationStatus.IN_PROGRESS, seats=seats, percent=min(95, max(progress.percent, percent)))
-
-
-def _share(progress: Progress, kind: EventType, data: Mapping[str, Any]) -> float:
-    if kind is EventType.SEAT_TURN:
-        done = min(1.0, _whole(data.get("turn")) / progress.max_turns)
-        return _TURNS_FROM + done * (_TURNS_TO - _TURNS_FROM)
-    return _SHARES.get(kind, 0.0)
+    if progress.status.ended:
+        return Progress(state, progress.status, progress.percent)
+    return Progress(state, status_of(state), max(progress.percent, percent_of(state)))
 
 
 def _sentence(kind: EventType, agent: str, data: Data) -> str:

@@ -4,6 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector import Progress, Step, describe
+from moothall.collector.fold import State, fold
+from moothall.collector.overview import live_view
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus
 from moothall.testing.story import SEATS, Story, full
@@ -38,6 +40,17 @@ def test_it_never_falls_in_any_order(events: list[Event]) -> None:
     percents = [step.percent for step in steps_of([*events, decided()])]
     assert percents == sorted(percents)
     assert all(0 <= percent <= 100 for percent in percents)
+
+
+@given(st.permutations(full().events), st.integers(1, len(full().events)))
+def test_who_watches_and_who_lists_see_the_same(events: list[Event], count: int) -> None:
+    events = [full().events[0], *(event for event in events if event.type is not EventType.DELIBERATION_REQUESTED)]
+    state: State | None = None
+    for event in events[:count]:
+        state = fold(state, event)
+    assert state is not None
+    listed, watched = live_view(state), steps_of(events[:count])[-1]
+    assert (listed.progress, listed.status) == (watched.percent, watched.status)
 
 
 @given(
