@@ -20,8 +20,8 @@ from benchmarks.workload import Wrong
 from moothall.config import load_settings
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.repositories.sample import make_sample_repository
 from moothall.wiring.trusted import register
-from moothall.workspace.sample import make_sample_repository
 
 CALLS = 9
 TURNS = 3

@@ -15,8 +15,8 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
+from moothall.repositories.trusted import TrustedRepositories
 from moothall.wiring.trusted import open_hands
-from moothall.workspace.repositories import TrustedRepositories
 
 
 @dataclass(frozen=True, slots=True)

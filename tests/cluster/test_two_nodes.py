@@ -19,8 +19,8 @@ import pytest
 from house import Command, all_gone, by_task, descendants, git, scripted
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
+from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
-from moothall.workspace.sample import make_sample_repository
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

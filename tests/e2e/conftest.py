@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from house import Command, by_task, scripted
+from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
-from moothall.workspace.sample import make_sample_repository
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

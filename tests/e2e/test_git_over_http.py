@@ -12,10 +12,10 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, RepositoryError
+from moothall.repositories.clone import Change
+from moothall.repositories.trusted import TrustedRepositories
 from moothall.testing.githttp import git_server
 from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_sample
-from moothall.workspace.clone import Change
-from moothall.workspace.repositories import TrustedRepositories
 
 pytestmark = pytest.mark.e2e
 

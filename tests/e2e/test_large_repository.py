@@ -13,8 +13,8 @@ import pytest
 from house import git
 from moothall.config import load_settings
 from moothall.domain.evidence import Verdict
+from moothall.repositories.sample import make_sample_repository
 from moothall.wiring.trusted import open_hands, register
-from moothall.workspace.sample import make_sample_repository
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

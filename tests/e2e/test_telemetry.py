@@ -20,9 +20,9 @@ from house import Command, by_task, scripted
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from moothall.repositories.sample import make_sample_repository
 from moothall.telemetry.names import SPANS
 from moothall.testing.model import ScriptedModel, scripted_model
-from moothall.workspace.sample import make_sample_repository
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -29,7 +29,6 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.rules import Rules
 from moothall.guard.seat import Meter, SeatContext
-from moothall.guard.standing import StandingWorkspace
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
 from moothall.testing.gate import Facts, in_seconds
@@ -37,6 +36,7 @@ from moothall.testing.local import PYTEST, Local, local
 from moothall.toolkits.web import WebTools
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.spec import Rate
+from moothall.visits.standing import StandingWorkspace
 from moothall.workspace.gittools import GitState
 
 SECRET = "canary-of-the-operator-5c1e9a77"

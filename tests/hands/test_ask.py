@@ -17,8 +17,8 @@ import pytest_asyncio
 from served import ALICE, make_command, served
 
 from house import Command, by_task, git, scripted, turn
+from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
-from moothall.workspace.sample import make_sample_repository
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

@@ -21,8 +21,8 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.runner.v1 import runner_pb2 as runner_pb
 from moothall.pb.runner.v1.runner_pb2_grpc import SecureRunnerStub
+from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
-from moothall.workspace.sample import make_sample_repository
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

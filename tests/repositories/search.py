@@ -15,8 +15,8 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.ports import Workspaces
+from moothall.repositories.rules import matches
 from moothall.wiring.trusted import open_hands, register
-from moothall.workspace.rules import matches
 from mutate import Fault, faults, mutable
 
 _TRIES = 24

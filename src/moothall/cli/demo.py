@@ -39,9 +39,9 @@ def demo(context: click.Context, *, agents: int, seed: int | None, as_json: bool
 
 
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
+    from moothall.repositories.sample import make_sample_repository
     from moothall.wiring.house import open_house
     from moothall.wiring.trusted import register
-    from moothall.workspace.sample import make_sample_repository
 
     started = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole house

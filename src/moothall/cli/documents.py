@@ -113,7 +113,7 @@ def _of(kind: Any, **more: dict[str, Any]) -> dict[str, Any]:
 
 
 def _registered() -> Any:
-    from moothall.workspace.registry import Registered
+    from moothall.repositories.registry import Registered
 
     return Registered
 

@@ -15,8 +15,8 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.workspace.registry import PushPolicy, Registered
-    from moothall.workspace.repositories import TrustedRepositories
+    from moothall.repositories.registry import PushPolicy, Registered
+    from moothall.repositories.trusted import TrustedRepositories
 
 
 @click.group()

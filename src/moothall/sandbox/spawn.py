@@ -35,6 +35,12 @@ def drop_uid(limits: Sandbox) -> int | None:
     return limits.uid if os.getuid() == 0 else None
 
 
+def own(path: Path, uid: int | None) -> None:
+    """Give `path` to the uid that sandboxes run as."""
+    if uid is not None:
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
 @dataclass(slots=True)
 class Sandboxed:
     """A process in its sandbox. `pid` is the host's; killing it ends everything inside."""

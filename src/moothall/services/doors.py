@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moothall.guard.executions import Executions
 from moothall.guard.parking import Parking
-from moothall.guard.visits import Visits
 from moothall.ports import Briefings, Checkups, Councils, Deliberations, Plans, Tallies, Tasks
+from moothall.visits.executions import Executions
+from moothall.visits.visits import Visits
 from moothall.workflows.running import Workflows
 
 

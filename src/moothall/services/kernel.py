@@ -15,12 +15,12 @@ from moothall.domain.ids import ID_PATTERN, check_id
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, NotFound
-from moothall.guard.visits import Visits
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.ports import Deliberations
 from moothall.services import convert
 from moothall.services.identity import caller
+from moothall.visits.visits import Visits
 
 ROLE, PROTOCOL = "dev", "ask"
 _LONGEST = timedelta(hours=1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from moothall.guard.executions import Executions, Order
 from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.runner.v1 import runner_pb2_grpc as pb_grpc
 from moothall.services import convert
 from moothall.services.identity import caller
+from moothall.visits.executions import Executions, Order
 
 
 class SecureRunner(pb_grpc.SecureRunnerServicer):

@@ -15,11 +15,11 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, NotFound
 from moothall.guard.parking import Parked, Parking, refuse_unless_operator
-from moothall.guard.visits import Visits
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.services import convert
 from moothall.services.identity import caller
+from moothall.visits.visits import Visits
 from moothall.workflows.running import Workflows
 
 _LONGEST = timedelta(hours=1)

@@ -15,9 +15,9 @@ import pytest
 from moothall.config import Sandbox, Settings, Workspace
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
+from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.spec import interpreter
 from moothall.testing.repos import SAMPLE, make_repo
-from moothall.workspace.clone import TrustedClone
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 

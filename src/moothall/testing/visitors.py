@@ -18,7 +18,6 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
 from moothall.guard.tokens import narrow, request_digest
-from moothall.guard.visits import Visits
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
@@ -27,6 +26,7 @@ from moothall.testing.callers import TOKEN, doors_of, serving
 from moothall.testing.desk import MemoryDesk
 from moothall.testing.gate import in_seconds
 from moothall.testing.repos import make_repo
+from moothall.visits.visits import Visits
 from moothall.wiring.rules import open_rules
 from moothall.wiring.visiting import execution_service, tool_service, workflow_service
 from moothall.workflows.running import Workflows

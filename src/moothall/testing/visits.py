@@ -14,10 +14,10 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
 from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
 from moothall.guard.rules import Rules
-from moothall.guard.visits import Visits
 from moothall.ports import Workspace
 from moothall.testing.bus import MemoryBus
 from moothall.testing.gate import House, Room, open_house
+from moothall.visits.visits import Visits
 
 SHA = "a" * 40
 

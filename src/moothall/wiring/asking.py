@@ -12,12 +12,12 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, RepositoryError
+from moothall.repositories import sources
+from moothall.repositories.applying import apply_to_files, changed_files
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.profile import OWN_FILE
 from moothall.wiring.early import Named
 from moothall.wiring.trusted import register, trusted_repositories
-from moothall.workspace import sources
-from moothall.workspace.applying import apply_to_files, changed_files
-from moothall.workspace.gitcmd import GitRunner
-from moothall.workspace.profile import OWN_FILE
 
 if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel

@@ -19,7 +19,7 @@ from moothall.workflows.plan import document_digest
 from moothall.workflows.running import BUCKET, Begun, entries
 
 if TYPE_CHECKING:  # in a process that serves, the command needs neither
-    from moothall.guard.visits import Visits
+    from moothall.visits.visits import Visits
     from moothall.workflows.running import Workflows
 
 Tell = Callable[[str], None]

@@ -9,10 +9,10 @@ from pathlib import Path
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
+from moothall.repositories import sources
+from moothall.repositories.blame import Origin, origin_of
+from moothall.repositories.gitcmd import GitRunner
 from moothall.wiring.trusted import trusted_repositories
-from moothall.workspace import sources
-from moothall.workspace.blame import Origin, origin_of
-from moothall.workspace.gitcmd import GitRunner
 
 
 async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> Origin:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from moothall.bus.log_admin import prune as prune_log
 from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
 from moothall.config import Settings
+from moothall.repositories.clone import TrustedClone
 from moothall.wiring import lock
 from moothall.wiring.graph import open_answers
 from moothall.wiring.log import open_log
-from moothall.workspace.clone import TrustedClone
 from moothall.workspace.pruning import prune_preparations
 
 

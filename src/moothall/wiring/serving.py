@@ -17,13 +17,13 @@ from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.identity import Principal
 from moothall.graph.store import CypherGraph
-from moothall.guard.awaiting import of_tasks
 from moothall.planning.planner import Planner
 from moothall.sandbox.probe import Layer
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
 from moothall.services.rest.server import http_server
 from moothall.services.server import grpc_server
+from moothall.visits.awaiting import of_tasks
 from moothall.wiring.checkup import checkup
 from moothall.wiring.fleet import Hosts
 from moothall.wiring.parts import started

@@ -15,13 +15,13 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitremote import Remote
+from moothall.repositories.profile import Commands, parse_own
+from moothall.repositories.trusted import TrustedRepositories
 from moothall.toolkits.destinations import Destinations
-from moothall.workspace.clone import TrustedClone
-from moothall.workspace.gitremote import Remote
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
-from moothall.workspace.profile import Commands, parse_own
-from moothall.workspace.repositories import TrustedRepositories
 from moothall.workspace.runner import LocalRunner
 
 

@@ -9,12 +9,12 @@ from typing import Protocol
 from moothall.bus.beside import beside
 from moothall.config import Settings
 from moothall.guard.audit import AuditLog
-from moothall.guard.executions import Executions
 from moothall.guard.gate import Gate
-from moothall.guard.requests import Requests, ToolBus
 from moothall.guard.rules import Rules
-from moothall.guard.visits import Visits
 from moothall.ports import Bucket
+from moothall.visits.executions import Executions
+from moothall.visits.requests import Requests, ToolBus
+from moothall.visits.visits import Visits
 from moothall.wiring.leaving import Leaving
 from moothall.wiring.trusted import open_hands
 from moothall.workflows.chronicle import FlowBus

@@ -10,9 +10,9 @@ from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
-from moothall.guard.lending import Loan
-from moothall.guard.visits import Visits
 from moothall.ports import Log
+from moothall.visits.lending import Loan
+from moothall.visits.visits import Visits
 
 
 @dataclass(frozen=True, slots=True)

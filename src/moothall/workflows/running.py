@@ -17,10 +17,10 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Temporary
 from moothall.guard.gate import Gate
-from moothall.guard.lending import Loan, Returning
-from moothall.guard.visits import Visits
 from moothall.ports import Bucket
 from moothall.telemetry import get_logger
+from moothall.visits.lending import Loan, Returning
+from moothall.visits.visits import Visits
 from moothall.workflows.chronicle import Chronicle, FlowBus
 from moothall.workflows.engine import Engine
 from moothall.workflows.hands import VisitHands

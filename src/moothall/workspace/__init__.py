@@ -1,1 +1,1 @@
-"""Where tools act: trusted clones of repositories, and isolated checkouts of them."""
+"""Where tools act: bases made ready, isolated checkouts of them opened, and what is asked in them run."""

@@ -15,13 +15,13 @@ from typing import Any
 from moothall.config import Sandbox, Settings
 from moothall.errors import MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.inside.confinement import BOOT, HOME
+from moothall.repositories.changes import measure
+from moothall.repositories.detect import GO_CACHE
 from moothall.sandbox.cgroups import parents, way
-from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
+from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
 from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
 from moothall.workspace import boxlog
 from moothall.workspace.bundle import INSIDE
-from moothall.workspace.changes import measure
-from moothall.workspace.detect import GO_CACHE
 from moothall.workspace.link import Link
 
 EXECUTOR = "moothall.inside.executor"
@@ -76,12 +76,6 @@ async def _quietly(*command: str) -> None:
 
 def _prefix(place: Place) -> tuple[Path, ...]:
     return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
-
-
-def own(path: Path, uid: int | None) -> None:
-    """Give `path` to the uid that sandboxes run as."""
-    if uid is not None:
-        os.chown(path, uid, uid, follow_symlinks=False)
 
 
 class Box:

@@ -16,14 +16,14 @@ from pathlib import Path
 from moothall.config import Settings
 from moothall.domain.repository import Base, Step
 from moothall.errors import RepositoryError
-from moothall.sandbox.spawn import drop_uid
-from moothall.workspace.box import Box, Place, own, remove_tree
-from moothall.workspace.checkout import Progress, give
-from moothall.workspace.clone import TrustedClone
-from moothall.workspace.detect.python import PIP
+from moothall.repositories.checkout import Progress, give
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.detect.python import PIP
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.history import write_history
+from moothall.sandbox.spawn import drop_uid, own
+from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.failures import explained, reason
-from moothall.workspace.gitcmd import GitRunner
-from moothall.workspace.history import write_history
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.packages import package_sources
 from moothall.workspace.pool import Pool

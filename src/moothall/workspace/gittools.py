@@ -12,8 +12,8 @@ from typing import Any
 
 from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
-from moothall.workspace.clone import Change, TrustedClone
-from moothall.workspace.gitremote import Remote
+from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.gitremote import Remote
 
 Changes = Callable[[], Awaitable[Sequence[Change]]]
 Restore = Callable[[Sequence[Change]], Awaitable[None]]

@@ -33,16 +33,17 @@ from moothall.errors import (
 )
 from moothall.inside import checks, syntax
 from moothall.inside.fullpython import COMMAND
+from moothall.repositories import rules
+from moothall.repositories.changes import Caps, collect
+from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.detect import CONFIGURATION
+from moothall.repositories.gitremote import Remote
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import sessions
-from moothall.workspace import limits, rules
+from moothall.workspace import limits
 from moothall.workspace.answers import check_run, tests_output, translated
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
 from moothall.workspace.box import Box
-from moothall.workspace.changes import Caps, collect
-from moothall.workspace.clone import Change, TrustedClone
-from moothall.workspace.detect import CONFIGURATION
-from moothall.workspace.gitremote import Remote
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
 from moothall.workspace.wasm import Shelf, answered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moothall.config import package_environment, package_files
-from moothall.workspace.box import own
+from moothall.sandbox.spawn import own
 
 
 def package_sources(folder: Path, uid: int | None, *, network: bool) -> tuple[tuple[tuple[Path, str], ...], dict[str, str]]:

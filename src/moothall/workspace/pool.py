@@ -17,8 +17,9 @@ from moothall import telemetry
 from moothall.config import Settings
 from moothall.domain.repository import Prepared
 from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
-from moothall.workspace import boxlog, scratch
+from moothall.workspace import boxlog
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.bundle import bundle
 from moothall.workspace.layout import Layout, try_lock

@@ -19,9 +19,9 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
 from moothall.errors import InvalidRequest
 from moothall.ranking.assess import differing, told_once
+from moothall.repositories.checkout import Progress, check_out
+from moothall.repositories.clone import TrustedClone
 from moothall.workspace.box import remove_tree
-from moothall.workspace.checkout import Progress, check_out
-from moothall.workspace.clone import TrustedClone
 from moothall.workspace.environments import Environments, fresh_beside
 from moothall.workspace.layout import prepared_key
 from moothall.workspace.local import LocalWorkspaces

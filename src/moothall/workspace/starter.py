@@ -13,9 +13,9 @@ from pathlib import Path
 from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
-from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spawn import drop_uid, own
 from moothall.sandbox.spec import ENVIRONMENT
-from moothall.workspace.box import Place, own, remove_tree
+from moothall.workspace.box import Place, remove_tree
 from moothall.workspace.packages import package_sources
 from moothall.workspace.pool import Pool
 from moothall.workspace.toolchains import Toolchain

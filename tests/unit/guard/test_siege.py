@@ -12,10 +12,10 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, Refused
 from moothall.guard.tokens import narrow
-from moothall.guard.visits import Awaited
 from moothall.testing.bus import MemoryBus
 from moothall.testing.gate import House, in_seconds, tool_call
 from moothall.testing.visits import visiting
+from moothall.visits.visits import Awaited
 
 ANN = Principal("ann", "local")
 SAMPLE = RepositoryRef(id="sample")

@@ -10,8 +10,8 @@ import pytest
 
 from moothall.config import Workspace
 from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
+from moothall.repositories.clone import Change, TrustedClone
 from moothall.testing.repos import SAMPLE, SOLUTION, make_sample
-from moothall.workspace.clone import Change, TrustedClone
 from moothall.workspace.gittools import GitState, git_tool
 
 UTILS = "src/utils.py"

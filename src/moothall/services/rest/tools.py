@@ -16,9 +16,9 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.guard.parking import Parked, Parking, refuse_unless_operator
-from moothall.guard.visits import Visits
 from moothall.services.rest.edge import CALLER, Body, read
 from moothall.tools.discovery import Filters, discover, entry
+from moothall.visits.visits import Visits
 from moothall.workflows.running import Workflows
 
 _LONGEST = timedelta(hours=1)

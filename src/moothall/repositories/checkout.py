@@ -1,0 +1,114 @@
+"""Writing the shared checkout of a commit: its files, those of its submodules, and what its LFS pointers stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from moothall.config import Settings
+from moothall.domain.repository import Base
+from moothall.repositories.clone import TrustedClone
+from moothall.sandbox.spawn import drop_uid, own
+
+_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,15})\n")
+_POINTER_BYTES = 1024
+_DEEPEST = 3
+Progress = Callable[[str], None]
+
+
+async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: Settings, tell: Progress) -> None:
+    """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had is said, and left as it is."""
+    await clone.checkout(base.sha, dest)
+    await _submodules(clone, base.sha, dest, tell, _DEEPEST)
+    pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
+    if pointers:
+        missing = await asyncio.to_thread(_smudge, pointers, _stores(base.origin), settings.workspace.max_repository_bytes)
+        if missing:
+            tell(
+                f"{missing} of {len(pointers)} LFS files are pointers only: their content is not in {base.origin} (git lfs pull)"
+            )
+    await asyncio.to_thread(give, dest, drop_uid(settings.sandbox))
+
+
+async def _submodules(clone: TrustedClone, sha: str, dest: Path, tell: Progress, depth: int) -> None:
+    for path, commit in (await clone.submodules(sha)).items() if depth else ():
+        folder = dest / path
+        if folder.is_dir() and any(folder.iterdir()):
+            continue
+        if await clone.has(commit):
+            tell(f"checking out the submodule {path} at {commit[:12]}; changes there are no part of an answer")
+            await clone.checkout(commit, folder)
+            await _submodules(clone, commit, folder, tell, depth - 1)
+        else:
+            tell(f"the submodule {path} is not here; going on without it")
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+
+
+def _pointers(dest: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yield (path, sha-256, size) of each LFS pointer, where a .gitattributes names that filter at all."""
+    listed = list(_files(dest))
+    if not any(path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000) for path, _ in listed):
+        return
+    for path, size in listed:
+        if size < _POINTER_BYTES and (found := _POINTER.match(_read(path, _POINTER_BYTES))):
+            yield path, found[1].decode(), int(found[2])
+
+
+def _files(dest: Path) -> Iterator[tuple[Path, int]]:
+    for folder, _, names in os.walk(dest):
+        for name in names:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                yield path, path.stat().st_size
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit)
+
+
+def _stores(origin: str) -> tuple[Path, ...]:
+    """Return where a repository of this machine keeps the content of its LFS files."""
+    return (Path(origin, ".git/lfs/objects"), Path(origin, "lfs/objects")) if origin.startswith("/") else ()
+
+
+def _smudge(pointers: Iterable[tuple[Path, str, int]], stores: tuple[Path, ...], most: int) -> int:
+    """Put content in the place of pointers where it is there and is what they name; return how many are left."""
+    missing = 0
+    for path, oid, size in pointers:
+        most -= size
+        missing += most < 0 or not any(_copied(store / oid[:2] / oid[2:4] / oid, path, oid, size) for store in stores)
+    return missing
+
+
+def _copied(source: Path, path: Path, oid: str, size: int) -> bool:
+    making = path.with_name(f".{oid[:16]}.lfs")
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file, making.open("xb") as copy:
+            if os.fstat(file.fileno()).st_size == size:
+                shutil.copyfileobj(file, copy)
+        with making.open("rb") as file:
+            whole = hashlib.file_digest(file, "sha256").hexdigest() == oid
+        if whole:
+            making.chmod(path.stat().st_mode & 0o777)
+            making.replace(path)
+    except OSError:
+        whole = False
+    making.unlink(missing_ok=True)
+    return whole
+
+
+def give(path: Path, uid: int | None) -> None:
+    """Give a tree that we have just written to the sandbox's uid, no link followed."""
+    if uid is None:
+        return
+    own(path, uid)
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            own(Path(folder, name), uid)

@@ -1,0 +1,395 @@
+"""The trusted side's bare clone of a repository: commits go in, plain trees and patches come out.
+
+Repositories are hostile data. Git never checks anything out here: blobs are written by us, so no filter runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from moothall.config import Workspace as Settings
+from moothall.domain.repository import Patch
+from moothall.errors import NotFound, PatchRefused, RepositoryError, WorkspaceFailed
+from moothall.repositories import rules
+from moothall.repositories.gitcmd import TRIES, Answer, Caps, GitRunner
+from moothall.repositories.objects import (
+    Entry,
+    content_of,
+    ignored_by,
+    raw_entry,
+    read_blobs,
+    read_tree,
+    replaces_folder,
+    write_files,
+)
+from moothall.repositories.scratch import scratch
+
+_SHA = re.compile(r"[0-9a-f]{40}")
+_MESSAGE_CHARS = 10_000
+_SHOWN = 10
+_APPLY_MEMORY = 4_000_000_000
+_NO_CAPS = Caps()
+_LEFT_OUT = (
+    *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
+    *("node_modules", ".venv", "*.egg-info"),
+)
+_WHO = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A path as it is after a change. `mode` 100644, 100755 or 120000 (content: the target); None: deleted."""
+
+    path: str
+    mode: str
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A line of a log; `date` is ISO 8601."""
+
+    sha: str
+    author: str
+    date: str
+    subject: str
+
+
+class TrustedClone:
+    """A bare repository at `path`, made on first use. Its commits stay reachable under refs/moothall/."""
+
+    def __init__(self, path: Path, settings: Settings, runner: GitRunner | None = None) -> None:
+        self.path = path
+        self._settings = settings
+        self._git = runner or GitRunner(path.parent, settings.git_seconds)
+        self._trees: dict[str, tuple[tuple[Entry, ...], Mapping[str, str]]] = {}
+        self._limits = rules.ChangeLimits(
+            files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
+        )
+
+    async def make(self) -> None:
+        """Make the empty bare repository where there is none yet."""
+        if not (self.path / "HEAD").exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            await self._git.run("init", "--quiet", "--bare", "--template=", "--", str(self.path), cwd=self.path.parent)
+
+    async def fetch(
+        self,
+        source: str,
+        ref: str,
+        *,
+        protocols: str = "file",
+        env: Mapping[str, str] | None = None,
+        tags: bool = False,
+    ) -> str:
+        """Bring the commit that `ref` (a full ref name or sha) names at `source` here and return its sha.
+
+        `tags` brings those of its history too. `protocols` are the transports that git may use, joined by ':'; `env` may carry credentials.
+        Raises `RepositoryError`.
+        """
+        await self.make()
+        landing = f"refs/moothall/fetch/{secrets.token_hex(8)}"
+        answer = await self._git.call(
+            "fetch",
+            "--quiet",
+            *(() if tags else ("--no-tags",)),
+            "--no-write-fetch-head",
+            "--no-recurse-submodules",
+            "--update-shallow",
+            "--",
+            source,
+            f"+{ref}:{landing}",
+            cwd=self.path,
+            env={"GIT_ALLOW_PROTOCOL": protocols, **(env or {})},
+            seconds=self._settings.setup_seconds,
+            caps=Caps(file_bytes=self._settings.max_repository_bytes),
+        )
+        if answer.status:
+            cap = self._settings.max_repository_bytes
+            hint = f" (a repository may have at most {cap} bytes)" if _over(answer.err) else ""
+            raise RepositoryError(f"cannot fetch {ref!r} from {source!r}: {answer.reason}{hint}")
+        try:
+            sha = (await self._run("rev-parse", "--verify", "--end-of-options", f"{landing}^{{commit}}")).strip().decode()
+            await self._run("update-ref", f"refs/moothall/bases/{sha}", sha)
+        finally:
+            await self._run("update-ref", "-d", landing)
+        return sha
+
+    async def has(self, sha: str) -> bool:
+        """Whether the commit was fetched or made here."""
+        if not _SHA.fullmatch(sha) or not (self.path / "HEAD").exists():
+            return False
+        for kind in ("bases", "patches"):
+            answer = await self._git.call("rev-parse", "--verify", "--quiet", f"refs/moothall/{kind}/{sha}", cwd=self.path)
+            if not answer.status:
+                return True
+        return False
+
+    async def prune(self, keep: AbstractSet[str]) -> int:
+        """Forget the patches whose commits are not in `keep`, and drop objects that nothing names and that are a day old.
+
+        Returns how many patches were forgotten. One that is being worked on is made again where it is needed.
+        """
+        listed = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
+        gone = [sha for sha in listed.decode().split() if sha not in keep]
+        if gone:
+            orders = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in gone)
+            await self._run("update-ref", "--stdin", stdin=orders.encode())
+        await self._run("prune", "--expire=1.day.ago")
+        return len(gone)
+
+    async def files(self, sha: str) -> tuple[str, ...]:
+        """Return the paths of a commit in git's order. Raises `RepositoryError` for a tree that can't be used."""
+        return tuple(entry.path for entry in await self.entries(sha))
+
+    async def entries(self, sha: str) -> tuple[Entry, ...]:
+        """Return the checked tree of a commit: mode, object, size and path of each file."""
+        return (await self._tree(sha))[0]
+
+    async def submodules(self, sha: str) -> Mapping[str, str]:
+        """Return the submodules of a commit: path → the commit that is recorded."""
+        return (await self._tree(sha))[1]
+
+    async def _tree(self, sha: str) -> tuple[tuple[Entry, ...], Mapping[str, str]]:
+        if sha not in self._trees:
+            entries = await asyncio.to_thread(read_tree, self._git, self.path, _checked(sha), self._settings.max_repository_bytes)
+            while len(self._trees) >= 16:  # noqa: PLR2004 - a few commits are in use at a time
+                self._trees.pop(next(iter(self._trees)))
+            files = tuple(entry for entry in entries if entry.mode != rules.SUBMODULE)
+            self._trees[sha] = files, {entry.path: entry.oid for entry in entries if entry.mode == rules.SUBMODULE}
+        return self._trees[sha]
+
+    async def checkout(self, sha: str, dest: Path) -> None:
+        """Write the commit's files below `dest`, which must be empty or absent. Takes modes and symlinks along."""
+        entries = await self.entries(sha)
+        await asyncio.to_thread(write_files, self._git, self.path, entries, dest, self._settings.setup_seconds)
+
+    async def ask(self, *args: str) -> Answer:
+        """Return what a git command says here that changes nothing."""
+        return await self._git.call(*args, cwd=self.path)
+
+    async def read(self, sha: str, path: str, limit: int) -> bytes:
+        """Return at most `limit` bytes of a file (a symlink's target for a symlink). Raises `NotFound`."""
+        entry = next((entry for entry in await self.entries(sha) if entry.path == path), None)
+        if entry is None:
+            raise NotFound(f"{path[:200]!r} is not a file of commit {sha[:12]}")
+        return (await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid], limit))[0]
+
+    async def read_all(self, sha: str, paths: Sequence[str], limit: int) -> list[bytes]:
+        """Return at most `limit` bytes of each of these files of a commit."""
+        entries = {entry.path: entry for entry in await self.entries(sha)}
+        return await asyncio.to_thread(read_blobs, self._git, self.path, [entries[path].oid for path in paths], limit)
+
+    async def changes(self, base_sha: str, commit_sha: str) -> list[Change]:
+        """Return what `commit_sha` changes against `base_sha`, with content."""
+        old = {entry.path: entry for entry in await self.entries(base_sha)}
+        new = {entry.path: entry for entry in await self.entries(commit_sha)}
+        gone = [Change(path, entry.mode, None) for path, entry in old.items() if path not in new]
+        there = [entry for path, entry in new.items() if path not in old or old[path].content != entry.content]
+        blobs = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in there], 0)
+        kept = [Change(entry.path, entry.mode, blob) for entry, blob in zip(there, blobs, strict=True)]
+        return sorted([*gone, *kept], key=lambda change: change.path)
+
+    async def contents(self, sha: str) -> list[Change]:
+        """Return every file of a commit."""
+        entries = await self.entries(sha)
+        blobs = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in entries], 0)
+        return [Change(entry.path, entry.mode, blob) for entry, blob in zip(entries, blobs, strict=True)]
+
+    async def merge(self, base_sha: str, ours: str, theirs: str, message: str) -> Patch:
+        """Commit what both came to, on top of both. Raises `PatchRefused` that names the files where they disagree."""
+        answer = await self._git.call(
+            "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", _checked(ours), _checked(theirs), cwd=self.path
+        )
+        tree, *disputed = answer.out.decode(errors="replace").split("\0")
+        if answer.status == 1 and disputed:
+            names = ", ".join(sorted({name for name in disputed if name})[:_SHOWN])
+            raise PatchRefused(f"both sides changed the same lines, and nothing was merged: {names}")
+        if answer.status:
+            raise RepositoryError(f"the commits cannot be merged (git 2.38 or newer is needed): {answer.reason}")
+        return await self._record(base_sha, tree, (ours, theirs), message)
+
+    async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
+        """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).
+
+        The same input gives the same sha. Build leftovers and what the base's .gitignore names stay out unless
+        the base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
+        """
+        old = {entry.path: entry for entry in await self.entries(base_sha)}
+        kept = await self._not_ignored(old, changes)
+        rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
+        rules.check_changes([_raw(change, old) for change in kept], self._limits)
+        there = [change for change in kept if change.content is not None]
+        with scratch() as folder:
+            paths = [folder / str(number) for number in range(len(there))]
+            await asyncio.to_thread(_write_all, paths, [change.content or b"" for change in there])
+            listing = "".join(f"{path}\n" for path in paths).encode()
+            out = await self._run("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing) if there else b""
+        oids = out.decode().split()
+        lines = [f"0 {'0' * 40}\t{change.path}" for change in kept if change.content is None and change.path in old]
+        lines += [f"{change.mode} {oid}\t{change.path}" for change, oid in zip(there, oids, strict=True)]
+        async with self._index(base_sha) as env:
+            listing = "".join(f"{line}\0" for line in lines).encode()
+            await self._refusable("update-index", "--add", "--remove", "--replace", "-z", "--index-info", stdin=listing, env=env)
+            return await self._commit(base_sha, parent or base_sha, message, env)
+
+    async def apply(self, base_sha: str, diff: str, message: str = "") -> Patch:
+        """Apply a git diff to the base and commit it. Raises `PatchRefused` where it doesn't apply or mayn't."""
+        raw = diff.encode(errors="surrogateescape")
+        cap = self._settings.max_patch_bytes
+        if len(raw) > cap:
+            raise PatchRefused(f"the patch has {len(raw)} bytes; at most {cap} are allowed")
+        rules.check_binaries(raw, self._settings.max_file_bytes)
+        for _ in range(TRIES - 1):
+            with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
+                return await self._applied(base_sha, raw, message)
+        return await self._applied(base_sha, raw, message)
+
+    async def _applied(self, base_sha: str, raw: bytes, message: str) -> Patch:
+        async with self._index(base_sha) as env:
+            if raw.strip():
+                await self._refusable(
+                    "apply", "--cached", "--whitespace=nowarn", "-", stdin=raw, env=env, caps=Caps(memory_bytes=_APPLY_MEMORY)
+                )
+            return await self._commit(base_sha, base_sha, message, env)
+
+    async def diff(self, base_sha: str, commit_sha: str) -> str:
+        """Return the git diff between two commits, which `apply` takes; files that aren't UTF-8 come as binary."""
+        old, new = (await self.files(base_sha), await self.files(commit_sha))
+        if replaces_folder(old, new):  # git applies that only if it hears of the removals first
+            return await self._diff(base_sha, commit_sha, "--diff-filter=D") + await self._diff(
+                base_sha, commit_sha, "--diff-filter=d"
+            )
+        return await self._diff(base_sha, commit_sha)
+
+    async def history(self, sha: str, limit: int) -> list[Commit]:
+        """Return at most `limit` commits from `sha` back along first parents, newest first."""
+        fields = "%H%x00%an%x00%cI%x00%s"
+        out = await self._run(
+            "log", "-z", "--first-parent", f"--max-count={limit}", f"--format={fields}", "--no-show-signature", _checked(sha)
+        )
+        words = out.decode(errors="replace").rstrip("\0").split("\0")
+        return [Commit(*words[at : at + 4]) for at in range(0, len(words) - 3, 4)]
+
+    async def _diff(self, base_sha: str, commit_sha: str, *options: str) -> str:
+        try:
+            return (await self._raw_diff(base_sha, commit_sha, *options)).decode()
+        except UnicodeDecodeError:
+            paths = await self._paths(base_sha, commit_sha)
+        parts = []
+        with scratch() as folder:
+            binary = folder / "attributes"
+            binary.write_text("* -diff\n", encoding="ascii")
+            for path in paths:
+                try:
+                    part = (await self._raw_diff(base_sha, commit_sha, *options, path=path)).decode()
+                except UnicodeDecodeError:
+                    raw = await self._raw_diff(base_sha, commit_sha, *options, path=path, attributes=str(binary))
+                    part = raw.decode()
+                parts.append(part)
+        return "".join(parts)
+
+    async def _raw_diff(
+        self, base_sha: str, commit_sha: str, *options: str, path: str = "", attributes: str = "/dev/null"
+    ) -> bytes:
+        fixed = ["--binary", "--full-index", "--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"]
+        shas = [_checked(base_sha), _checked(commit_sha)]
+        only = [path] if path else []
+        return await self._run("-c", f"core.attributesFile={attributes}", "diff", *fixed, *options, *shas, "--", *only)
+
+    async def _paths(self, base_sha: str, commit_sha: str) -> tuple[str, ...]:
+        out = await self._run("diff-tree", "-r", "-z", "--name-only", "--no-renames", _checked(base_sha), _checked(commit_sha))
+        return tuple(out.decode().split("\0")[:-1])
+
+    async def _commit(self, base_sha: str, parent: str, message: str, env: Mapping[str, str]) -> Patch:
+        tree = (await self._run("write-tree", env=env)).strip().decode()
+        if tree == (await self._run("rev-parse", f"{_checked(parent)}^{{tree}}")).strip().decode():
+            return await self._keep(base_sha, parent) if parent != base_sha else Patch(base_sha, base_sha, "")
+        return await self._record(base_sha, tree, (parent,), message)
+
+    async def _record(self, base_sha: str, tree: str, parents: Sequence[str], message: str) -> Patch:
+        date = (await self._run("log", "-1", "--format=%ct +0000", "--no-show-signature", _checked(base_sha))).strip().decode()
+        text = message.replace("\0", "").strip()[:_MESSAGE_CHARS] or "Change made in a workspace"
+        dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        above = [word for parent in parents for word in ("-p", parent)]
+        out = await self._run(
+            "commit-tree", tree, *above, "-F", "-", stdin=f"{text}\n".encode(errors="replace"), env={**_WHO, **dates}
+        )
+        return await self._keep(base_sha, out.strip().decode())
+
+    async def _keep(self, base_sha: str, commit_sha: str) -> Patch:
+        """Check what a new commit really changes; only then give it a name and tell of it."""
+        try:
+            new = {entry.path: entry for entry in await self.entries(commit_sha)}
+        except RepositoryError as error:
+            raise PatchRefused(f"the patch makes a tree that can't be used: {error.message}") from error
+        old = {entry.path: entry for entry in await self.entries(base_sha)}
+        if await self.submodules(commit_sha) != await self.submodules(base_sha):
+            raise PatchRefused("the patch may not change which commits the submodules are at")
+        paths = [path for path in sorted({*old, *new}) if content_of(old.get(path)) != content_of(new.get(path))]
+        rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
+        text = await self.diff(base_sha, commit_sha)
+        size = len(text.encode())
+        if size > self._settings.max_patch_bytes:
+            raise PatchRefused(f"the patch has {size} bytes; at most {self._settings.max_patch_bytes} are allowed")
+        await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
+        return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if rules.is_test(path)))
+
+    async def _not_ignored(self, old: Mapping[str, Entry], changes: Sequence[Change]) -> list[Change]:
+        wanted = [change for change in changes if change.path in old or not rules.matches(_LEFT_OUT, change.path)]
+        rules.check_changes([rules.RawChange(change.path) for change in wanted], rules.ChangeLimits(files=len(wanted)))
+        fresh = [change.path for change in wanted if change.path not in old and change.content is not None]
+        lists = [entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != rules.SYMLINK]
+        ignored = await ignored_by(self._git, self.path, lists, fresh)
+        return [change for change in wanted if change.path not in ignored]
+
+    @asynccontextmanager
+    async def _index(self, sha: str) -> AsyncIterator[Mapping[str, str]]:
+        """Yield the environment of a throw-away index that holds the tree of `sha`."""
+        await self.entries(sha)
+        with scratch() as folder:
+            env = {"GIT_INDEX_FILE": str(folder / "index")}
+            await self._run("read-tree", _checked(sha), env=env)
+            yield env
+
+    async def _run(self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
+        return await self._git.run(*args, cwd=self.path, stdin=stdin, env=env)
+
+    async def _refusable(self, *args: str, stdin: bytes, env: Mapping[str, str], caps: Caps = _NO_CAPS) -> None:
+        answer = await self._git.call(*args, cwd=self.path, stdin=stdin, env=env, caps=caps)
+        if answer.status:
+            raise PatchRefused(f"the patch does not apply: {answer.reason}")
+
+
+def _checked(sha: str) -> str:
+    if not _SHA.fullmatch(sha):
+        raise RepositoryError(f"{sha[:80]!r} is not a full commit id")
+    return sha
+
+
+def _over(stderr: str) -> bool:
+    return any(word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died"))
+
+
+def _raw(change: Change, old: Mapping[str, Entry]) -> rules.RawChange:
+    before = old[change.path].mode if change.path in old else rules.ABSENT
+    if change.content is None:
+        return rules.RawChange(change.path, before, rules.ABSENT)
+    link = change.content.decode(errors="surrogateescape") if change.mode == rules.SYMLINK else None
+    return rules.RawChange(change.path, before, change.mode, link, len(change.content))
+
+
+def _write_all(paths: Sequence[Path], contents: Sequence[bytes]) -> None:
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)

@@ -1,0 +1,138 @@
+"""The packages that a Python project says its tests need, as words for pip, in groups by where it says so. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moothall.repositories.detect.project import Project, strings, table
+from moothall.repositories.detect.requirements import DEV_GROUPS, REQUIREMENT, TEST_GROUPS, included, poetry, requirement
+from moothall.repositories.detect.sessions import session_words, setup_list
+from moothall.repositories.rules import matches
+
+_FILES = (
+    *(f"/{name}" for name in ("requirements.txt", "test-requirements.txt", "test_requirements.txt")),
+    "/requirements*.txt",
+    "/*-requirements.txt",
+    "/*_requirements.txt",
+    "/requirements/*.txt",
+    "/requirements/*.in",
+    "/reqs/*.txt",
+    "/*/requirements.txt",
+)
+_NOT_FOR_TESTS = re.compile(
+    r"(?:tox|nox|pre[-_]commit|twine|build|black|sphinx|furo|mkdocs|myst|commitizen|bump|towncrier|ipython|jupyter|pyinstaller"
+    r"|python[-_]semantic[-_]release|mike|pdoc|readme[-_]renderer|check[-_]manifest|cibuildwheel|gitlint|hatch$|pdm$|poetry$|uv$)",
+    re.IGNORECASE,
+)
+_MOST = 400
+
+
+def groups(project: Project, pyproject: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return group → words for pip, those for tests first. A group's name says where it stands."""
+    found: dict[str, list[str]] = {}
+    for names, filtered in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
+        for where, words in (*_tables(project, pyproject, names), *_files(project, names)):
+            kept = [word for word in words if not (filtered and _NOT_FOR_TESTS.match(word))]
+            if kept:
+                found.setdefault(where, kept)
+    for where, words in session_words(project, pyproject):
+        if words:
+            found.setdefault(where, words)
+    return {where: tuple(words[:_MOST]) for where, words in found.items() if words}
+
+
+def extras(project: Project, pyproject: Mapping[str, Any]) -> list[str]:
+    """Return the project's own extras that tests need."""
+    config = project.ini("setup.cfg").get("options.extras_require", {})
+    known = {*table(pyproject, "project", "optional-dependencies"), *table(pyproject, "tool", "poetry", "extras"), *config}
+    return [name for name in (*TEST_GROUPS, *DEV_GROUPS) if name in known]
+
+
+def runtime(pyproject: Mapping[str, Any], where: str) -> list[str]:
+    """Return the dependencies of a project that cannot be installed itself."""
+    return _requirements(table(pyproject, "project").get("dependencies"), where) + poetry(
+        table(pyproject, "tool", "poetry", "dependencies")
+    )
+
+
+def _requirements(data: object, where: str) -> list[str]:
+    return [requirement(item, where) for item in data] if isinstance(data, list) else []
+
+
+def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what the groups of these names say, wherever a tool keeps its own."""
+    where = project.path("pyproject.toml")
+    tool = table(pyproject, "tool")
+    standard = table(pyproject, "dependency-groups")
+    optional = table(pyproject, "project", "optional-dependencies")
+    for name in names:
+        yield f"extra {name}", _requirements(optional.get(name), where)
+        yield f"group {name}", [requirement(item, where) for item in included(standard, name, ())]
+        yield f"poetry's group {name}", poetry(table(tool, "poetry", "group", name, "dependencies"))
+        pdm = strings(table(tool, "pdm", "dev-dependencies").get(name))
+        yield f"pdm's group {name}", [item for item in pdm if REQUIREMENT.fullmatch(item)]
+        for env in (name, f"hatch-{name}"):
+            yield f"hatch's environment {env}", _hatch(table(tool, "hatch", "envs"), env)
+    if names is DEV_GROUPS:
+        yield "poetry's dev-dependencies", poetry(table(tool, "poetry", "dev-dependencies"))
+        yield "uv's dev-dependencies", strings(table(tool, "uv").get("dev-dependencies"))
+        yield "hatch's environment default", _hatch(table(tool, "hatch", "envs"), "default")
+    else:
+        yield "setup.cfg's tests_require", _pip_lines(project.ini("setup.cfg").get("options", {}))
+        yield "setup.py's tests_require", setup_list(project, "tests_require")
+
+
+def _pip_lines(options: Mapping[str, str]) -> list[str]:
+    lines = (line.strip() for line in options.get("tests_require", "").replace(";\n", "\n").split("\n"))
+    return [line for line in lines if REQUIREMENT.fullmatch(line)]
+
+
+def _hatch(envs: Mapping[str, Any], name: str) -> list[str]:
+    env = table(envs, name)
+    own = [*strings(env.get("dependencies")), *strings(env.get("extra-dependencies"))]
+    return [item for item in own if REQUIREMENT.fullmatch(item)]
+
+
+def _files(project: Project, names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the requirement files whose name or folder holds one of these names; for developers only where there are none for tests."""
+    paths = [path for path in requirement_files(project) if not path.endswith(".in") or f"{path[:-3]}.txt" not in project.files]
+    for_tests = [path for path in paths if _is_for(path, TEST_GROUPS)]
+    if names is TEST_GROUPS or not for_tests:
+        yield from ((path, ["-r", path]) for path in paths if _is_for(path, names))
+
+
+def _is_for(path: str, names: tuple[str, ...]) -> bool:
+    return not set(names).isdisjoint(re.split(r"[/._-]", path.lower()))
+
+
+def requirement_files(project: Project) -> list[str]:
+    """Return the files of requirements that lie where such files lie."""
+    return sorted(path for path in project.files if matches(_FILES, path))
+
+
+def plugins(text: str) -> list[str]:
+    """Return the plugins that pytest's configuration takes for granted: without them pytest would not start."""
+    return [plugin for sign, plugin in _PLUGINS if re.search(sign, text, re.MULTILINE)]
+
+
+_PLUGINS = (
+    (r"--cov\b|--cov-|--no-cov", "pytest-cov"),
+    (r"(?:^|[\s\"'=])-n[ =]?(?:auto|logical|\d+)|--dist\b|--numprocesses", "pytest-xdist"),
+    (r"--timeout\b|^timeout\s*=", "pytest-timeout"),
+    (r"asyncio_mode|asyncio_default", "pytest-asyncio"),
+    (r"--benchmark-", "pytest-benchmark"),
+    (r"DJANGO_SETTINGS_MODULE|--ds[ =]", "pytest-django"),
+    (r"--reruns", "pytest-rerunfailures"),
+    (r"--randomly|randomly_seed", "pytest-randomly"),
+    (r"--mypy\b", "pytest-mypy"),
+    (r"--flake8\b", "pytest-flake8"),
+    (r"--isort\b", "pytest-isort"),
+    (r"--pylint\b", "pytest-pylint"),
+    (r"--black\b", "pytest-black"),
+    (r"--ruff\b", "pytest-ruff"),
+    (r"--html\b", "pytest-html"),
+    (r"--nbval", "nbval"),
+    (r"--hypothesis-", "hypothesis"),
+)

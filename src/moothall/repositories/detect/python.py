@@ -1,0 +1,180 @@
+"""How a Python project is set up and tested. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moothall.domain.repository import Step
+from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
+from moothall.repositories.detect.project import Found, Project, strings, table
+from moothall.repositories.detect.requirements import versions
+from moothall.repositories.detect.sessions import setup_keyword
+from moothall.repositories.rules import matches
+
+ENV_PYTHON = "/env/bin/python"
+PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+TEXTS = (
+    *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
+    *("ruff.toml", ".ruff.toml", ".python-version"),
+)
+_READ = (*TEXTS, "uv.lock", "poetry.lock", "pdm.lock")
+_TESTS = ("test_*.py", "*_test.py")
+_OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.py", "/*/tests/*.py", "/src/*/tests/*.py")
+_NOT_TESTS = re.compile(r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$")
+_MOST_FILES = 50
+_ASKS_GIT = re.compile(
+    r"hatch[-_]vcs|setuptools[-_]scm|versioningit|\bpbr\b|dunamai|dynamic[-_]versioning|setuptools[-_]git|versioneer|vcversioner|setupmeta"
+    r"|source\s*=\s*[\"'](?:scm|vcs)|git[-_ ]describe|[\"']git[\"']|flit[-_]scm|milksnake|incremental|miniver"
+)
+
+
+def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> Found | None:
+    """Return what is found in a Python project, None where it is none.
+
+    `below` are folders below this one that have checks of their own; `named` are all projects of the repository: name → folder.
+    """
+    pyproject = project.toml("pyproject.toml")
+    if not pyproject and not project.any("*.py"):
+        return None
+    lint = "ruff" in table(pyproject, "tool") or "ruff.toml" in project.files or ".ruff.toml" in project.files
+    tests = _tests(project, pyproject, below)
+    if below and not tests and not any(name in project.files for name in _READ) and not requirement_files(project):
+        return None  # all that is Python here belongs to one of the folders
+    siblings = _siblings(project, pyproject, named)
+    checks: dict[str, tuple[str, ...]] = {}
+    if tests:
+        checks["tests"] = tests
+    if lint:
+        checks["lint"] = ("python", "-m", "ruff", "check", ".")
+    return Found(
+        steps=(*_steps(project, pyproject, siblings), *((Step((*PIP, "ruff"), project.folder, optional=True),) if lint else ())),
+        checks=checks,
+        advisory=("lint",) if lint else (),
+        protected=("ruff.toml", ".ruff.toml") if lint else (),
+        reads=tuple(path for path in (*_READ, *requirement_files(project)) if path in project.files),
+        needs=_needs(project, pyproject),
+        depends=tuple(siblings),
+        history=any(_ASKS_GIT.search(project.texts.get(name, "")) for name in ("pyproject.toml", "setup.py", "setup.cfg")),
+    )
+
+
+def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[str]) -> tuple[Step, ...]:
+    """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails."""
+    tool = table(pyproject, "tool")
+    installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
+        tool, "uv"
+    ).get("package") is not False
+    own_extras = extras(project, pyproject)
+    # In place, so that tests import the candidate's code and never a copy of the base's.
+    own = ["-e", "."] if installable and tool.get("poetry", {}).get("package-mode") is not False else []
+    needed = [] if own else runtime(pyproject, project.path("pyproject.toml"))
+    wanted = groups(project, pyproject)
+    if "requirements.txt" in project.files and not own:
+        needed += ["-r", "requirements.txt"]
+    elif "requirements.txt" in project.files:
+        wanted = {"requirements.txt": ("-r", "requirements.txt"), **wanted}
+    config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
+    if missing := [name for name in plugins(config) if not any(name in words for words in wanted.values())]:
+        wanted["pytest's options"] = tuple(missing)
+    # In the same resolution, or pip would look for them in the index.
+    needed += [word for folder in siblings for word in ("-e", os.path.relpath(folder or ".", project.folder or "."))]
+    must = ("pytest", *needed, *own)
+    if own and own_extras:
+        wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
+    folder = project.folder
+    if not wanted:
+        return (Step((*PIP, *must), folder),)
+    words = _each_once(word for part in wanted.values() for word in _pairs(part) if word != ("pytest",))
+    with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
+    whole = [word for part in words for word in part]
+    pieces = tuple(Step((*PIP, *part), folder, optional=True) for part in wanted.values())
+    # pip takes the project once: with extras where it has some
+    all_of_it = (*PIP, "pytest", *needed, *whole, *(() if with_extras else own))
+    return (Step(all_of_it, folder, instead=(Step((*PIP, *must), folder), *pieces)),)
+
+
+_CONFIGURED = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
+
+
+def _pairs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return words with each option and its value in one."""
+    found, at = [], 0
+    while at < len(words):
+        size = 2 if words[at] in {"-r", "-c", "-e"} else 1
+        found.append(words[at : at + size])
+        at += size
+    return found
+
+
+def _each_once(parts: Any) -> list[tuple[str, ...]]:
+    """Return parts without what stands there twice; several extras of the project itself become one."""
+    found: dict[tuple[str, ...], None] = {}
+    own: dict[str, None] = {}
+    for part in parts:
+        extra = re.fullmatch(r"\.\[(.*)\]", part[1]) if part[0] == "-e" and len(part) > 1 else None
+        if extra:
+            own |= dict.fromkeys(extra[1].split(","))
+        elif part != ("-e", ".") or not own:
+            found[part] = None
+    if own:
+        found.pop(("-e", "."), None)
+        found["-e", f".[{','.join(own)}]"] = None
+    return list(found)
+
+
+def _tests(project: Project, pyproject: Mapping[str, Any], below: Sequence[str]) -> tuple[str, ...]:
+    """Return the command of the tests, () where there are none outside the folders of `below`."""
+    inside = tuple(f"{folder.removeprefix(project.folder).strip('/')}/" for folder in below)
+    mine = Project(project.folder, frozenset(path for path in project.files if not path.startswith(inside)), project.texts)
+    ignored = tuple(f"--ignore={folder.rstrip('/')}" for folder in inside)
+    configured = table(pyproject, "tool", "pytest", "ini_options")
+    if mine.any(*_TESTS):
+        return ("python", "-m", "pytest", *ignored)
+    if "python_files" in configured or any("python_files" in project.texts.get(name, "") for name in _CONFIGURED):
+        return ("python", "-m", "pytest", *ignored) if mine.any(*_OTHER_TESTS) else ()
+    others = sorted(path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path))
+    return ("python", "-m", "pytest", *others[:_MOST_FILES]) if others else ()
+
+
+def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of Python that the project runs on, and the one that it names for those who work on it."""
+    poetry = table(pyproject, "tool", "poetry", "dependencies").get("python")
+    said = (
+        table(pyproject, "project").get("requires-python")
+        or (versions(poetry) if isinstance(poetry, str) else "")
+        or project.ini("setup.cfg").get("options", {}).get("python_requires", "")
+        or setup_keyword(project, "python_requires")
+    )
+    pin = re.match(r"\s*(?:cpython-)?(\d+\.\d+(?:\.\d+)?)", project.texts.get(".python-version", ""))
+    return {"python": str(said or ""), **({"python-pin": pin[1]} if pin else {})}
+
+
+def _siblings(project: Project, pyproject: Mapping[str, Any], named: Mapping[str, str]) -> list[str]:
+    """Return the folders of other projects of the repository that this one requires, and those that they require is pip's to say."""
+    words = [*strings(table(pyproject, "project").get("dependencies"))]
+    words += [word for part in groups(project, pyproject).values() for word in part]
+    words += [*table(pyproject, "tool", "poetry", "dependencies"), *table(pyproject, "tool", "uv", "sources")]
+    names = (re.match(r"[A-Za-z0-9._-]+", word) for word in words if not word.startswith((".", "-")))
+    folders = (named.get(normal(name[0])) for name in names if name)
+    return list(dict.fromkeys(folder for folder in folders if folder is not None and folder != project.folder))
+
+
+def project_name(project: Project) -> str:
+    """Return the normal name of a Python project, '' where none is said."""
+    pyproject = project.toml("pyproject.toml")
+    name = (
+        table(pyproject, "project").get("name")
+        or table(pyproject, "tool", "poetry").get("name")
+        or setup_keyword(project, "name")
+    )
+    return (
+        normal(name or project.ini("setup.cfg").get("metadata", {}).get("name", "")) if isinstance(name, str) or not name else ""
+    )
+
+
+def normal(name: str) -> str:
+    """Return the name of a package as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower().strip("-")

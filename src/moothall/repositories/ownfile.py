@@ -1,0 +1,84 @@
+"""Writing a `.moothall.toml` that says what a profile says. Pure, but for the one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from moothall.domain.repository import Profile
+from moothall.errors import AlreadyExists, RepositoryError
+from moothall.repositories.profile import OWN_FILE, PROTECTED, Commands
+
+_HEAD = (
+    "# How Moothall sets this repository up and checks it. Councils read it from the commit that they work on.\n"
+    "# `setup` runs once for each lock file, with the network; `checks` run without. No shell runs either.\n"
+)
+
+
+def commands_of(profile: Profile) -> Commands:
+    """Return what a file must say so that the same profile comes of it."""
+    said = {
+        "setup": profile.setup,
+        "checks": dict(profile.checks),
+        "protected": tuple(pattern for pattern in profile.protected if pattern not in PROTECTED),
+        "known_failures": profile.known_failures,
+        "advisory": profile.advisory,
+        "folders": dict(profile.folders),
+    }
+    return Commands.model_validate({name: value for name, value in said.items() if name in Commands.model_fields})
+
+
+def to_toml(commands: Commands) -> str:
+    """Return the text of a file that says this; commands as a line where it splits into the same words."""
+    said = {name: value for name, value in commands.model_dump(mode="json").items() if value or name in {"setup", "checks"}}
+    tables = {name: value for name, value in said.items() if isinstance(value, Mapping)}
+    lines = [f"{name} = {_value(value)}" for name, value in said.items() if name not in tables and value is not None]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{_key(key)} = {_command(value)}" for key, value in table.items())]
+    return _HEAD + "\n" + "\n".join(lines) + "\n"
+
+
+def write_own(top: Path, text: str, *, replace: bool) -> Path:
+    """Write the file at the top of a work tree and return its path. Raises `AlreadyExists`, `RepositoryError`."""
+    path = top / OWN_FILE
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if replace else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{path} is there already; --force overwrites it") from error
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return _string(value)
+    if not isinstance(value, Sequence):
+        return json.dumps(value)
+    items = list(_items(value))
+    return f"[{', '.join(items)}]" if len(", ".join(items)) < 100 else "[\n" + "".join(f"    {item},\n" for item in items) + "]"  # noqa: PLR2004 - a line
+
+
+def _items(values: Sequence[object]) -> Iterator[str]:
+    for value in values:
+        yield _command(value)
+
+
+def _command(value: object) -> str:
+    """A command as the line that splits into its words, where it is one."""
+    if isinstance(value, list) and "\n" not in (line := shlex.join(map(str, value))):
+        return _string(line)
+    return _value(value)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _string(key)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

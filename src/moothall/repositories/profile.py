@@ -1,0 +1,213 @@
+"""How a repository is set up and checked: said by `.moothall.toml` or the registry, else found out from its files.
+
+Commands are argv lists, run in the sandbox in the checkout. One that names /env/bin/… gets a Python environment
+at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (all keys optional; a string is split into words as
+a shell would, but no shell runs it):
+
+    setup = ["/env/bin/pip install -r ci.txt"]
+    protected = ["golden/**", "!tests/data/**"]     # added to the usual test files; '!' takes back
+    known_failures = ["tests/test_old.py::test_flaky"]
+    advisory = ["lint"]                             # checks that are shown and decide nothing
+    [checks]
+    tests = ["python", "-m", "pytest"]
+    lint = "ruff check ."
+    [reports]
+    tests = "build/junit/*.xml"                     # JUnit files that the check writes, where its runner's cases can't be read
+    [folders]
+    tests = "python"                                # where a check runs; the root by default
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from moothall.domain.ids import digest
+from moothall.domain.repository import Profile
+from moothall.errors import RepositoryError
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.detect import CONFIGURATION, MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted
+from moothall.repositories.rules import TEST_PATTERNS, why_path
+
+OWN_FILE = ".moothall.toml"
+PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, OWN_FILE)
+TEXT_BYTES = 1_000_000
+_CHECK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+def _words(value: Any) -> Any:
+    try:
+        return tuple(shlex.split(value)) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"cannot be split into words: {error}") from error
+
+
+def _no_null(words: tuple[str, ...]) -> tuple[str, ...]:
+    if any("\0" in word for word in words) or not words[0].strip():
+        raise ValueError("a command's words hold no null character, and its program has a name")
+    return words
+
+
+def _folder(folder: str) -> str:
+    if reason := why_path(folder):
+        raise ValueError(f"a check's folder lies in the repository: {reason}")
+    return folder
+
+
+def _check_name(name: str) -> str:
+    if not _CHECK_NAME.fullmatch(name):
+        raise ValueError("a check's name is 1 to 32 lower-case letters, digits, '-' or '_'")
+    return name
+
+
+_Argv = Annotated[
+    tuple[Annotated[str, Field(max_length=4000)], ...],
+    Field(min_length=1, max_length=200),
+    BeforeValidator(_words),
+    AfterValidator(_no_null),
+]
+_Folder = Annotated[str, Field(max_length=500), AfterValidator(_folder)]
+_Pattern = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _inside(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if any(pattern.startswith("/") or ".." in pattern.split("/") for pattern in patterns):
+        raise ValueError("a report lies in the checkout: a relative pattern without '..'")
+    return patterns
+
+
+_Patterns = Annotated[
+    tuple[_Pattern, ...],
+    Field(min_length=1, max_length=20),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    AfterValidator(_inside),
+]
+
+
+class Commands(BaseModel):
+    """What a person says about a repository; None is left to detection."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    setup: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
+    checks: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Argv], Field(max_length=20)] | None = None
+    protected: Annotated[tuple[_Pattern, ...], Field(max_length=200)] = ()
+    known_failures: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=5000)] = ()
+    reports: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Patterns], Field(max_length=20)] | None = None
+    advisory: Annotated[tuple[Annotated[str, AfterValidator(_check_name)], ...], Field(max_length=20)] = ()
+    folders: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Folder], Field(max_length=20)] = Field({})
+
+    def over(self, other: Commands) -> Commands:
+        """Return these where they say something, else the other's; patterns and failures of both."""
+        return Commands(
+            setup=other.setup if self.setup is None else self.setup,
+            checks=other.checks if self.checks is None else self.checks,
+            protected=(*other.protected, *self.protected),
+            known_failures=(*other.known_failures, *self.known_failures),
+            reports=other.reports if self.reports is None else self.reports,
+            advisory=(*other.advisory, *self.advisory),
+            folders={**other.folders, **self.folders},
+        )
+
+
+async def read_profile(
+    clone: TrustedClone, sha: str, registered: Commands | None = None, *, most: int = MOST_PROJECTS, own: str | None = None
+) -> Profile:
+    """Return the profile of a commit; what was `registered` goes before the repository's own file.
+
+    `own` stands in for the text of that file. Projects in folders beyond `most` have no check.
+    """
+    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None}
+    paths = [*wanted(objects, most), *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
+    blobs = await clone.read_all(sha, paths, TEXT_BYTES)
+    texts = {path: blob.decode(errors="replace") for path, blob in zip(paths, blobs, strict=True)}
+    return make_profile(objects, texts if own is None else {**texts, OWN_FILE: own}, registered, most)
+
+
+def make_profile(
+    objects: Mapping[str, str], texts: Mapping[str, str], registered: Commands | None = None, most: int = MOST_PROJECTS
+) -> Profile:
+    """Return the profile of a tree of path → object id; `texts` are the files that say something, `most` the projects. Pure."""
+    own = parse_own(texts[OWN_FILE]) if OWN_FILE in texts else Commands()
+    said = registered.over(own) if registered else own
+    try:
+        found = detect(objects, texts, most)
+    except RepositoryError:
+        if said.setup is None or said.checks is None:
+            raise
+        found = Detected()  # a person said all that is to be known
+    detected = said.checks is None
+    setup = setup_of(found.steps) if said.setup is None else said.setup
+    checks = dict(found.checks if said.checks is None else said.checks)
+    folders = {**(found.folders if detected else {}), **said.folders}
+    reads = sorted({path for path in (found.reads if said.setup is None else setup_reads(objects)) if path in objects})
+    return Profile(
+        setup=setup,
+        checks=checks,
+        protected=(*PROTECTED, *found.protected, *said.protected),
+        known_failures=said.known_failures,
+        reports=dict(said.reports or {}),
+        lock_digest=_lock_digest(setup, {path: objects[path] for path in reads}),
+        advisory=tuple(name for name in checks if name in said.advisory or (detected and name in found.advisory)),
+        folders={name: folder for name, folder in folders.items() if name in checks},
+        steps=found.steps if said.setup is None else (),
+        needs=found.needs,
+        depends=found.depends if detected else {},
+        notes=found.notes if detected else (),
+        history=found.history or said.setup is not None,
+    )
+
+
+def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:
+    """Return what a regular file says, at most `limit` bytes of it; None where none is there. A link is not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return os.read(descriptor, limit).decode(errors="replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def parse_own(text: str, name: str = OWN_FILE) -> Commands:
+    """Return what a `.moothall.toml`, or another file like it, says; raises `RepositoryError` with the line that is wrong."""
+    try:
+        return Commands.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise RepositoryError(f"{name} is not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = [str(part) for part in first["loc"] if part != "[key]"]
+        known = "" if first["type"] != "extra_forbidden" else f"; the keys are {', '.join(Commands.model_fields)}"
+        raise RepositoryError(
+            f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first['msg']}{known}"
+        ) from error
+
+
+def _line_of(text: str, keys: list[str]) -> int:
+    """Find the line of the innermost key that the text spells (indices of lists are none)."""
+    lines = text.splitlines()
+    for key in reversed(keys):
+        for number, line in enumerate(lines, 1):
+            if not key.isdigit() and re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line):
+                return number
+    return 1
+
+
+def _lock_digest(setup: tuple[tuple[str, ...], ...], reads: Mapping[str, str]) -> str:
+    commands = [digest(*argv) for argv in setup]
+    files = [digest(path, oid) for path, oid in sorted(reads.items())]
+    return digest("lock", *commands, "files", *files)

@@ -1,0 +1,149 @@
+"""What is known of each repository: one JSON file each, written atomically. Secrets are named, never held."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from moothall.domain.ids import check_id, digest
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, RepositoryError
+from moothall.repositories.profile import Commands
+
+PushPolicy = Literal["local-branch", "push", "none"]
+_CREDENTIAL = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0\n]+")
+
+
+def _credential(value: str) -> str:
+    if value and not _CREDENTIAL.fullmatch(value):
+        raise ValueError("a credential is named as env:VARIABLE or file:/absolute/path; the secret itself is not stored")
+    return value
+
+
+class Registered(BaseModel):
+    """A repository of a tenant. `origin` is the absolute path of a local one, or a URL.
+
+    `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing.
+    Not `listed`: it was only used once; commits pinned then can still be used. Where `of` names
+    another record, this is that one with the commands of a file that a caller named: found by its id alone.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, AfterValidator(lambda value: check_id(value, "the repository's id"))]
+    origin: str
+    tenant: Annotated[str, AfterValidator(lambda value: check_id(value, "the tenant"))] = "local"
+    credential: Annotated[str, AfterValidator(_credential)] = ""
+    push: PushPolicy = "none"
+    commands: Commands = Commands()
+    listed: bool = True
+    of: str = ""
+
+    @property
+    def clone(self) -> str:
+        """The id under which its clone lies."""
+        return self.of or self.id
+
+    @property
+    def local(self) -> bool:
+        """Whether it lies on this machine."""
+        return self.origin.startswith("/")
+
+
+def repository_id(origin: str, tenant: str) -> str:
+    """Return the id of a tenant's repository that nobody named: readable, and the same each time."""
+    name = re.split(r"[/:]", origin.rstrip("/").removesuffix(".git"))[-1]
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "repository"
+    return f"{slug}-{digest(tenant, origin)[:12]}"
+
+
+def make_registered(
+    origin: str,
+    *,
+    tenant: str = "local",
+    id: str = "",  # noqa: A002 - the record's own word
+    credential: str = "",
+    push: PushPolicy | None = None,
+    commands: Commands | None = None,
+    listed: bool = True,
+) -> Registered:
+    """Return a checked record; without `push`, a local repository gets branches and a URL nothing."""
+    try:
+        return Registered(
+            id=id or repository_id(origin, tenant),
+            origin=origin,
+            tenant=tenant,
+            credential=credential,
+            push=push or ("local-branch" if origin.startswith("/") else "none"),
+            commands=commands or Commands(),
+            listed=listed,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(f"the repository's {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+class Registry:
+    """The records below `folder`. Files are small: methods block for less than a disk write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, entry: Registered) -> None:
+        """Store, replacing an older record of the same repository. Raises `AlreadyExists` for a taken id."""
+        path = self._path(entry.id)
+        if path.exists():
+            known = self._read(path)
+            if (known.origin, known.tenant) != (entry.origin, entry.tenant):
+                raise AlreadyExists(f"the id {entry.id!r} is taken by another repository; choose another one")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".", delete=False, encoding="utf-8") as file:
+            file.write(entry.model_dump_json(indent=2))
+        Path(file.name).replace(path)
+
+    def get(self, repository: str, tenant: str) -> Registered:
+        """Return a tenant's record; another tenant's is `NotFound` too."""
+        entry = self.find(repository)
+        if entry.tenant != tenant:
+            raise NotFound(f"no repository {repository[:80]!r}")
+        return entry
+
+    def find(self, repository: str) -> Registered:
+        """Return the record of an id that the trusted side itself gave out. Raises `NotFound`."""
+        path = self._path(repository)
+        if not path.exists():
+            raise NotFound(f"no repository {repository[:80]!r}")
+        return self._read(path)
+
+    def of_origin(self, origin: str, tenant: str) -> Registered | None:
+        """Return the tenant's record of a path or URL, a listed one first."""
+        found = [entry for entry in self.all() if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")]
+        return next((entry for entry in found if entry.listed), found[0] if found else None)
+
+    def list(self, tenant: str) -> tuple[Registered, ...]:
+        """Return what the tenant registered, by id."""
+        return tuple(entry for entry in self.all() if entry.tenant == tenant and entry.listed and not entry.of)
+
+    def remove(self, repository: str) -> None:
+        """Forget a record. Raises `NotFound`."""
+        self.find(repository)
+        self._path(repository).unlink(missing_ok=True)
+
+    def all(self) -> tuple[Registered, ...]:
+        """Return every record, of all tenants."""
+        return tuple(self._read(path) for path in sorted(self._folder.glob("[a-z0-9]*.json")))
+
+    def _path(self, repository: str) -> Path:
+        return self._folder / f"{check_id(repository, 'the repository')}.json"
+
+    @staticmethod
+    def _read(path: Path) -> Registered:
+        try:
+            return Registered.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise RepositoryError(
+                f"the repository record {path} cannot be read; remove it and add the repository again"
+            ) from error

@@ -1,0 +1,197 @@
+"""Where repositories come from: checking paths and URLs, and asking a source which commit a ref means."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from moothall.errors import ConfigurationError, InvalidRequest, Refused, RepositoryError
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.registry import Registered
+
+_SCP = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)(?P<host>[A-Za-z0-9._][A-Za-z0-9._-]*):(?!/?/?-)[^\s:]+")
+_SHA = re.compile(r"[0-9a-f]{40}")
+_BAD_REF = re.compile(r"[\x00-\x20\x7f:?*\[\\]|\.\.|@\{|//|^[-/^]|/$|\.lock$")
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A repository on this machine: `top` is its work tree (or itself, if bare), `shared` where its refs and objects lie."""
+
+    top: Path
+    git_dir: Path
+    shared: Path
+
+
+def is_url(text: str) -> bool:
+    """Whether this names something to fetch over a transport (and no file: URL or path)."""
+    return ("://" in text or "::" in text or _SCP.fullmatch(text) is not None) and not text.lower().startswith("file://")
+
+
+def check_url(url: str, schemes: Sequence[str]) -> str:
+    """Return a URL that git may be given. Raises `InvalidRequest` or `Refused`; never repeats a password."""
+    if not url.isprintable() or " " in url or url.startswith("-") or "::" in url.split("/", 1)[0]:
+        raise InvalidRequest("the repository's URL is not one; write https://host/path, ssh://user@host/path or user@host:path")
+    if _SCP.fullmatch(url):
+        scheme = "ssh"
+    else:
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"the repository's URL is not one: {error}") from error
+        scheme = parts.scheme.lower()
+        if scheme in {"http", "https"} and parts.username is not None:
+            raise InvalidRequest(
+                "the repository's URL holds a credential; name one with `moothall repo add --credential` instead"
+            )
+        if parts.password is not None:
+            raise InvalidRequest("the repository's URL holds a password; use a key instead")
+        if not parts.hostname or parts.hostname.startswith("-") or (parts.username or "").startswith("-") or len(parts.path) < 2:  # noqa: PLR2004
+            raise InvalidRequest("the repository's URL needs a host and a path")
+    if scheme not in schemes:
+        raise Refused(f"repositories may not be fetched over {scheme!r}; the allowed schemes are {', '.join(schemes)}")
+    return url
+
+
+def check_path(text: str, schemes: Sequence[str], roots: Sequence[Path] | None) -> Path:
+    """Return the real path that a path or file: URL names, below one of the roots (None: anywhere).
+
+    Raises `Refused` without looking at what lies outside.
+    """
+    if text.lower().startswith("file://"):
+        if "file" not in schemes:
+            raise Refused(f"repositories may not be fetched over 'file'; the allowed schemes are {', '.join(schemes)}")
+        parts = urlsplit(text)
+        if parts.hostname not in {None, "", "localhost"}:
+            raise InvalidRequest("a file: URL names no host; write file:///path")
+        text = unquote(parts.path)
+    if not text or "\0" in text or text.startswith("-"):
+        raise InvalidRequest(f"{text[:80]!r} is not a repository's path; write ./{text[:80]} if a folder has that name")
+    path = Path(text).resolve()
+    inside(path, roots)
+    return path
+
+
+def inside(path: Path, roots: Sequence[Path] | None) -> None:
+    """Raise `Refused` unless the (real) path is one of the roots or below one."""
+    if roots is not None and not any(path.is_relative_to(root) for root in roots):
+        raise Refused(
+            f"the local path {str(path)!r} is not below an allowed root; "
+            "register it with `moothall repo add`, or allow its folder in workspace.allowed_roots"
+        )
+
+
+def check_ref(ref: str) -> str:
+    """Return a ref that git can be given. Raises `InvalidRequest`."""
+    if len(ref) > 255 or _BAD_REF.search(ref):  # noqa: PLR2004 - as long as a file name
+        raise InvalidRequest(f"{ref[:80]!r} is not a ref; write a branch, a tag or a commit id")
+    return ref
+
+
+async def find_local(git: GitRunner, path: Path) -> Local:
+    """Return the repository that `path` lies in. Raises `RepositoryError`."""
+    if not await asyncio.to_thread(path.exists):
+        raise RepositoryError(f"the repository {str(path)!r} does not exist")
+    if not await asyncio.to_thread(path.is_dir):
+        raise RepositoryError(f"{str(path)!r} is a file; name the repository's folder")
+    answer = await git.call("rev-parse", "--is-inside-work-tree", "--absolute-git-dir", "--git-common-dir", cwd=path)
+    if answer.status:
+        raise RepositoryError(f"{str(path)!r} is not a git repository; run `git init` and commit something there first")
+    in_tree, git_dir, shared = (line for line in answer.out.decode(errors="surrogateescape").split("\n")[:3])
+    folder = Path(git_dir)
+    # core.worktree could name any folder: it is enough to climb to where the .git is.
+    top = next((at for at in (path, *path.parents) if (at / ".git").exists()), folder) if in_tree == "true" else folder
+    object_format = (await git.run("rev-parse", "--show-object-format", cwd=path)).strip()
+    if object_format != b"sha1":
+        raise RepositoryError(f"{str(path)!r} uses {object_format.decode()} object ids; only sha1 repositories are supported")
+    return Local(top, folder, (path / shared).resolve())
+
+
+async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
+    """Return the sha that `ref` (empty: HEAD) means in a local repository. Raises `RepositoryError`."""
+    at = f"--git-dir={local.git_dir}"
+    name = check_ref(ref) if ref else "HEAD"
+    answer = await git.call(at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", cwd=local.git_dir)
+    if not answer.status:
+        return answer.out.decode().split()[-1]
+    listing = await git.run(at, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", cwd=local.git_dir)
+    names = listing.decode(errors="replace").split()
+    if not names:
+        raise RepositoryError(f"the repository {str(local.top)!r} has no commits; commit something first")
+    raise _unknown(name, str(local.top), names)
+
+
+async def remote_commit(git: GitRunner, cwd: Path, url: str, ref: str, env: Mapping[str, str]) -> tuple[str, str]:
+    """Return (full ref or sha to fetch, its sha if known) for `ref` (empty: HEAD) at a URL. Raises `RepositoryError`."""
+    if ref and _SHA.fullmatch(ref):
+        return ref, ref
+    refs = await remote_refs(git, cwd, url, env)
+    name = check_ref(ref) if ref else "HEAD"
+    for full in (name, f"refs/heads/{name}", f"refs/tags/{name}"):
+        if full in refs:
+            return full, refs.get(f"{full}^{{}}", refs[full])
+    if not refs:
+        raise RepositoryError(f"the repository {url!r} has no commits")
+    heads = [full.removeprefix("refs/heads/") for full in refs if full.startswith("refs/heads/")]
+    tags = [full.removeprefix("refs/tags/") for full in refs if full.startswith("refs/tags/") and not full.endswith("^{}")]
+    raise _unknown(name, url, [*heads, *tags])
+
+
+async def remote_refs(git: GitRunner, cwd: Path, url: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return all refs of a URL with their shas."""
+    answer = await git.call("ls-remote", "--quiet", "--", url, cwd=cwd, env=env)
+    if answer.status:
+        raise RepositoryError(f"cannot reach the repository {url!r}: {answer.reason}")
+    pairs = (line.split("\t", 1) for line in answer.out.decode(errors="replace").splitlines() if "\t" in line)
+    return {name: sha for sha, name in pairs}
+
+
+def transport(entry: Registered, schemes: Sequence[str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for talking to a URL: allowed protocols, and the credential that the record names.
+
+    `secrets` are the environment variables that records may name. A secret stays out of every command line.
+    """
+    env = {"GIT_ALLOW_PROTOCOL": ":".join(scheme for scheme in schemes if scheme != "file")}
+    kind, _, name = entry.credential.partition(":")
+    if not kind:
+        return env
+    if entry.origin.lower().startswith(("https://", "http://")):
+        parts = urlsplit(entry.origin)
+        token = _secret(kind, name, secrets)
+        pair = token if ":" in token else f"x-access-token:{token}"
+        env |= {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": f"http.{parts.scheme}://{parts.netloc}/.extraHeader",
+            "GIT_CONFIG_VALUE_0": f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}",
+        }
+    elif kind == "file":
+        env["GIT_SSH_COMMAND"] = f"ssh -oBatchMode=yes -oIdentitiesOnly=yes -i {shlex.quote(name)}"
+    else:
+        raise ConfigurationError(f"repository {entry.id}: over ssh the credential is a key: file:/path/of/the/key")
+    return env
+
+
+def _secret(kind: str, name: str, secrets: Mapping[str, str]) -> str:
+    if kind == "env":
+        value = secrets.get(name, "")
+    else:
+        try:
+            value = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"the credential file {name!r} cannot be read: {error.strerror}") from error
+    if not value.strip():
+        raise ConfigurationError(f"the credential {kind}:{name} is empty or not set")
+    return value.strip()
+
+
+def _unknown(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return RepositoryError(f"no ref {ref[:80]!r} in {where!r}; there are {', '.join(names[:_SHOWN]) or 'none'}{more}")

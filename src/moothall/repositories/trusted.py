@@ -1,0 +1,282 @@
+"""The trusted side of repositories: from a ref to a pinned base, and from a diff to a branch."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from moothall.config import Workspace as Settings
+from moothall.domain.ids import digest
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryError
+from moothall.repositories import delivery, sources
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.gitremote import Cloned, Pin, Remote, clone_public
+from moothall.repositories.profile import OWN_FILE, TEXT_BYTES, Commands, read_profile, read_text
+from moothall.repositories.registry import PushPolicy, Registered, Registry, make_registered
+from moothall.repositories.submodules import Submodules
+
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+class Preparer(Protocol):
+    """Makes a base ready to work on."""
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """Set up, check out, run the checks once."""
+        ...
+
+
+class TrustedRepositories:
+    """Clones in `data_dir`/repos, records in `data_dir`/repositories.
+
+    `roots` are the folders whose repositories may be named by path without being registered. `secrets` are
+    the environment variables that a record's credential may name.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Settings,
+        preparer: Preparer,
+        *,
+        roots: Sequence[Path] = (),
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        self.registry = Registry(data_dir / "repositories")
+        self._clones = data_dir / "repos"
+        self._settings = settings
+        self._preparer = preparer
+        self._roots = tuple(root.resolve() for root in (*settings.allowed_roots, *roots))
+        self._secrets = secrets or {}
+        self._git = GitRunner(self._clones, settings.git_seconds)
+
+    def clone(self, repository: str) -> TrustedClone:
+        """Return the trusted clone of a repository id."""
+        return self._clone(self.registry.find(repository))
+
+    def _clone(self, entry: Registered) -> TrustedClone:
+        return TrustedClone(self._clones / f"{entry.clone}.git", self._settings, self._git)
+
+    async def register(
+        self,
+        origin: str,
+        *,
+        tenant: str = "local",
+        id: str = "",  # noqa: A002 - the record's own word
+        credential: str = "",
+        push: PushPolicy | None = None,
+        commands: Commands | None = None,
+    ) -> Registered:
+        """Record a path or URL for the operator, who may name any; what is not given stays as it was.
+
+        Raises `RepositoryError`, `InvalidRequest`, `Refused`, `AlreadyExists`.
+        """
+        if sources.is_url(origin):
+            place = sources.check_url(origin, self._settings.allowed_schemes)
+        else:
+            path = await asyncio.to_thread(sources.check_path, origin, self._settings.allowed_schemes, None)
+            place = str((await sources.find_local(self._git, path)).top)
+        known = await asyncio.to_thread(self.registry.of_origin, place, tenant)
+        if known and id not in {"", known.id}:
+            known = None
+        entry = make_registered(
+            place,
+            tenant=tenant,
+            id=id or (known.id if known else ""),
+            credential=credential or (known.credential if known else ""),
+            push=push or (known.push if known else None),
+            commands=commands or (known.commands if known else None),
+        )
+        if entry.push == "local-branch" and not entry.local:
+            raise InvalidRequest("a URL's push policy is 'push' or 'none'; only a local repository gets a branch")
+        await asyncio.to_thread(self.registry.add, entry)
+        return entry
+
+    async def with_profile(self, entry: Registered, commands: Commands) -> Registered:
+        """Record `entry` once more, with other commands, for those who ask for just these; the same for the same commands."""
+        own = f"{entry.id[:80]}-{digest(commands.model_dump_json())[:12]}"
+        variant = entry.model_copy(update={"id": own, "of": entry.clone, "commands": commands})
+        await asyncio.to_thread(self.registry.add, variant)
+        return variant
+
+    async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
+        """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`, `InvalidRequest`.
+
+        A full commit id that this tenant pinned before is answered from the clone, wherever the source is now.
+        """
+        entry = await self._entry(ref, tenant)
+        clone = self._clone(entry)
+        pinned = _SHA.fullmatch(ref.ref) is not None and await clone.has(ref.ref)
+        sha = ref.ref if pinned else await self._fetch(clone, entry, ref.ref)
+        own, notes = await self._own_file(clone, entry, sha)
+        if not pinned:
+            notes += await self._submodules(clone, entry, sha)
+        profile = await read_profile(clone, sha, entry.commands, most=self._settings.max_projects, own=own)
+        return Base(entry.id, sha, replace(profile, notes=(*profile.notes, *notes)), origin=entry.origin)
+
+    async def _own_file(self, clone: TrustedClone, entry: Registered, sha: str) -> tuple[str | None, tuple[str, ...]]:
+        """Return what the work tree of a local repository says of set-up and checks, where the commit says otherwise, and a note."""
+        if not entry.local or not (entry.listed or any(Path(entry.origin).is_relative_to(root) for root in self._roots)):
+            return None, ()
+        text = await asyncio.to_thread(read_text, Path(entry.origin, OWN_FILE))
+        committed = (
+            (await clone.read(sha, OWN_FILE, TEXT_BYTES)).decode(errors="replace") if OWN_FILE in await clone.files(sha) else None
+        )
+        if text is None or text == committed:
+            return None, ()
+        differs = "is not committed" if committed is None else "differs from the commit's"
+        return text, (f"{OWN_FILE} in the work tree {differs}; it is used as it lies there",)
+
+    async def _submodules(self, clone: TrustedClone, entry: Registered, sha: str) -> tuple[str, ...]:
+        if not await clone.submodules(sha):
+            return ()
+        modules = (await sources.find_local(self._git, Path(entry.origin))).shared / "modules" if entry.local else None
+        return await Submodules(clone, entry, self._settings, self._secrets, modules).fetch(sha)
+
+    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+        """As the preparer does."""
+        return await self._preparer.prepare(base, on_progress)
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
+        raw = await self.clone(base.repository).read(base.sha, path, 4 * limit)  # a character has at most 4 bytes
+        return raw.decode(errors="replace")[:limit]
+
+    async def diff(self, base: Base, commit_sha: str) -> str:
+        """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
+        clone = self.clone(base.repository)
+        if not await clone.has(commit_sha):
+            raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more")
+        return await clone.diff(base.sha, commit_sha)
+
+    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+        """Commit `diff` on the base, make the branch where the push policy allows, return the commit's sha.
+
+        Same input, same sha. Raises `PatchRefused` (also for an empty diff), `AlreadyExists` where the branch
+        is another commit, `RepositoryError`.
+        """
+        delivery.check_branch(branch)
+        entry = await asyncio.to_thread(self.registry.find, base.repository)
+        clone = self.clone(entry.id)
+        patch = await clone.apply(base.sha, diff, message)
+        if not patch.diff:
+            raise PatchRefused("the patch is empty; there is nothing to deliver")
+        await self._hand_over(entry, base.sha, patch.commit_sha, branch)
+        return patch.commit_sha
+
+    async def _hand_over(self, entry: Registered, base_sha: str, sha: str, branch: str) -> None:
+        """Make the branch at the origin where the push policy is one that lets it."""
+        clone = self.clone(entry.id)
+        if entry.local and entry.push != "none":
+            local = await sources.find_local(self._git, Path(entry.origin))
+            await delivery.branch_locally(self._git, clone.path, local, base_sha=base_sha, sha=sha, branch=branch)
+        elif entry.push == "push":
+            env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
+            await delivery.push(self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env)
+
+    def remote(self, repository: str, pin: Pin) -> Remote:
+        """Return what a workspace on a repository reaches beyond itself."""
+        return _Origin(self, repository, pin)
+
+    async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
+        """Make a new branch of a commit at the origin. See `gitremote.Remote`."""
+        name = delivery.check_branch(f"moothall/{branch}")  # as all that is ours: no branch of anybody else's is touched
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        if entry.push == "none":
+            raise Refused(f"the push policy of {entry.id} is none; an operator changes it with `moothall repo add --push`")
+        await self._hand_over(entry, base_sha, sha, name)
+        return name, entry.origin
+
+    async def fetch(self, repository: str) -> str:
+        """Bring the newest commit of the origin's default branch here. Raises `RepositoryError`."""
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        return await self._fetch(self.clone(entry.id), entry, "")
+
+    async def clone_other(self, url: str, ref: str, pin: Pin) -> Cloned:
+        """Bring the files of another repository. See `gitremote.clone_public`."""
+        return await clone_public(self._git, self._settings, url, ref, pin)
+
+    async def drop_branch(self, repository: str, branch: str, sha: str, *, force: bool) -> tuple[str, str]:
+        """Remove a branch of ours from a local repository. Returns the branch, '' where none was removed, and what is left.
+
+        Raises `NotFound` for an unknown repository, `RepositoryError` where the branch is checked out, or holds what no other ref
+        does and not `force`.
+        """
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        if not entry.local:
+            return "", f"the branch {branch} at {entry.origin}, if it was pushed"
+        try:
+            local = await sources.find_local(self._git, Path(entry.origin))
+        except RepositoryError:
+            return "", f"the branch {branch}: {entry.origin} is not there any more"
+        dropped = await delivery.drop_branch(self._git, local, branch, sha, force=force)
+        return (branch, "") if dropped else ("", "")
+
+    def delivers(self, base: Base) -> bool:
+        """Whether the push policy lets `deliver` leave a branch (else only the patch is given)."""
+        return self.registry.find(base.repository).push != "none"
+
+    async def _entry(self, ref: RepositoryRef, tenant: str) -> Registered:
+        if ref.id:
+            return await asyncio.to_thread(self.registry.get, ref.id, tenant)
+        if not ref.url:
+            raise InvalidRequest("no repository is named; give the id of a registered one, a path or a URL")
+        if sources.is_url(ref.url):
+            origin = sources.check_url(ref.url, self._settings.allowed_schemes)
+        else:
+            origin = await self._local_origin(ref.url, tenant)
+        known = await asyncio.to_thread(self.registry.of_origin, origin, tenant)
+        return known or make_registered(origin, tenant=tenant, listed=False)
+
+    async def _local_origin(self, text: str, tenant: str) -> str:
+        path = await asyncio.to_thread(sources.check_path, text, self._settings.allowed_schemes, None)
+        if await asyncio.to_thread(self.registry.of_origin, str(path), tenant):
+            return str(path)
+        sources.inside(path, self._roots)
+        return str((await sources.find_local(self._git, path)).top)
+
+    async def _fetch(self, clone: TrustedClone, entry: Registered, ref: str) -> str:
+        if entry.local:
+            roots = None if entry.listed else self._roots
+            sources.inside(Path(entry.origin), roots)
+            local = await sources.find_local(self._git, Path(entry.origin))
+            for path in (local.top, local.shared, local.git_dir):
+                sources.inside(await asyncio.to_thread(path.resolve), roots)
+            sha = await sources.local_commit(self._git, local, ref)
+            if not await clone.has(sha):
+                await clone.fetch(str(local.shared), sha, tags=True)
+        else:
+            env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
+            await clone.make()
+            name, sha = await sources.remote_commit(self._git, clone.path, entry.origin, ref, env)
+            if not await clone.has(sha):
+                sha = await clone.fetch(entry.origin, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=True)
+        await clone.entries(sha)
+        if not entry.listed:
+            await asyncio.to_thread(self.registry.add, entry)
+        return sha
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Implements `gitremote.Remote`."""
+
+    repositories: TrustedRepositories
+    repository: str
+    pin: Pin
+
+    async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
+        return await self.repositories.push(self.repository, base_sha, sha, branch)
+
+    async def fetch(self) -> str:
+        return await self.repositories.fetch(self.repository)
+
+    async def clone(self, url: str, ref: str) -> Cloned:
+        return await self.repositories.clone_other(url, ref, self.pin)

@@ -1,0 +1,1 @@
+"""Callers from outside the councils: each opens a workspace, is given a token for it, acts through the gate, and closes it."""

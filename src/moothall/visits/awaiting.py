@@ -1,0 +1,46 @@
+"""Workspaces of tasks for callers: opened when they are first called, on the task's own commit."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from moothall.domain.codec import load
+from moothall.domain.event import EventType
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id
+from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import InvalidRequest, NotFound, Refused
+from moothall.ports import Deliberations
+from moothall.visits.visits import Awaited, Find
+
+
+def of_tasks(desk: Deliberations) -> Find:
+    """Return what finds the workspace that is called like a task: of that task's repository and role."""
+
+    async def find(workspace: str, who: Principal) -> Awaited | None:
+        try:
+            d = await _asked(desk, check_id(workspace, "workspace"), who)
+            outcome = await desk.result(d.task_id, who)
+        except (NotFound, InvalidRequest):
+            return None
+        if d.principal != who.name:
+            return None
+        if outcome.status is DeliberationStatus.CANCELLED:
+            raise Refused(f"task {workspace} was cancelled: nothing acts for it any more")
+        if d.repository is None or d.base_sha is None:
+            raise InvalidRequest(f"task {workspace} has no repository, so it has no workspace")
+        # The registry's id where it has one: a URL would be fetched and checked again.
+        url = "" if d.repository.id else d.repository.url
+        return Awaited(RepositoryRef(id=d.repository.id, url=url, ref=d.base_sha), d.role)
+
+    return find
+
+
+async def _asked(desk: Deliberations, task_id: str, who: Principal) -> Deliberation:
+    """Return a deliberation as it was asked for. Raises `NotFound`."""
+    async with aclosing(desk.watch(task_id, 0, who)) as events:
+        async for recorded in events:
+            if recorded.event.type is EventType.DELIBERATION_REQUESTED:
+                return load(Deliberation, recorded.event.data)
+    raise NotFound(f"no task {task_id!r}")

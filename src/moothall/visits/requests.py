@@ -1,0 +1,126 @@
+"""The door on the bus: calls of a workspace in, one `tool.finished` of it out for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.ids import check_id
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.topic import Channel
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
+from moothall.guard.audit import AuditLog, Entry
+from moothall.ports import Consumer, Log, Publisher
+from moothall.telemetry import get_logger
+from moothall.visits.visits import SEAT, Visits
+
+log = get_logger(__name__)
+
+DURABLE = "tools"
+_NOBODY = "unknown"  # who asked, and whose it is, is not known without a token that is good
+
+
+class _Request(BaseModel):
+    """What a request's data must hold. It may hold more, such as requirements: they are the catalogue's and are not read."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    request_id: str = Field(min_length=1, max_length=200)
+    workspace: str
+    tool: str = Field(max_length=100)
+    arguments: dict[str, Any] = {}
+    capability_token: str = Field(max_length=20_000)
+    deadline: AwareDatetime | None = None
+
+
+class ToolBus(Publisher, Log, Consumer, Protocol):
+    """What this door needs of the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Answers every request once, also one that is delivered again. `concurrency` requests are in hand at a time."""
+
+    bus: ToolBus
+    visits: Visits
+    audit: AuditLog
+    concurrency: int = 128
+    call_seconds: float = 300.0
+
+    async def run(self) -> None:
+        """Take requests until cancelled."""
+        await self.bus.consume(DURABLE, self.handle, concurrency=self.concurrency)
+
+    async def handle(self, recorded: Recorded) -> None:
+        """Answer one. What is no request gets a result too where it has an id, and goes to the dead letters."""
+        place = recorded.extra.get("about", "")
+        try:
+            request = _read(recorded, place)
+        except InvalidRequest as error:
+            data = recorded.event.data
+            await self._answer(place, str(data.get("request_id", ""))[:200], str(data.get("tool", "")), ToolStatus.INVALID, error)
+            raise
+        if int(recorded.extra.get("deliveries", "1")) > 1 and await self._answered(request):
+            return
+        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=self.call_seconds)
+        call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
+        try:
+            await self.visits.call(None, request.workspace, request.capability_token, call, bound=True)
+        except Refused as error:
+            await self._answer(place, request.request_id, request.tool, ToolStatus.BLOCKED, error)
+        except NotFound as error:
+            # Open in a process that is gone: whoever asked before it went was answered, or is now.
+            if not await self._answered(request):
+                await self._answer(place, request.request_id, request.tool, await self._end_of(request), error)
+        except AlreadyExists as error:
+            log.warning("a request id came twice for different requests", workspace=place, reason=error.message)
+            raise
+
+    async def _answered(self, request: _Request) -> bool:
+        return await self._told(request, EventType.TOOL_FINISHED)
+
+    async def _end_of(self, request: _Request) -> ToolStatus:
+        """An effect beyond the workspace that was begun and not ended may have happened."""
+        begun = await self._told(request, EventType.TOOL_STARTED)
+        return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
+
+    async def _told(self, request: _Request, kind: EventType) -> bool:
+        async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):
+            if recorded.event.type == kind and recorded.event.data.get("request_id") == request.request_id:
+                return True
+        return False
+
+    async def _answer(self, workspace: str, request_id: str, tool: str, status: ToolStatus, why: Permanent) -> None:
+        """Tell the result of a request that never came to the gate."""
+        entry = Entry(_NOBODY, _NOBODY, workspace, SEAT, request_id, tool, "")
+        audit_id = await self.audit.append(entry)
+        result = ToolResult(request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id)
+        await self.audit.append(replace(entry, phase="finish", status=status))
+        event = new_event(
+            EventType.TOOL_FINISHED,
+            workspace,
+            {**dump(result), "task_id": workspace, "seat": SEAT, "workspace": workspace},
+            ordinal=request_id,
+            source="executor",
+            correlationid=workspace,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        await self.bus.publish(event)
+
+
+def _read(recorded: Recorded, place: str) -> _Request:
+    if recorded.event.type != EventType.TOOL_REQUESTED:
+        raise InvalidRequest(f"{recorded.event.type} is no request for a tool; send {EventType.TOOL_REQUESTED}")
+    try:
+        request = _Request.model_validate(dict(recorded.event.data))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False)[:5])
+        raise InvalidRequest(f"this is no request for a tool: {wrong}") from error
+    if check_id(request.workspace, "workspace") != place:
+        raise InvalidRequest(f"the request names workspace {request.workspace!r} and came for {place!r}")
+    return request

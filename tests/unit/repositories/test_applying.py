@@ -1,0 +1,141 @@
+"""Taking a diff over into somebody's files: real git."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.errors import RepositoryError
+from moothall.repositories import sources
+from moothall.repositories.applying import apply_to_files
+from moothall.repositories.gitcmd import GitRunner
+from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo
+
+NEW = "src/new file.py"
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return make_repo(tmp_path / "repo", dict(SAMPLE))
+
+
+@pytest.fixture
+def diff(tmp_path: Path, repo: Repo) -> str:
+    """Changes one file, makes one and removes one."""
+    repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
+    other = Repo(tmp_path / "other")
+    other.write({"src/utils.py": (other.path / "src/utils.py").read_text() + SOLUTION, NEW: "N = 1\n"})
+    (other.path / "README.md").unlink()
+    other.git("add", "--all")
+    return other.git("diff", "--cached", "--binary") + "\n"
+
+
+async def apply(repo: Repo, diff: str, tmp_path: Path) -> tuple[str, ...]:
+    git = GitRunner(tmp_path / "git")
+    return await apply_to_files(git, await sources.find_local(git, repo.path), diff)
+
+
+async def test_all_of_it_and_nothing_else(repo: Repo, diff: str, tmp_path: Path) -> None:
+    repo.write({"notes.txt": "mine\n"})
+    assert set(await apply(repo, diff, tmp_path)) == {"src/utils.py", NEW, "README.md"}
+    assert "hello_world" in (repo.path / "src/utils.py").read_text()
+    assert (repo.path / NEW).read_text() == "N = 1\n"
+    assert not (repo.path / "README.md").exists()
+    assert repo.git("diff", "--cached", "--name-only") == ""
+    assert (repo.path / "notes.txt").read_text() == "mine\n"
+
+
+async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> None:
+    assert len(await apply(Repo(repo.path / "src"), diff, tmp_path)) == 3
+    assert not (repo.path / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({"src/utils.py": "# my unfinished work\n"}, "changes of your own in src/utils.py"),
+        ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
+    ],
+)
+async def test_own_changes_are_never_overwritten(repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], wanted: str) -> None:
+    repo.write(own)
+    with pytest.raises(RepositoryError, match=wanted):
+        await apply(repo, diff, tmp_path)
+    assert (repo.path / "README.md").exists()  # nothing of it
+    for path, text in own.items():
+        assert (repo.path / path).read_text() == text
+
+
+async def test_staged_and_ignored_files_are_not_overwritten_either(repo: Repo, diff: str, tmp_path: Path) -> None:
+    repo.write({"src/utils.py": "# staged\n"})
+    repo.git("add", "--all")
+    with pytest.raises(RepositoryError, match="changes of your own"):
+        await apply(repo, diff, tmp_path)
+    repo.git("reset", "--hard", "--quiet")
+    repo.write({".git/info/exclude": "src/new*\n", NEW: "mine\n"})
+    with pytest.raises(RepositoryError, match="changes of your own in src/new"):
+        await apply(repo, diff, tmp_path)
+    assert (repo.path / NEW).read_text() == "mine\n"
+    assert (repo.path / "README.md").exists()
+
+
+async def test_what_does_not_fit_changes_nothing(repo: Repo, diff: str, tmp_path: Path) -> None:
+    repo.commit({"src/utils.py": "# all else\n"})
+    with pytest.raises(RepositoryError, match="does not fit the files"):
+        await apply(repo, diff, tmp_path)
+    assert (repo.path / "README.md").exists()
+    for broken in ("no diff\n", "diff --git a/x b/x\n"):
+        with pytest.raises(RepositoryError, match="no diff that git can apply"):
+            await apply(repo, broken, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["../outside.py", ".git/hooks/post-checkout", "link/inside.py"])
+async def test_nothing_outside_the_files_is_written(repo: Repo, tmp_path: Path, path: str) -> None:
+    (tmp_path / "away").mkdir()
+    (repo.path / "link").symlink_to(tmp_path / "away")
+    hostile = f"diff --git a/{path} b/{path}\nnew file mode 100755\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+echo out\n"
+    with pytest.raises(RepositoryError):
+        await apply(repo, hostile, tmp_path)
+    assert not (tmp_path / "outside.py").exists()
+    assert not (repo.path / ".git/hooks/post-checkout").exists()
+    assert not any((tmp_path / "away").iterdir())
+
+
+async def test_no_hook_and_no_filter_runs(repo: Repo, diff: str, tmp_path: Path) -> None:
+    touched = tmp_path / "ran"
+    repo.commit({".gitattributes": "*.py filter=evil\n"})
+    for key in ("clean", "smudge"):
+        repo.git("config", f"filter.evil.{key}", f"sh -c 'touch {touched}; cat'")
+    hook = repo.path / ".git" / "hooks" / "post-applypatch"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {touched}\n")
+    hook.chmod(0o755)
+    touched.unlink(missing_ok=True)
+    (repo.path / "src/utils.py").touch()  # git has to look at what is in it
+    await apply(repo, diff, tmp_path)
+    assert not touched.exists()
+
+
+async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: Path) -> None:
+    repo.git("clone", "--quiet", "--bare", str(repo.path), str(tmp_path / "bare"))
+    with pytest.raises(RepositoryError, match="bare"):
+        await apply(Repo(tmp_path / "bare"), diff, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("similarity index 100%\nrename from .env\nrename to public.txt\n", "renames or copies"),
+        ("similarity index 100%\ncopy from .env\ncopy to public.txt\n", "renames or copies"),
+        ("deleted file mode 100644\n--- a/.env\n+++ /dev/null\n@@ -1 +0,0 @@\n-KEY=1\n", "changes of your own in .env"),
+        ("--- a/.env\n+++ b/.env\n@@ -1 +1 @@\n-KEY=1\n+KEY=2\n", "changes of your own in .env"),
+    ],
+)
+async def test_files_that_git_ignores_are_their_owners(repo: Repo, tmp_path: Path, change: str, words: str) -> None:
+    repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
+    other = "public.txt" if "public" in change else ".env"
+    with pytest.raises(RepositoryError, match=words):
+        await apply(repo, f"diff --git a/.env b/{other}\n{change}", tmp_path)
+    assert (repo.path / ".env").read_text() == "KEY=1\n"
+    assert not (repo.path / "public.txt").exists()

@@ -1,0 +1,62 @@
+"""Reading what hostile code wrote takes no more of us than it should."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moothall.errors import PatchRefused
+from moothall.repositories.changes import Caps, collect, measure
+
+CAPS = Caps(file_bytes=10_000, total_bytes=100_000)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """So few that a folder more open than need be is an error."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_many_folders_side_by_side_take_no_descriptors(tmp_path: Path) -> None:
+    upper = tmp_path / "upper"
+    for number in range(300):
+        folder = upper / f"d{number:03}"
+        folder.mkdir(parents=True)
+        (folder / "f").write_text("x", encoding="utf-8")
+    changes = collect(upper, tmp_path / "base", (), CAPS)
+    assert [change.path for change in changes] == [f"d{number:03}/f" for number in range(300)]
+    assert measure(upper, 10**9, 10**6)[1] == 600
+
+
+def deep(folder: Path, levels: int) -> None:
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d" * 200, dir_fd=here)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.pwrite(file := os.open("f", os.O_WRONLY, dir_fd=here), bytes(50_000), 0)
+    os.close(file)
+    os.close(here)
+
+
+def test_what_lies_below_the_longest_path_is_counted(tmp_path: Path) -> None:
+    deep(tmp_path, 40)
+    size, entries = measure(tmp_path, 10**9, 10**6)
+    assert (entries, size >= 50_000) == (41, True)
+
+
+def test_folders_too_deep_to_be_counted_are_over_every_limit(tmp_path: Path) -> None:
+    deep(tmp_path, 250)
+    assert measure(tmp_path, 10**9, 10**6)[1] > 10**6
+    with pytest.raises(PatchRefused, match="deeper than 100"):
+        collect(tmp_path, tmp_path, (), CAPS)

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Workspace
+from moothall.errors import NotFound, PatchRefused, RepositoryError
+from moothall.repositories.clone import Change, TrustedClone
+from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
+
+SETTINGS = Workspace()
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Repo:
+    return make_sample(tmp_path / "sample repo")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> TrustedClone:
+    return TrustedClone(tmp_path / "repos" / "sample.git", SETTINGS)
+
+
+async def fetched(clone: TrustedClone, repo: Repo, ref: str = "HEAD") -> str:
+    return await clone.fetch(str(repo.path), ref)
+
+
+def solved() -> Change:
+    return Change("src/utils.py", "100644", (SAMPLE["src/utils.py"] + SOLUTION).encode())
+
+
+async def test_fetch_pins_the_commit_and_lists_its_files(clone: TrustedClone, sample: Repo) -> None:
+    sha = await fetched(clone, sample)
+    assert sha == sample.head
+    assert await clone.has(sha)
+    assert not await clone.has("0" * 40)
+    assert await clone.files(sha) == tuple(sorted(SAMPLE))
+    assert await clone.read(sha, "src/utils.py", 1000) == SAMPLE["src/utils.py"].encode()
+    assert await clone.read(sha, "src/utils.py", 3) == b'"""'
+    with pytest.raises(NotFound, match=r"nowhere\.py"):
+        await clone.read(sha, "nowhere.py", 10)
+
+
+async def test_fetch_runs_nothing_of_the_source(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {mark}\nexec cat\n")
+    trap.chmod(0o755)
+    hooks = sample.path / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    for name in ("post-checkout", "reference-transaction", "pre-auto-gc", "post-index-change", "pre-receive", "post-update"):
+        (hooks / name).write_text(trap.read_text())
+        (hooks / name).chmod(0o755)
+    for key in ("uploadpack.packObjectsHook", "core.fsmonitor", "filter.evil.smudge", "filter.evil.clean", "diff.evil.textconv"):
+        sample.git("config", key, str(trap))
+    sample.git("config", "diff.external", str(trap))
+    sample.git("config", "filter.evil.required", "true")
+    mark.unlink(missing_ok=True)
+    sample.write({".gitattributes": "*.py filter=evil diff=evil\n"})
+    blob = sample.blob("*.py filter=evil diff=evil\n")
+    tree = sample.git("ls-tree", "HEAD").splitlines()
+    sha = sample.commit_tree(*tree, f"100644 blob {blob}\t.gitattributes")
+    mark.unlink(missing_ok=True)
+    assert await clone.fetch(str(sample.path), sha) == sha
+    dest = tmp_path / "out"
+    await clone.checkout(sha, dest)
+    patch = await clone.commit_changes(sha, [solved()], "solve")
+    await clone.apply(sha, patch.diff)
+    assert (dest / "src/utils.py").read_text() == SAMPLE["src/utils.py"]
+    assert not mark.exists()
+
+
+async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_path: Path) -> None:
+    repo = make_repo(
+        tmp_path / "r", {"bin/run": "#!/bin/sh\n", "dos.txt": b"a\nb\n", "sub/deep/x": "x", "ä ö.txt": "u", "raw": b"\0\xff"}
+    )
+    (repo.path / "bin/run").chmod(0o755)
+    (repo.path / "sub/link").symlink_to("../bin/run")
+    sha = await fetched(clone, Repo(repo.path), repo.commit({".gitattributes": "*.txt text eol=crlf\nraw export-ignore\n"}))
+    dest = tmp_path / "out"
+    before = os.umask(0o077)
+    try:
+        await clone.checkout(sha, dest)
+    finally:
+        os.umask(before)
+    assert (dest / "bin/run").stat().st_mode & 0o777 == 0o755
+    assert (dest / "dos.txt").read_bytes() == b"a\nb\n"
+    assert (dest / "raw").read_bytes() == b"\0\xff"
+    assert (dest / "ä ö.txt").read_text() == "u"
+    assert (dest / "sub/link").readlink() == Path("../bin/run")
+    assert not (dest / ".git").exists()
+    with pytest.raises(RepositoryError, match="not empty"):
+        await clone.checkout(sha, dest)
+
+
+async def test_a_submodule_is_no_file_and_cannot_be_changed(clone: TrustedClone, sample: Repo) -> None:
+    sha = sample.commit_tree(f"160000 commit {sample.head}\tvendored", f"100644 blob {sample.blob('x')}\ta.txt")
+    await clone.fetch(str(sample.path), sha)
+    assert await clone.files(sha) == ("a.txt",)
+    assert await clone.submodules(sha) == {"vendored": sample.head}
+    for change in (
+        Change("vendored", "100644", b"x"),
+        Change("vendored/src/x.py", "100644", b"x"),
+        Change("vendored", "100644", None),
+    ):
+        with pytest.raises(PatchRefused, match="lies in the submodule 'vendored', a repository of its own"):
+            await clone.commit_changes(sha, [change], "no")
+    patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "yes")
+    assert patch.paths == ("a.txt",)
+    assert await clone.submodules(patch.commit_sha) == {"vendored": sample.head}
+    gone = f"diff --git a/vendored b/vendored\ndeleted file mode 160000\n--- a/vendored\n+++ /dev/null\n@@ -1 +0,0 @@\n-Subproject commit {sample.head}\n"
+    with pytest.raises(PatchRefused, match="submodule"):
+        await clone.apply(sha, gone)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../outside", ".git/config", "..", "../../x"])
+async def test_symlinks_that_leave_the_tree_are_refused(clone: TrustedClone, sample: Repo, tmp_path: Path, target: str) -> None:
+    sha = sample.commit_tree(f"120000 blob {sample.blob(target)}\tlink")
+    await clone.fetch(str(sample.path), sha)
+    with pytest.raises(RepositoryError, match="link"):
+        await clone.checkout(sha, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [".GIT", "git~1", ".git ", "..", ".g\u200cit", "a\\b"])
+async def test_names_that_trick_are_refused(clone: TrustedClone, sample: Repo, name: str) -> None:
+    sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\t{name}")
+    await clone.fetch(str(sample.path), sha)
+    with pytest.raises(RepositoryError, match="can't be used"):
+        await clone.files(sha)
+
+
+async def test_a_link_and_a_folder_of_one_name_are_refused(clone: TrustedClone, sample: Repo) -> None:
+    folder = sample.git("mktree", "-z", stdin=f"100644 blob {sample.blob('x')}\tpwned\0".encode())
+    link = sample.blob("elsewhere")
+    for name in ("dir", "DIR"):
+        sha = sample.commit_tree(f"120000 blob {link}\t{name}", f"040000 tree {folder}\tdir")
+        await clone.fetch(str(sample.path), sha)
+        with pytest.raises(RepositoryError, match="twice"):
+            await clone.files(sha)
+
+
+async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -> None:
+    small = TrustedClone(tmp_path / "repos" / "small.git", Workspace(max_repository_bytes=1_000_000))
+    sha = sample.commit({"big": b"\0" * 2_000_000})
+    await small.fetch(str(sample.path), sha)
+    with pytest.raises(RepositoryError, match="at most 1000000"):
+        await small.files(sha)
+    sha = sample.commit({"noise": os.urandom(2_000_000)})
+    with pytest.raises(RepositoryError, match="at most 1000000"):
+        await small.fetch(str(sample.path), sha)
+
+
+async def test_a_large_file_of_the_base_is_streamed_out(sample: Repo, tmp_path: Path) -> None:
+    clone = TrustedClone(tmp_path / "repos" / "c.git", Workspace(max_file_bytes=1024))
+    sha = await fetched(clone, sample, sample.commit({"big": b"0123456789abcdef" * 200_000}))
+    await clone.checkout(sha, tmp_path / "out")
+    assert (tmp_path / "out" / "big").stat().st_size == 3_200_000
+    assert await clone.read(sha, "big", 4) == b"0123"
+
+
+async def test_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) -> None:
+    patches = []
+    for name in ("one", "two"):
+        clone = TrustedClone(tmp_path / name / "c.git", SETTINGS)
+        sha = await fetched(clone, sample)
+        patches.append(await clone.commit_changes(sha, [solved()], "Add hello_world()\n\nby agent-dev-001"))
+    assert patches[0] == patches[1]
+    patch = patches[0]
+    assert patch.paths == ("src/utils.py",)
+    assert patch.tests == ()
+    assert patch.diff.startswith("diff --git a/src/utils.py b/src/utils.py\nindex ")
+    again = await clone.apply(sha, patch.diff, "Add hello_world()\n\nby agent-dev-001")
+    assert again == patch
+    assert await clone.changes(sha, patch.commit_sha) == [solved()]
+    assert not (clone.path / "index").exists()
+    clone._trees.clear()
+    assert await clone.has(patch.commit_sha)
+
+
+async def test_every_kind_of_change_goes_through_diff_and_apply(clone: TrustedClone, sample: Repo) -> None:
+    sha = await fetched(
+        clone, sample, sample.commit({"old/gone.txt": "x\n", "mode.sh": "echo\n", "flip/a": "a\n", "raw": b"\0\1"})
+    )
+    changes = [
+        Change("flip", "100644", b"now a file\n"),
+        Change("flip/a", "100644", None),
+        Change("latin.txt", "100644", "gr\u00fc\u00dfe\n".encode("latin-1")),
+        Change("link", "120000", b"src/utils.py"),
+        Change("mode.sh", "100755", b"echo\n"),
+        Change("no-newline", "100644", b"x"),
+        Change("old/gone.txt", "100644", None),
+        Change("raw", "100644", bytes(range(256)) * 20),
+        Change("tests/test_new.py", "100644", b"def test_x(): pass\r\n"),
+        Change('\u00e4 "quoted".txt', "100644", "\u00fc\n".encode()),
+    ]
+    patch = await clone.commit_changes(sha, changes, "all kinds")
+    assert sorted(patch.paths) == sorted(change.path for change in changes)
+    assert patch.tests == ("tests/test_new.py",)
+    again = await clone.apply(sha, patch.diff, "all kinds")
+    assert again.commit_sha == patch.commit_sha
+    seen = {change.path: change for change in await clone.changes(sha, patch.commit_sha)}
+    assert {path: change.content for path, change in seen.items()} == {change.path: change.content for change in changes}
+    assert seen["mode.sh"].mode == "100755"
+
+
+async def test_nothing_changed_is_an_empty_patch(clone: TrustedClone, sample: Repo) -> None:
+    sha = await fetched(clone, sample)
+    same = Change("src/utils.py", "100644", SAMPLE["src/utils.py"].encode())
+    for changes in ([], [same], [Change("never/there", "100644", None)]):
+        patch = await clone.commit_changes(sha, changes, "nothing")
+        assert (patch.diff, patch.paths, patch.commit_sha) == ("", (), sha)
+    assert (await clone.apply(sha, "")).diff == ""
+
+
+async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample: Repo) -> None:
+    sha = await fetched(clone, sample, sample.commit({"kept.log": "tracked although ignored\n", "sub/.gitignore": "*\n!keep\n"}))
+    left = [
+        "run.log",
+        "build/x",
+        "src/__pycache__/u.cpython-311.pyc",
+        "node_modules/.bin/x",
+        ".pytest_cache/v",
+        "a.egg-info/PKG",
+        "sub/x",
+    ]
+    changes = [Change(path, "100644", b"left over") for path in left]
+    changes += [Change(".venv/bin/python", "120000", b"/usr/bin/python3"), Change("kept.log", "100644", b"new\n")]
+    changes += [Change("sub/keep", "100644", b"k"), Change("src/build/y", "100644", b"y")]
+    patch = await clone.commit_changes(sha, changes, "leftovers")
+    assert patch.paths == ("kept.log", "src/build/y", "sub/keep")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(".git/hooks/post-checkout", "100755", b"#!/bin/sh\n"),
+        Change("src/.GIT/config", "100644", b"x"),
+        Change("../escape", "100644", b"x"),
+        Change("/etc/passwd", "100644", b"x"),
+        Change("src/../../x", "100644", b"x"),
+        Change(".gitmodules", "100644", b"[submodule]"),
+        Change("vendored", "160000", b"x"),
+        Change("link", "120000", b"/etc/passwd"),
+        Change("src/link", "120000", b"../../outside"),
+        Change("odd", "100777", b"x"),
+        Change("new\nline", "100644", b"x"),
+        Change("big", "100644", b"x" * 5_000_001),
+        Change("much.txt", "100644", b"line of text\n" * 200_000),
+    ],
+    ids=lambda change: f"{change.path.strip()[:20]!r}-{change.mode}",
+)
+async def test_a_bad_change_is_refused_by_name(clone: TrustedClone, sample: Repo, change: Change) -> None:
+    sha = await fetched(clone, sample)
+    with pytest.raises(PatchRefused):
+        await clone.commit_changes(sha, [change], "bad")
+
+
+HOSTILE = {
+    "hook": "diff --git a/.git/hooks/pre-commit b/.git/hooks/pre-commit\nnew file mode 100755\n--- /dev/null\n+++ b/.git/hooks/pre-commit\n@@ -0,0 +1 @@\n+x\n",
+    "leaves": "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n",
+    "absolute": "diff --git a//etc/x b//etc/x\nnew file mode 100644\n--- /dev/null\n+++ b//etc/x\n@@ -0,0 +1 @@\n+x\n",
+    "link": "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc/passwd\n\\ No newline at end of file\n",
+    "submodule": "diff --git a/m b/m\nnew file mode 160000\n--- /dev/null\n+++ b/m\n@@ -0,0 +1 @@\n+Subproject commit 1234567890123456789012345678901234567890\n",
+    "modules": "diff --git a/.gitmodules b/.gitmodules\nnew file mode 100644\n--- /dev/null\n+++ b/.gitmodules\n@@ -0,0 +1 @@\n+x\n",
+    "doesn't apply": "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ -1 +1 @@\n-nothing like this\n+x\n",
+    "not a diff": "please add hello_world()\n",
+    "bomb": "diff --git a/b b/b\nnew file mode 100644\nGIT binary patch\nliteral 99999999999\nzcmZ\n\n",
+    "too large": "x" * 2_000_001,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_diff_is_refused(clone: TrustedClone, sample: Repo, name: str) -> None:
+    sha = await fetched(clone, sample)
+    with pytest.raises(PatchRefused, match=r"patch (does not|may not|holds|has|makes)"):
+        await clone.apply(sha, HOSTILE[name])
+    assert not [line for line in sample.git("--git-dir", str(clone.path), "for-each-ref").splitlines() if "patches" in line]
+
+
+async def test_fetch_says_what_is_missing(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="refs/heads/none"):
+        await clone.fetch(str(sample.path), "refs/heads/none")
+    with pytest.raises(RepositoryError, match="cannot fetch"):
+        await clone.fetch(str(tmp_path / "nowhere"), "HEAD")
+    with pytest.raises(RepositoryError, match="cannot fetch"):
+        await clone.fetch(f"ext::sh -c touch% {tmp_path}/ran", "HEAD")
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_commits_stack_on_a_parent(clone: TrustedClone, sample: Repo) -> None:
+    sha = await fetched(clone, sample)
+    first = await clone.commit_changes(sha, [solved()], "first")
+    second = await clone.commit_changes(sha, [solved(), Change("b", "100644", b"b")], "second", parent=first.commit_sha)
+    assert second.paths == ("b", "src/utils.py")
+    git_dir = f"--git-dir={clone.path}"
+    assert sample.git(git_dir, "rev-parse", f"{second.commit_sha}^") == first.commit_sha

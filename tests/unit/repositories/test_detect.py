@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from moothall.domain.repository import Profile, Step, checks_near
+from moothall.errors import RepositoryError
+from moothall.repositories.detect import Detected, detect
+from moothall.repositories.detect.python import PIP
+from moothall.repositories.detect.requirements import versions
+
+TESTED = {"pkg/__init__.py": "", "tests/test_a.py": ""}
+
+
+def found(files: Mapping[str, str], most: int = 20) -> Detected:
+    return detect(files, files, most)
+
+
+def words(files: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of the first installation, after pip's own."""
+    first = found({**TESTED, **files}).steps[0].argv
+    assert first[: len(PIP)] == PIP
+    return first[len(PIP) :]
+
+
+def commands(steps: tuple[Step, ...]) -> Iterator[str]:
+    """Every command of a set-up, ways out included."""
+    for step in steps:
+        yield " ".join(step.argv)
+        yield from commands(step.instead)
+
+
+BUILD = '[build-system]\nrequires = ["hatchling"]\n[project]\nname = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "installed"),
+    [
+        ({"pyproject.toml": BUILD + '[dependency-groups]\nTest_s = ["never"]\ntests = ["responses>=0.2"]\n'}, {"responses>=0.2", "-e"}),
+        (
+            {
+                "pyproject.toml": '[build-system]\nrequires = ["poetry-core"]\n[tool.poetry]\nname = "x"\n'
+                '[tool.poetry.dependencies]\npython = "^3.8"\n[tool.poetry.group.test.dependencies]\npytest = "^7.2"\n'
+                'pyyaml = {version = "~6.0", markers = "os_name == \'posix\'"}\n[tool.poetry.dev-dependencies]\nfreezegun = "*"\nblack = "^23"\n'
+            },
+            {"pytest>=7.2,<8", "pyyaml>=6.0,<6.1 ; (os_name == 'posix')", "freezegun", "-e", "."},
+        ),
+        ({"pyproject.toml": BUILD + '[tool.pdm.dev-dependencies]\ntest = ["pytest-mock"]\n'}, {"pytest-mock"}),
+        ({"pyproject.toml": BUILD + '[tool.hatch.envs.test]\ndependencies = ["tomli"]\n'}, {"tomli"}),
+        ({"pyproject.toml": BUILD + '[tool.uv]\ndev-dependencies = ["anyio"]\n'}, {"anyio"}),
+        (
+            {
+                "setup.py": "from setuptools import setup\nsetup(name='x', tests_require=['mock'], python_requires='>=3.8')\n",
+                "tox.ini": "[testenv]\ndeps =\n    pytest>=6\n    -r{toxinidir}/requirements/ci.txt\n    py27: enum34\n    {[base]deps}\nextras = tests\n",
+                "requirements/ci.txt": "",
+            },
+            {"mock", "pytest>=6", "requirements/ci.txt", ".[tests]"},
+        ),
+        ({"setup.py": "", "tox.toml": '[env_run_base]\ndeps = ["pytest", "time-machine"]\nextras = ["dev"]\n'}, {"time-machine", ".[dev]"}),
+        (
+            {
+                "setup.py": "",
+                "noxfile.py": "import nox\n@nox.session\ndef tests(session):\n    session.install('-r', 'reqs.txt', 'pytest-httpbin')\n    session.run('pytest')\n"
+                "@nox.session\ndef docs(session):\n    session.install('sphinx')\n",
+            },
+            {"pytest-httpbin"},
+        ),
+        ({"setup.cfg": "[options.extras_require]\ntesting =\n    x\n[tool:pytest]\naddopts = --cov=x -n auto\n", "setup.py": ""}, {".[testing]", "pytest-cov", "pytest-xdist"}),
+        ({"requirements.txt": "", "requirements/dev.txt": "", "requirements/docs.txt": "", "requirements/tests.txt": "", "setup.py": ""}, {"requirements/tests.txt", "requirements.txt"}),
+    ],
+)  # fmt: skip
+def test_what_python_projects_declare_for_their_tests(files: dict[str, str], installed: set[str]) -> None:
+    said = words(files)
+    assert installed <= set(said)
+    assert not {"enum34", "sphinx", "black>=23,<24", "requirements/docs.txt", "requirements/dev.txt", "never"} & set(said)
+
+
+def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
+    assert words({"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}) == ("pytest", "-e", ".")
+
+
+def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_not() -> None:
+    (whole,) = found({**TESTED, "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n'}).steps
+    assert whole.argv == (*PIP, "pytest", "a", "b", "-e", ".")
+    must, *groups = whole.instead
+    assert (must.argv, must.optional) == ((*PIP, "pytest", "-e", "."), False)
+    assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
+
+
+@pytest.mark.parametrize(
+    ("poetry", "specifier"),
+    [
+        ("^1.2.3", ">=1.2.3,<2"),
+        ("^0.2", ">=0.2,<0.3"),
+        ("~1.2", ">=1.2,<1.3"),
+        ("~1", ">=1,<2"),
+        (">=1, <3", ">=1,<3"),
+        ("1.2.*", "==1.2.*"),
+        ("1.5", "==1.5"),
+        ("*", ""),
+        ("^1 || ^2.1", ">=2.1,<3"),
+    ],
+)
+def test_poetrys_constraints(poetry: str, specifier: str) -> None:
+    assert versions(poetry) == specifier
+
+
+@pytest.mark.parametrize(
+    ("files", "needs"),
+    [
+        ({"pyproject.toml": '[project]\nrequires-python = ">=3.9,<3.13"\n'}, {"python": ">=3.9,<3.13"}),
+        ({"pyproject.toml": '[tool.poetry.dependencies]\npython = "^3.8"\n'}, {"python": ">=3.8,<4"}),
+        ({"setup.cfg": "[options]\npython_requires = >=3.7\n"}, {"python": ">=3.7"}),
+        ({"setup.py": "import setuptools\nsetuptools.setup(python_requires='>=3.6')\n"}, {"python": ">=3.6"}),
+        ({".python-version": "3.12.1\n"}, {"python": "", "python-pin": "3.12.1"}),
+    ],
+)
+def test_which_python_is_asked_for(files: dict[str, str], needs: dict[str, str]) -> None:
+    assert found({**TESTED, **files}).needs == needs
+
+
+def test_which_other_toolchains_are_asked_for() -> None:
+    scripts = {"scripts": {"test": "node --test"}, "engines": {"node": ">=18"}}
+    assert found({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
+    assert found({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {"go": "1.22.3"}
+    rust = {
+        "Cargo.toml": '[package]\nname = "x"\n',
+        "src/lib.rs": "",
+        "rust-toolchain.toml": '[toolchain]\nchannel = "nightly"\n',
+    }
+    assert found(rust).needs == {"rust": "nightly"}
+
+
+@pytest.mark.parametrize("tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"])
+def test_versions_from_tags_need_a_history(tool: str) -> None:
+    assert found({**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}).history
+    assert not found({**TESTED, "pyproject.toml": '[build-system]\nrequires = ["flit-core"]\n'}).history
+
+
+@pytest.mark.parametrize(
+    ("scripts", "tests"),
+    [
+        ({"test": "mocha"}, ("npm", "test")),
+        ({"pretest": "npm run build", "build": "tsc", "test": "jest"}, ("npm", "test")),
+        ({"pretest": "npm run lint", "lint": "eslint .", "test": "npm run tests-only", "tests-only": "tape test/*.js", "posttest": "npx npm@'>=10.2' audit"}, ("npm", "run", "--ignore-scripts", "tests-only")),
+        ({"test": "xo && ava && tsd"}, ("npm", "exec", "--offline", "--call", "ava")),
+        ({"pretest": "eslint .", "test": "node --test"}, ("npm", "test", "--ignore-scripts")),
+        ({"test": "npm run lint && npm run unit", "lint": "standard", "unit": "tap"}, ("npm", "run", "--ignore-scripts", "unit")),
+    ],
+)  # fmt: skip
+def test_the_tests_of_a_node_package_and_not_its_linters(scripts: dict[str, str], tests: tuple[str, ...]) -> None:
+    assert found({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
+
+
+def test_a_lint_script_advises() -> None:
+    lint = found({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
+    assert lint.checks["lint"] == ("npm", "run", "--ignore-scripts", "--silent", "lint")
+    assert lint.advisory == ("lint",)
+
+
+@pytest.mark.parametrize(
+    ("files", "first"),
+    [
+        ({"package-lock.json": "{}"}, "npm ci"),
+        ({}, "npm install"),
+        ({"pnpm-lock.yaml": "lockfileVersion: '6.0'\n"}, "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error pnpm@8"),
+        ({"yarn.lock": ""}, "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error yarn@1.22.22"),
+        ({"yarn.lock": "", ".yarnrc.yml": "yarnPath: .yarn/releases/yarn-4.cjs\n", ".yarn/releases/yarn-4.cjs": ""}, "env YARN_NODE_LINKER=node-modules"),
+    ],
+)  # fmt: skip
+def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
+    package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
+    said = list(commands(found({**package, **files}).steps))
+    assert said[0].startswith(first)
+    assert said[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
+
+
+def test_the_package_manager_that_is_named_goes_first() -> None:
+    named = {"scripts": {"test": "ava"}, "packageManager": "pnpm@9.1.2+sha512.abc"}
+    assert any("pnpm@9.1.2" in said for said in commands(found({"package.json": json.dumps(named), "yarn.lock": ""}).steps))
+
+
+MONOREPO = {
+    "README.md": "",
+    "api/pyproject.toml": '[project]\nname = "my.api"\ndependencies = ["my-core>=1"]\n[build-system]\nrequires = ["hatchling"]\n',
+    "api/test_api.py": "",
+    "libs/core/pyproject.toml": '[project]\nname = "my-core"\n[build-system]\nrequires = ["hatchling"]\n',
+    "libs/core/tests/test_core.py": "",
+    "web/package.json": json.dumps({"scripts": {"test": "node --test"}}),
+    "service/go.mod": "module x\n",
+    "service/a_test.go": "",
+    "tests/fixtures/p/setup.py": "",
+    "node_modules/x/package.json": "{}",
+}
+
+
+def test_several_projects_have_a_check_each_in_their_folders() -> None:
+    several = found(MONOREPO)
+    folders = {"tests-api": "api", "tests-core": "libs/core", "tests-web": "web", "tests-service": "service"}
+    assert several.folders == folders
+    assert set(several.checks) == set(folders)
+    assert several.depends == {"api": ("libs/core",)}
+    assert {step.folder for step in several.steps} == set(folders.values())
+    assert all(step.optional for step in several.steps), "one that cannot be set up leaves the others"
+    api = next(step for step in several.steps if step.folder == "api")
+    assert api.argv[-4:] == ("-e", "../libs/core", "-e", ".")
+
+
+def test_their_number_is_bounded_and_said() -> None:
+    few = found(MONOREPO, 1)
+    assert len(few.checks) == 1
+    assert "workspace.max_projects" in few.notes[0]
+
+
+def test_the_checks_near_a_change() -> None:
+    several = found(MONOREPO)
+    profile = Profile(checks=several.checks, folders=several.folders, depends=several.depends)
+    assert checks_near(profile, ["api/x.py"]) == ("tests-api",)
+    assert checks_near(profile, ["libs/core/x.py"]) == ("tests-api", "tests-core")
+    assert checks_near(profile, ["README.md"]) == tuple(several.checks)
+    assert checks_near(profile, []) == ()
+    assert checks_near(Profile(checks={"tests": ("x",)}), ["any/where"]) == ("tests",)
+
+
+def test_a_single_project_in_a_folder_needs_no_name() -> None:
+    one = found({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
+    assert one.checks == {"tests": ("python", "-m", "pytest")}
+    assert one.folders == {"tests": "python"}
+    assert not one.steps[0].optional
+
+
+def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
+    both = found({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
+    assert both.checks == {"tests": ("python", "-m", "pytest", "--ignore=plugin"), "tests-plugin": ("python", "-m", "pytest")}
+
+
+def test_members_of_workspaces_are_installed_at_the_root() -> None:
+    node = found(
+        {
+            "package.json": json.dumps({"workspaces": ["packages/*"]}),
+            "package-lock.json": "",
+            "packages/a/package.json": json.dumps({"scripts": {"test": "ava"}}),
+            "packages/b/package.json": json.dumps({"scripts": {"test": "ava"}}),
+        }
+    )
+    assert set(node.checks) == {"tests-a", "tests-b"}
+    assert [step.folder for step in node.steps] == [""]
+    cargo = found({"Cargo.toml": '[workspace]\nmembers = ["a"]\n', "a/Cargo.toml": '[package]\nname = "a"\n', "a/src/lib.rs": ""})
+    assert cargo.checks == {"tests": ("cargo", "test", "--workspace")}
+    assert any("cargo test --workspace --no-run" in command for command in commands(cargo.steps)), "members may have dependencies"
+
+
+@pytest.mark.parametrize(("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())])
+def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(after: str, told: tuple[str, ...]) -> None:
+    files = {
+        "package.json": json.dumps({"workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}),
+        "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": after}}),
+        "examples/b/package.json": json.dumps({"scripts": {"test": "tape", "posttest": "eslint ."}}),
+    }
+    assert found(files).checks["tests"] == ("npm", "test", *told)
+
+
+def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
+    assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == ("python", "-m", "pytest", "test.py")
+
+
+@pytest.mark.parametrize(
+    "text", ["[project]\ndependencies = ['--index-url=http://x']\n", "[dependency-groups]\ntest = ['-r /etc/passwd']\n"]
+)
+def test_a_requirement_is_no_option(text: str) -> None:
+    with pytest.raises(RepositoryError, match="is not a requirement"):
+        found({**TESTED, "pyproject.toml": text})

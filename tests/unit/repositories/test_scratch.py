@@ -1,0 +1,48 @@
+"""Temporary folders of killed processes go; those of living ones stay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moothall.repositories.scratch import scratch, sweep
+
+HOLDER = """
+from moothall.repositories.scratch import scratch
+with scratch() as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_it_is_there_and_gone_with_its_context() -> None:
+    with scratch() as folder:
+        (folder / "sub").mkdir()
+        assert folder.parent == Path(tempfile.gettempdir())
+        sweep()
+        assert folder.exists()
+    assert not folder.exists()
+
+
+def test_what_a_killed_process_left_is_swept(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdout
+    left = Path(holder.stdout.readline().strip())
+    sweep()
+    assert (left / "file").exists(), "its owner lives"
+    holder.kill()
+    holder.wait()
+    sweep()
+    assert not left.exists()
