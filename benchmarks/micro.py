@@ -26,10 +26,10 @@ from moothall.guard.grants import grant_for
 from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import Facts, Room
-from moothall.testing.repos import make_repo
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import Hands, open_hands, register
+from support.gate import Facts, Room
+from support.repos import make_repo
 
 _FILES = 5000
 _WARM = 20

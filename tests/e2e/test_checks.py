@@ -9,7 +9,7 @@ import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.ranking import diagnose
-from moothall.testing.local import PYTEST, local
+from support.local import PYTEST, local
 
 pytestmark = pytest.mark.e2e
 BASE = CheckRun("tests", Verdict.PASSED, {"t": "passed"}, duration_ms=100, durations={"t": 10})

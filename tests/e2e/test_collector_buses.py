@@ -17,7 +17,7 @@ from moothall.config import Bus, Limits
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.topic import Channel
 from moothall.testing.bus import MemoryBus
-from moothall.testing.story import SEATS, START, Remembering, Story, full
+from support.story import SEATS, START, Remembering, Story, full
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.testing.recovery.lane import Lane, Plan, Seen, lane
+from support.recovery.lane import Lane, Plan, Seen, lane
 
 pytestmark = pytest.mark.e2e
 

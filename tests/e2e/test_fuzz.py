@@ -30,8 +30,8 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import ROLES
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel
-from moothall.testing.story import deliberation, full
 from moothall.wiring import lock
+from support.story import deliberation, full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

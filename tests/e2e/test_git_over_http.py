@@ -14,8 +14,8 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, RepositoryError
 from moothall.repositories.clone import Change
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.testing.githttp import git_server
-from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_sample
+from support.githttp import git_server
+from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 pytestmark = pytest.mark.e2e
 

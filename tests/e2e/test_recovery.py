@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.testing.recovery.house import KINDS
-from moothall.testing.recovery.matrix import Matrix, kills
+from support.recovery.house import KINDS
+from support.recovery.matrix import Matrix, kills
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 

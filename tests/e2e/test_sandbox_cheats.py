@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moothall.domain.evidence import Verdict
-from moothall.testing.local import PYTEST, local
+from support.local import PYTEST, local
 
 pytestmark = pytest.mark.e2e
 HOOK = """

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from moothall.sandbox import cgroups
-from moothall.testing.local import local
-from moothall.testing.ordinary import interpreter_for_all, run_as_ordinary_user
+from support.local import local
+from support.ordinary import interpreter_for_all, run_as_ordinary_user
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from moothall.testing.local import local, python
+from support.local import local, python
 
 async def main():
     async with local(Path(sys.argv[1]), {"a.txt": "a"}, warm=1) as house:

@@ -9,8 +9,8 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus
-from moothall.testing.local import local, python
 from moothall.workspace.answers import check_run
+from support.local import local, python
 
 HOGS = {
     "memory": "held = []\nwhile True: held.append(bytearray(b'x' * 4_000_000))",

@@ -19,8 +19,8 @@ from moothall.domain.topic import Channel
 from moothall.guard.audit import verify_all
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from moothall.testing.callers import OTHER, TOKEN
-from moothall.testing.visitors import ToolHouse, tool_house
+from support.callers import OTHER, TOKEN
+from support.visitors import ToolHouse, tool_house
 
 pytestmark = pytest.mark.e2e
 PARKS_DELETES = """package moothall.tools

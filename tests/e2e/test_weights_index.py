@@ -11,7 +11,7 @@ from moothall.config import Llm
 from moothall.errors import ConfigurationError
 from moothall.model.sources import Weights
 from moothall.model.weights import fetch_weights
-from moothall.testing.wheels import make_part
+from support.wheels import make_part
 
 pytestmark = pytest.mark.e2e
 

@@ -12,11 +12,11 @@ from moothall.config import Settings
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Step
 from moothall.errors import RepositoryError, WorkspaceFailed
-from moothall.testing.local import Local, local
 from moothall.workspace.box import Box
 from moothall.workspace.layout import environment_key, prepared_key
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
+from support.local import Local, local
 
 pytestmark = pytest.mark.e2e
 

@@ -31,13 +31,13 @@ from moothall.guard.rules import Rules
 from moothall.guard.seat import Meter, SeatContext
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
-from moothall.testing.gate import Facts, in_seconds
-from moothall.testing.local import PYTEST, Local, local
 from moothall.toolkits.web import WebTools
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.spec import Rate
 from moothall.visits.standing import StandingWorkspace
 from moothall.workspace.gittools import GitState
+from support.gate import Facts, in_seconds
+from support.local import PYTEST, Local, local
 
 SECRET = "canary-of-the-operator-5c1e9a77"
 FILES = {

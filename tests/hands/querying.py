@@ -7,9 +7,9 @@ from typing import Any
 
 from moothall.config import Db
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.testing.gate import Room, in_seconds
 from moothall.toolkits.databases import DatabaseTools
 from moothall.tools.db_tools import SPECS
+from support.gate import Room, in_seconds
 
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
 PASSWORD = "r-secret-42"

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from moothall.config import Browser, Http, Sandbox
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox.spec import bubblewrap
-from moothall.testing.folder import Folder
-from moothall.testing.gate import in_seconds
 from moothall.toolkits.browser import BrowserTools
 from moothall.toolkits.chromium import find_chromium
 from moothall.tools.browser_tools import BrowserRun
+from support.folder import Folder
+from support.gate import in_seconds
 
 pytestmark = pytest.mark.e2e
 

@@ -15,13 +15,13 @@ import pytest
 
 from moothall.config import Docker
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.testing.engine import engine
-from moothall.testing.folder import Folder
-from moothall.testing.gate import in_seconds
-from moothall.testing.servers import Missing
 from moothall.toolkits.docker import DockerTools
 from moothall.toolkits.engine import engine_at
 from moothall.tools.docker_tools import SPECS
+from support.engine import engine
+from support.folder import Folder
+from support.gate import in_seconds
+from support.servers import Missing
 
 pytestmark = pytest.mark.e2e
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}

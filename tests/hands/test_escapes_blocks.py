@@ -14,8 +14,8 @@ from corpus.language import ATTEMPTS
 from moothall.config import Runner
 from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
-from moothall.testing.gate import in_seconds
 from moothall.workspace.runner import LocalRunner
+from support.gate import in_seconds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -17,9 +17,9 @@ from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace as OpenWorkspace
-from moothall.testing.githttp import GitServer, git_server
-from moothall.testing.repos import Repo, make_repo
 from moothall.wiring.trusted import Hands, open_hands
+from support.githttp import GitServer, git_server
+from support.repos import Repo, make_repo
 
 pytestmark = pytest.mark.e2e
 

@@ -23,8 +23,8 @@ from moothall.domain.topic import Channel
 from moothall.guard.tokens import narrow, request_digest
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from moothall.testing.gate import in_seconds
-from moothall.testing.repos import make_repo
+from support.gate import in_seconds
+from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e
 ROLES = 'roles: {dev: {tools: {"files.*": [read, write], "http.*": [outside]}}}'

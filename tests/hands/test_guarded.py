@@ -16,8 +16,8 @@ from moothall.guard.audit import verify_all
 from moothall.guard.switches import Switches
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from moothall.testing.callers import OTHER, TOKEN
-from moothall.testing.visitors import ToolHouse, tool_house
+from support.callers import OTHER, TOKEN
+from support.visitors import ToolHouse, tool_house
 
 pytestmark = pytest.mark.e2e
 ROLES = 'roles: {dev: {tools: {"files.*": [read, write], "http.*": [outside], "web.*": [outside]}}}'

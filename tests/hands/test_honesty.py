@@ -35,7 +35,7 @@ for (name,), value in metrics.SANDBOX_LAYER.values.items():
 WORK = """
 import asyncio, sys
 from pathlib import Path
-from moothall.testing.local import local
+from support.local import local
 
 async def main():
     async with local(Path(sys.argv[1]), {"a.txt": "a"}, allow_degraded=tuple(sys.argv[2:])) as house:

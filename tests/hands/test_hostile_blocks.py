@@ -17,10 +17,10 @@ from moothall.config import Runner
 from moothall.domain.code import CodeBlock, CodeRun
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
-from moothall.testing.gate import in_seconds
-from moothall.testing.local import Local, local
 from moothall.workspace.local import LocalWorkspace
 from moothall.workspace.runner import LocalRunner
+from support.gate import in_seconds
+from support.local import Local, local
 
 pytestmark = pytest.mark.e2e
 

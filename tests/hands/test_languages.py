@@ -15,8 +15,8 @@ import pytest
 from moothall.config import Sandbox, Settings
 from moothall.domain.evidence import Verdict
 from moothall.domain.tool import ToolCall, ToolStatus
-from moothall.testing.repos import make_repo
 from moothall.wiring.trusted import open_hands, register
+from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e
 

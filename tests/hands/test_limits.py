@@ -10,10 +10,10 @@ import pytest
 
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.sandbox import cgroups
-from moothall.testing.local import Local, local
-from moothall.testing.ordinary import interpreter_for_all, run_as_ordinary_user
 from moothall.workspace.boxlog import folder_of
 from moothall.workspace.local import LocalWorkspace
+from support.local import Local, local
+from support.ordinary import interpreter_for_all, run_as_ordinary_user
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from querying import PASSWORD, ask
 
 from moothall.config import Db
 from moothall.domain.tool import ToolStatus
-from moothall.testing import neo4j as neo4j_server
-from moothall.testing import servers
+from support import neo4j as neo4j_server
+from support import servers
 
 pytestmark = pytest.mark.e2e
 

@@ -15,9 +15,9 @@ from moothall.domain.tool import ToolStatus
 from moothall.guard.grants import policies_folder
 from moothall.guard.policy import Policy
 from moothall.policy.opa import Opa, opa
-from moothall.testing import opa as real
-from moothall.testing.gate import open_house, tool_call
-from moothall.testing.policy import CONTRACT, POLICY, READ, Opened
+from support import opa as real
+from support.gate import open_house, tool_call
+from support.policy import CONTRACT, POLICY, READ, Opened
 
 pytestmark = pytest.mark.e2e
 

@@ -17,10 +17,10 @@ from moothall.config import Databases, Db, load_settings
 from moothall.domain.tool import ToolStatus
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
-from moothall.testing import servers
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import Facts, House, tool_call
 from moothall.wiring.rules import open_rules
+from support import servers
+from support.gate import Facts, House, tool_call
 
 pytestmark = pytest.mark.e2e
 POLICY = """package moothall.tools

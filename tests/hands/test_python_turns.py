@@ -14,10 +14,10 @@ import pytest
 from moothall.config import Runner
 from moothall.council.recording import Recording
 from moothall.domain.event import EventType
-from moothall.testing.council import ONE, CouncilHouse, act, code, of, open_council, outcomes
 from moothall.testing.model import step_of
-from moothall.testing.python import open_coding_council
-from moothall.testing.repos import SOLUTION
+from support.council import ONE, CouncilHouse, act, code, of, open_council, outcomes
+from support.python import open_coding_council
+from support.repos import SOLUTION
 
 pytestmark = pytest.mark.e2e
 

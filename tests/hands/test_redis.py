@@ -13,7 +13,7 @@ from querying import PASSWORD, ask
 
 from moothall.config import Db
 from moothall.domain.tool import ToolStatus
-from moothall.testing import servers
+from support import servers
 
 pytestmark = pytest.mark.e2e
 

@@ -18,9 +18,9 @@ from moothall.guard.audit import verify_all
 from moothall.guard.tokens import narrow
 from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
-from moothall.testing.callers import OTHER
-from moothall.testing.visitors import ToolHouse, tool_house
 from moothall.visits.visits import Awaited
+from support.callers import OTHER
+from support.visitors import ToolHouse, tool_house
 
 pytestmark = pytest.mark.e2e
 FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}

@@ -16,9 +16,9 @@ import pytest
 from moothall.config import Runner
 from moothall.domain.code import CodeBlock, CodeRun
 from moothall.domain.tool import ToolResult, ToolStatus
-from moothall.testing.local import local
 from moothall.workspace.local import LocalWorkspace
 from moothall.workspace.runner import LocalRunner
+from support.local import local
 
 pytestmark = pytest.mark.e2e
 FIRST = ("", "import socket\n")

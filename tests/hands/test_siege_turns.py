@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from moothall.testing.council import ONE, code, outcomes
 from moothall.testing.model import step_of
-from moothall.testing.python import open_coding_council
-from moothall.testing.repos import SOLUTION
+from support.council import ONE, code, outcomes
+from support.python import open_coding_council
+from support.repos import SOLUTION
 
 pytestmark = pytest.mark.e2e
 APPEND = f"ws.write('src/utils.py', ws.read('src/utils.py') + {SOLUTION!r})"

@@ -11,7 +11,7 @@ import pytest
 
 from house import Command, git, turn
 from moothall.testing.model import phase_of, scripted_model, seat_of
-from moothall.testing.repos import SAMPLE, make_repo
+from support.repos import SAMPLE, make_repo
 
 pytestmark = pytest.mark.e2e
 

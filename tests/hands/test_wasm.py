@@ -16,8 +16,8 @@ from moothall.config import Settings, Wasm
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
-from moothall.testing.repos import make_repo
 from moothall.wiring.trusted import open_hands, register
+from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e
 

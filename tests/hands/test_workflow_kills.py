@@ -19,7 +19,7 @@ from moothall.guard.audit import verify_all
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
-from moothall.testing.repos import make_repo
+from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e
 MAKEFILE = """slow:

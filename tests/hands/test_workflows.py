@@ -17,10 +17,10 @@ import pytest
 
 from moothall.guard.audit import verify_all
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from moothall.testing.callers import OTHER, TOKEN, doors_of
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.rest import serving_http
-from moothall.testing.visitors import ToolHouse, tool_house
+from support.callers import OTHER, TOKEN, doors_of
+from support.desk import MemoryDesk
+from support.rest import serving_http
+from support.visitors import ToolHouse, tool_house
 
 pytestmark = pytest.mark.e2e
 ROLES = """

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from platformdirs import user_cache_path
 
-from moothall.testing.repos import Repo
+from support.repos import Repo
 
 LIST = Path(__file__).with_name("projects.toml")
 _ADDED = ("PKG-INFO", ".cargo_vcs_info.json", "Cargo.toml.orig", ".cargo-ok")

@@ -21,9 +21,9 @@ from typing import Any
 from fetch import PROGRAMS, Project, make_repository, projects
 from moothall.config import Settings, load_settings
 from moothall.testing.model import scripted_model
-from moothall.testing.repos import Repo
 from scripted import Player, Riddle
 from search import Found, search
+from support.repos import Repo
 from table import Row, show, write
 
 _TASK = "Some tests fail since the last change. Mend the code, so that all tests pass that passed before."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moothall.bus.event_specs import EVENT_SPECS
-from moothall.testing.recovery.matrix import check_covered
-from moothall.testing.recovery.scene import NOT_SCRIPTED
+from support.recovery.matrix import check_covered
+from support.recovery.scene import NOT_SCRIPTED
 
 
 def test_an_event_type_that_is_neither_produced_nor_explained_fails_the_matrix() -> None:

@@ -17,9 +17,9 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.task import Constraints
 from moothall.model.client import OpenAIModel
-from moothall.testing.council import CouncilHouse, of, open_council
-from moothall.testing.repos import SAMPLE
-from moothall.testing.watching import WatchedModel, in_common, perfect_prefill, tokenized
+from support.council import CouncilHouse, of, open_council
+from support.repos import SAMPLE
+from support.watching import WatchedModel, in_common, perfect_prefill, tokenized
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,1 +1,1 @@
-"""Real parts for tests: servers that start in milliseconds and do as they are told."""
+"""For whoever writes a bus, a model server or a client of their own: fakes that do as they are told, and what each must pass."""

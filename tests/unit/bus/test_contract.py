@@ -16,7 +16,7 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest
 from moothall.testing.bus import MemoryBus
-from moothall.testing.taking import consuming, letters, requested, seat, seen
+from support.taking import consuming, letters, requested, seat, seen
 
 
 async def test_satisfies_the_ports(opened: Any) -> None:

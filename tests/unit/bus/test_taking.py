@@ -12,7 +12,7 @@ from moothall.bus import dead
 from moothall.domain.event import Recorded
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
-from moothall.testing.taking import consuming, letters, requested, seat, seen
+from support.taking import consuming, letters, requested, seat, seen
 
 
 async def test_work_goes_to_exactly_one_taker(opened: Any) -> None:

@@ -15,7 +15,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatStatus
 from moothall.errors import InvalidRequest
-from moothall.testing.story import DEADLINE, SEATS, START, Story, full
+from support.story import DEADLINE, SEATS, START, Story, full
 
 FIRST, SECOND, THIRD = SEATS
 SOON, LATE = START, DEADLINE + timedelta(seconds=11)

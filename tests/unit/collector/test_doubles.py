@@ -11,7 +11,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Proposal, Review
-from moothall.testing.story import SEATS, Story
+from support.story import SEATS, Story
 
 FIRST, SECOND, THIRD = SEATS
 

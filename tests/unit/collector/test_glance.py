@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moothall.collector import Collector
 from moothall.config import Limits
 from moothall.domain.event import EventType, Recorded, new_event
-from moothall.testing.story import START, FaultyBus, Remembering, full
+from support.story import START, FaultyBus, Remembering, full
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

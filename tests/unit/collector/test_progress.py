@@ -8,7 +8,7 @@ from moothall.collector.fold import State, fold
 from moothall.collector.overview import live_view
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus
-from moothall.testing.story import SEATS, Story, full
+from support.story import SEATS, Story, full
 
 
 def steps_of(events: list[Event]) -> list[Step]:

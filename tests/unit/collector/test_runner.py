@@ -15,7 +15,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import BusUnavailable, ModelUnavailable, PatchRefused
-from moothall.testing.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full
+from support.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full
 
 LATE = DEADLINE + timedelta(seconds=11)
 

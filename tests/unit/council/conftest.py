@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moothall.testing.council import CouncilHouse, open_council
 from moothall.testing.model import Answer
+from support.council import CouncilHouse, open_council
 
 Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
 

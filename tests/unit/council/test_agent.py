@@ -12,9 +12,9 @@ from moothall.config import Limits
 from moothall.council.recording import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
-from moothall.testing.council import ONE, act, append, by_seat, finish, of, outcomes
 from moothall.testing.model import Fault, phase_of, step_of
-from moothall.testing.repos import SAMPLE, SOLUTION
+from support.council import ONE, act, append, by_seat, finish, of, outcomes
+from support.repos import SAMPLE, SOLUTION
 
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 

@@ -12,8 +12,8 @@ from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import PROTOCOLS, Deliberation
-from moothall.testing.council import ONE, act, append, finish, of, outcomes
 from moothall.testing.model import step_of
+from support.council import ONE, act, append, finish, of, outcomes
 
 ANSWER = "It returns a greeting for a name."
 LOOK = act(("files.read", {"path": "src/utils.py"}))

@@ -13,7 +13,7 @@ from moothall.council.text import tokens
 from moothall.domain.briefing import SCOPES, BriefingRequest
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import InvalidRequest
-from moothall.testing.graph import MemoryGraph
+from support.graph import MemoryGraph
 
 ASKED = BriefingRequest(task_id="task-1", story_id="story-1", role="DEV", phase="propose")
 STORY = {"story": {"headline": "Greet", "brief": "Say hello", "criteria": ["polite"], "state": "planning"}}

@@ -16,7 +16,7 @@ from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.testing.bus import MemoryBus
-from moothall.testing.story import Remembering
+from support.story import Remembering
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TASK = DeliberationRequest(description="Write a haiku", role="DEV")

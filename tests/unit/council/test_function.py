@@ -13,9 +13,9 @@ from moothall.council.reply import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType
-from moothall.testing.council import ONE, of, outcomes
 from moothall.testing.model import step_of
-from moothall.testing.repos import SAMPLE, SOLUTION
+from support.council import ONE, of, outcomes
+from support.repos import SAMPLE, SOLUTION
 
 PYTHON = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a\n"
 GO = "package x\n\nfunc (c *Cart) Total() int {\n\treturn 0\n}\n"

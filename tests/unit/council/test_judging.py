@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.testing.council import (
+from support.council import (
     ONE,
     THREE,
     TWO,
@@ -20,7 +20,7 @@ from moothall.testing.council import (
     outcomes,
     verdicts,
 )
-from moothall.testing.repos import SAMPLE, SOLUTION
+from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 

@@ -16,7 +16,8 @@ from moothall.council.recording import Recording
 from moothall.domain.event import Event, EventType
 from moothall.errors import BusUnavailable
 from moothall.testing.bus import MemoryBus
-from moothall.testing.council import (
+from moothall.testing.model import Fault, seat_of
+from support.council import (
     ONE,
     THREE,
     TWO,
@@ -32,8 +33,7 @@ from moothall.testing.council import (
     scripted,
     verdicts,
 )
-from moothall.testing.model import Fault, seat_of
-from moothall.testing.repos import SAMPLE, SOLUTION
+from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 

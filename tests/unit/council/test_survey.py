@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from moothall.config import Limits
 from moothall.council.survey import Order, Survey, Surveyor, read_survey
-from moothall.testing.repos import SAMPLE, make_repo
-from moothall.testing.workspace import TempWorkspaces
+from support.repos import SAMPLE, make_repo
+from support.workspace import TempWorkspaces
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("a.py"),

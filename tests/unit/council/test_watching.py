@@ -15,9 +15,9 @@ from moothall.config import Trace
 from moothall.domain.causes import requested_id
 from moothall.domain.event import Event, EventType
 from moothall.telemetry.recording import recording
-from moothall.testing.council import ONE, act, append, finish, open_council, review, scripted
 from moothall.testing.model import Answer, phase_of, seat_of
-from moothall.testing.repos import SOLUTION
+from support.council import ONE, act, append, finish, open_council, review, scripted
+from support.repos import SOLUTION
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -21,7 +21,7 @@ from moothall.errors import Superseded, WorkspaceFailed
 from moothall.fleet import host as hosts
 from moothall.fleet.host import Host
 from moothall.testing.bus import MemoryBus
-from moothall.testing.council import CouncilHouse, finish, forever, open_council, scripted
+from support.council import CouncilHouse, finish, forever, open_council, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -138,7 +138,7 @@ class Unsteady:
 @pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
 async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp_path: Path, deaths: int, ended: str) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        from moothall.testing.council import append
+        from support.council import append
 
         return append()
 
@@ -189,7 +189,7 @@ async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_ask
 
 async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        from moothall.testing.council import append
+        from support.council import append
 
         return append()
 

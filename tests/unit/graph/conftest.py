@@ -11,7 +11,7 @@ from moothall.config import Graph
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.store import CypherGraph, Store
-from moothall.testing.neo4j import Address, Missing, some_server
+from support.neo4j import Address, Missing, some_server
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from moothall.domain.event import EventType
 from moothall.errors import GraphUnavailable, InvalidRequest
 from moothall.graph.shape import LABELS, RELATIONS
 from moothall.graph.store import CypherGraph, Statement, Store
-from moothall.testing.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
+from support.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
 
 Lines = list[tuple[str, ...]]
 

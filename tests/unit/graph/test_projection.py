@@ -12,7 +12,7 @@ from moothall.domain.proposal import Proposal
 from moothall.graph.projection import READERS, write
 from moothall.graph.shape import LABELS
 from moothall.graph.upserts import Writes, bounded, clean, group_of, uid
-from moothall.testing.chronicle import SEATS, Chronicle, proposal_of
+from support.chronicle import SEATS, Chronicle, proposal_of
 
 WHOLE = Chronicle().whole().events
 SECOND = Chronicle("task-a-r2", days=1).whole().events

@@ -17,7 +17,7 @@ from moothall.graph.embedded import embedded_store
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.testing.bus import MemoryBus
-from moothall.testing.chronicle import Chronicle
+from support.chronicle import Chronicle
 
 SETTINGS = Settings(batch=7, pace_seconds=0)
 

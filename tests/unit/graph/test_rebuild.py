@@ -11,12 +11,12 @@ from pydantic import SecretStr
 from moothall.bus.log_admin import prune
 from moothall.config import Graph, Settings, load_settings
 from moothall.errors import ConfigurationError
-from moothall.testing.chronicle import Chronicle, delivered
-from moothall.testing.neo4j import Address
 from moothall.wiring import lock
 from moothall.wiring.graph import open_answers, open_graph, rebuild
 from moothall.wiring.log import open_log
 from moothall.wiring.pruning import prune as prune_house
+from support.chronicle import Chronicle, delivered
+from support.neo4j import Address
 
 
 @pytest.fixture(params=["embedded", pytest.param("neo4j", marks=pytest.mark.e2e)])

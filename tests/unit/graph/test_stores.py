@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from moothall.graph.asking import Elsewhere, answering
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.store import CypherGraph
-from moothall.testing.chronicle import Chronicle, recorded
-from moothall.testing.neo4j import Address
+from support.chronicle import Chronicle, recorded
+from support.neo4j import Address
 
 WHOLE = recorded(Chronicle().whole().events)
 
@@ -27,7 +28,7 @@ import asyncio, sys
 from pathlib import Path
 from moothall.graph.embedded import embedded_store
 from moothall.graph.store import CypherGraph
-from moothall.testing.chronicle import Chronicle, recorded
+from support.chronicle import Chronicle, recorded
 
 async def work():
     async with embedded_store(Path(sys.argv[1]), query_seconds=30) as store:
@@ -42,7 +43,10 @@ asyncio.run(work())
 @pytest.mark.parametrize("after", [1, 12])
 async def test_kill_9_in_the_middle_of_writes_loses_nothing_that_was_written(tmp_path: Path, after: int) -> None:
     path = tmp_path / "context.kgl"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), stdout=asyncio.subprocess.PIPE)
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WRITER, str(path), stdout=asyncio.subprocess.PIPE, env=env
+    )
     assert process.stdout is not None
     written = 0
     async with asyncio.timeout(120):

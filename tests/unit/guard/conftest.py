@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.testing.gate import House, open_house
+from support.gate import House, open_house
 
 
 @pytest.fixture

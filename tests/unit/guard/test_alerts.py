@@ -11,7 +11,7 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.guard.alerts import Alerts
 from moothall.guard.chain import verify_all
-from moothall.testing.gate import House, open_house, tool_call
+from support.gate import House, open_house, tool_call
 
 
 def alerts_of(house: House) -> list[Event]:

@@ -12,10 +12,10 @@ from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens, narrow, request_digest
 from moothall.ports import Workspace
-from moothall.testing.gate import House, open_house, tool_call
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Requirements, ToolSpec
+from support.gate import House, open_house, tool_call
 
 LOOK = ToolSpec(
     name="web.look",

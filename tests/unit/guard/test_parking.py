@@ -14,7 +14,7 @@ from moothall.guard.approvals import Approvals, ExpiredApproval, Subject
 from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking, refuse_unless_operator
 from moothall.guard.policy import Policy
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import House, open_house, tool_call
+from support.gate import House, open_house, tool_call
 
 KEY = b"k" * 32
 SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)

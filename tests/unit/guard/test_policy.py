@@ -15,7 +15,7 @@ from moothall.guard.policy import Mode, Policy, asked_of
 from moothall.guard.seat import Stopped
 from moothall.guard.steps import check_schema
 from moothall.policy.rego import Rego
-from moothall.testing.gate import House, open_house, tool_call
+from support.gate import House, open_house, tool_call
 
 ALL = Grant(tools=("*",))
 DENY_SECRETS = """package moothall.tools

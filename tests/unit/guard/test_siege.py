@@ -13,9 +13,9 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, Refused
 from moothall.guard.tokens import narrow
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import House, in_seconds, tool_call
-from moothall.testing.visits import visiting
 from moothall.visits.visits import Awaited
+from support.gate import House, in_seconds, tool_call
+from support.visits import visiting
 
 ANN = Principal("ann", "local")
 SAMPLE = RepositoryRef(id="sample")

@@ -17,8 +17,8 @@ from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
-from moothall.testing.gate import tool_call
 from moothall.tools.catalogue import CATALOGUE, granted, offered
+from support.gate import tool_call
 
 ALL = Grant(tools=("*",))
 

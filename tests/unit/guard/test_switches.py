@@ -15,7 +15,7 @@ from moothall.guard.grants import grant_for
 from moothall.guard.switches import BUCKET, Switches
 from moothall.ports import Bucket
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import open_house, tool_call
+from support.gate import open_house, tool_call
 
 
 @pytest.fixture(params=["memory", "jetstream"])

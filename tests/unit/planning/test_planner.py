@@ -17,7 +17,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.planning.planner import Planner
 from moothall.testing.bus import MemoryBus
-from moothall.testing.desk import MemoryDesk
+from support.desk import MemoryDesk
 
 OTHER = Principal("eve", "elsewhere")
 MOVED = PlanningEvent(

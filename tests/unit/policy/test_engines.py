@@ -17,9 +17,9 @@ from moothall.errors import ConfigurationError
 from moothall.guard.policy import Mode, Policy
 from moothall.policy.opa import Opa, opa
 from moothall.policy.rego import Rego
-from moothall.testing.gate import open_house, tool_call
-from moothall.testing.policy import CONTRACT, POLICY, Api, Opened, data_api
 from moothall.wiring.rules import open_policy
+from support.gate import open_house, tool_call
+from support.policy import CONTRACT, POLICY, Api, Opened, data_api
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from moothall.errors import RepositoryError
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files
 from moothall.repositories.gitcmd import GitRunner
-from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo
+from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 
 NEW = "src/new file.py"
 

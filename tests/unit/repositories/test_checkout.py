@@ -7,7 +7,7 @@ from moothall.config import Settings, Workspace
 from moothall.domain.repository import Base, Profile
 from moothall.repositories.checkout import check_out
 from moothall.repositories.clone import TrustedClone
-from moothall.testing.repos import make_repo
+from support.repos import make_repo
 
 
 def pointer(content: bytes) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import pytest
 from moothall.config import Workspace
 from moothall.errors import NotFound, PatchRefused, RepositoryError
 from moothall.repositories.clone import Change, TrustedClone
-from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
+from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 SETTINGS = Workspace()
 

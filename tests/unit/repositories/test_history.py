@@ -8,7 +8,7 @@ from moothall.config import Workspace
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
-from moothall.testing.repos import Repo, make_repo
+from support.repos import Repo, make_repo
 
 
 async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:

@@ -15,7 +15,7 @@ from moothall.errors import WorkspaceFailed
 from moothall.repositories.clone import Change
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_sample
+from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 # Stands before the real git: the first of each command dies, before its work with its locks taken, or after it.
 KILLED = """#!/bin/sh

@@ -11,7 +11,7 @@ from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.profile import Commands, make_profile, parse_own, read_profile
 from moothall.repositories.rules import matches
-from moothall.testing.repos import SAMPLE, make_sample
+from support.repos import SAMPLE, make_sample
 
 PIP = ("/env/bin/python", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
 

@@ -15,7 +15,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, PatchRefused, Refused, RepositoryError
 from moothall.repositories.clone import Change
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
+from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 SETTINGS = Workspace()
 

@@ -11,7 +11,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.repositories.checkout import check_out
 from moothall.repositories.submodules import absolute_url
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.testing.repos import Repo, make_repo
+from support.repos import Repo, make_repo
 
 
 class Nobody:

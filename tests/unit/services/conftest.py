@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from moothall.testing.bus import MemoryBus
-from moothall.testing.callers import Client, Serving, doors_of, serving
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.rest import Web, serving_http
-from moothall.testing.visits import Visiting, visiting
+from support.callers import Client, Serving, doors_of, serving
+from support.desk import MemoryDesk
+from support.rest import Web, serving_http
+from support.visits import Visiting, visiting
 
 
 @pytest.fixture

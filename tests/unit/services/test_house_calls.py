@@ -19,9 +19,9 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.checkup import Checkup, Probe
 from moothall.testing.bus import MemoryBus
-from moothall.testing.callers import OTHER, Client, Serving, doors_of, serving
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.graph import MemoryGraph
+from support.callers import OTHER, Client, Serving, doors_of, serving
+from support.desk import MemoryDesk
+from support.graph import MemoryGraph
 
 DEV = pb.CreateCouncilRequest(role="DEV", num_agents=2, config=pb.CouncilConfig(deliberation_rounds=1, model_profile="default"))
 MOVED = pb.ProcessPlanningEventRequest(

@@ -21,10 +21,10 @@ from moothall.domain.task import RepositoryRef
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
-from moothall.testing.callers import OTHER, TOKEN, doors_of, serving
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.visits import SHA, Visiting, visiting
 from moothall.visits.awaiting import of_tasks
+from support.callers import OTHER, TOKEN, doors_of, serving
+from support.desk import MemoryDesk
+from support.visits import SHA, Visiting, visiting
 
 
 class Kernel:

@@ -17,8 +17,8 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from moothall.testing.callers import OTHER, Client, Serving, serving
-from moothall.testing.desk import MemoryDesk
+from support.callers import OTHER, Client, Serving, serving
+from support.desk import MemoryDesk
 
 ASK = pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", task_id="task-1")
 FIND = pb.GetDeliberationResultRequest(task_id="task-1")

@@ -16,9 +16,9 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound, Refused, Temporary
 from moothall.services.remote import RemoteKernel, remote_kernel
-from moothall.testing.callers import OTHER, TOKEN, doors_of, serving
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.visits import visiting
+from support.callers import OTHER, TOKEN, doors_of, serving
+from support.desk import MemoryDesk
+from support.visits import visiting
 
 ASKED = DeliberationRequest(
     "What does greet do?", "DEV", "task-1", Constraints(timeout_seconds=60), repository=RepositoryRef(url="sample", ref="main")

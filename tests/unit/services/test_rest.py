@@ -17,10 +17,10 @@ from moothall.guard.seat import SeatContext
 from moothall.guard.steps import Checked
 from moothall.services.checkup import Checkup, Probe
 from moothall.testing.bus import MemoryBus
-from moothall.testing.callers import OTHER, TOKENS, doors_of
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.rest import Web, call, opened, problem, serving_http
-from moothall.testing.visits import Visiting, visiting
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, call, opened, problem, serving_http
+from support.visits import Visiting, visiting
 
 SAMPLE = {"repository": {"id": "sample"}, "role": "DEV"}
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused

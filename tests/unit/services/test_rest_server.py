@@ -20,10 +20,10 @@ from moothall import config
 from moothall.errors import ConfigurationError
 from moothall.services.rest.server import http_server
 from moothall.telemetry import metrics
-from moothall.testing.callers import TOKEN, TOKENS, doors_of
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.rest import Web, call, opened, problem, serving_http
-from moothall.testing.visits import Visiting
+from support.callers import TOKEN, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, call, opened, problem, serving_http
+from support.visits import Visiting
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 

@@ -18,8 +18,8 @@ from moothall import config
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.server import grpc_server
-from moothall.testing.callers import TOKEN, TOKENS, Client, Serving, doors_of, serving
-from moothall.testing.desk import MemoryDesk
+from support.callers import TOKEN, TOKENS, Client, Serving, doors_of, serving
+from support.desk import MemoryDesk
 
 SERVICE = "orchestrator.v1.OrchestratorService"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused, or behind TLS on a free port

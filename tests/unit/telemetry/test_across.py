@@ -22,8 +22,8 @@ from moothall.domain.topic import Channel
 from moothall.fleet.host import Host
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
-from moothall.testing.council import CouncilHouse, finish, open_council, scripted
-from moothall.testing.story import Remembering
+from support.council import CouncilHouse, finish, open_council, scripted
+from support.story import Remembering
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-11111111111111111111111111111111-2222222222222222-01"

@@ -11,11 +11,11 @@ from pydantic import SecretStr
 from moothall.config import Databases, Db, load_settings, secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.testing.gate import Room, in_seconds
 from moothall.toolkits.databases import DatabaseTools, url_of
 from moothall.toolkits.rows import Table, jsonable, size
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.db_tools import writing
+from support.gate import Room, in_seconds
 
 ANYTHING: Any = st.recursive(
     st.none()

@@ -16,10 +16,10 @@ from aiohttp import web
 
 from moothall.config import Http
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.testing.folder import Folder
-from moothall.testing.gate import in_seconds
 from moothall.toolkits.web import WebTools
 from moothall.tools.web_tools import SPECS
+from support.folder import Folder
+from support.gate import in_seconds
 
 
 class Site:

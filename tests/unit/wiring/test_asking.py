@@ -10,10 +10,10 @@ import pytest
 from moothall.config import Settings, load_settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
-from moothall.testing.repos import Repo, make_sample
 from moothall.wiring.asking import asked_about, unseen
 from moothall.wiring.early import Named
 from moothall.wiring.trusted import trusted_repositories
+from support.repos import Repo, make_sample
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from moothall.config import Settings, load_settings
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.testing.repos import Repo, make_sample
 from moothall.wiring import lock
 from moothall.wiring.cleaning import clean_up, unregister
 from moothall.wiring.trusted import commands_said, register, trusted_repositories
+from support.repos import Repo, make_sample
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moothall.testing.gate import Room
 from moothall.wiring.leaving import Leaving
+from support.gate import Room
 
 
 class Rooms:

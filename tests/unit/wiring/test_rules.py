@@ -12,8 +12,8 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import Facts, House, tool_call
 from moothall.wiring.rules import longest_token, open_rules
+from support.gate import Facts, House, tool_call
 
 
 def settings(folder: Path, **guard: object) -> Settings:

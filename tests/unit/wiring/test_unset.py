@@ -7,9 +7,9 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import Facts, House, tool_call
 from moothall.wiring.rules import open_rules
 from moothall.wiring.unset import unset_tools
+from support.gate import Facts, House, tool_call
 
 
 async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(tmp_path: Path) -> None:

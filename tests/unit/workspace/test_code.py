@@ -10,8 +10,8 @@ import pytest
 
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus
-from moothall.testing.local import PYTEST, Local, local
-from moothall.testing.repos import SAMPLE
+from support.local import PYTEST, Local, local
+from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
 

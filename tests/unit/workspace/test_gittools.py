@@ -11,8 +11,8 @@ import pytest
 from moothall.config import Workspace
 from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
 from moothall.repositories.clone import Change, TrustedClone
-from moothall.testing.repos import SAMPLE, SOLUTION, make_sample
 from moothall.workspace.gittools import GitState, git_tool
+from support.repos import SAMPLE, SOLUTION, make_sample
 
 UTILS = "src/utils.py"
 SOLVED = Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())

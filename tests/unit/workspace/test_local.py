@@ -18,9 +18,9 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
-from moothall.testing.local import PYTEST, Local, local, python
-from moothall.testing.repos import SAMPLE, SOLUTION
 from moothall.workspace.local import LocalWorkspace
+from support.local import PYTEST, Local, local, python
+from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
 

@@ -9,9 +9,9 @@ from moothall.config import Workspace
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.repositories.clone import Change, TrustedClone
-from moothall.testing.repos import make_sample
 from moothall.workspace.layout import Layout, environment_key
 from moothall.workspace.pruning import prune_preparations
+from support.repos import make_sample
 
 LONG_AGO = time.time() - 30 * 86_400
 

@@ -42,7 +42,7 @@ class Repo:
         }
         identity = ("-c", "user.name=Ada", "-c", "user.email=ada@localhost", "-c", "init.defaultBranch=main")
         command = ["git", *identity, "-c", "protocol.file.allow=always", *args]
-        done = subprocess.run(command, cwd=self.path, env=env, input=stdin, capture_output=True, check=False)  # noqa: S603
+        done = subprocess.run(command, cwd=self.path, env=env, input=stdin, capture_output=True, check=False)
         if done.returncode:
             raise AssertionError(f"git {' '.join(args)}: {done.stderr.decode(errors='replace')}")
         return done.stdout.decode().strip()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from moothall.testing.recovery.house import KINDS, Kind
-from moothall.testing.recovery.lane import Blow, Plan, Seen
-from moothall.testing.recovery.scene import End
+from support.recovery.house import KINDS, Kind
+from support.recovery.lane import Blow, Plan, Seen
+from support.recovery.scene import End
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ from moothall.model.client import open_model
 from moothall.ports import CodeRunner
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
-from moothall.testing.repos import SAMPLE, SOLUTION, Repo, make_repo
-from moothall.testing.workspace import TempWorkspaces
+from support.repos import SAMPLE, SOLUTION, Repo, make_repo
+from support.workspace import TempWorkspaces
 
 TASK = "Add hello_world() function to src/utils.py"
 ONE, TWO, THREE = (seat_id("dev", number) for number in (1, 2, 3))

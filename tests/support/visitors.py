@@ -22,14 +22,14 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
-from moothall.testing.callers import TOKEN, doors_of, serving
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.gate import in_seconds
-from moothall.testing.repos import make_repo
 from moothall.visits.visits import Visits
 from moothall.wiring.rules import open_rules
 from moothall.wiring.visiting import execution_service, tool_service, workflow_service
 from moothall.workflows.running import Workflows
+from support.callers import TOKEN, doors_of, serving
+from support.desk import MemoryDesk
+from support.gate import in_seconds
+from support.repos import make_repo
 
 
 @dataclass
@@ -129,14 +129,14 @@ class ToolHouse:
 
     def file(self, workspace: str, path: str) -> str:
         """Return a file that a visit has changed, as it is just now on our side; empty where there is none."""
-        standing: Any = self.visits._visits[workspace].seat.workspace  # noqa: SLF001 - the executor may be busy
-        found: Path = standing._opened.result()._box.upper / path  # noqa: SLF001 - as above
+        standing: Any = self.visits._visits[workspace].seat.workspace
+        found: Path = standing._opened.result()._box.upper / path
         return found.read_text(encoding="utf-8") if found.exists() else ""
 
     def pid(self, workspace: str) -> int:
         """The sandbox in which a visit's executor is now."""
-        standing: Any = self.visits._visits[workspace].seat.workspace  # noqa: SLF001 - nobody else needs to know
-        pid: int = standing._opened.result().pid  # noqa: SLF001 - as above
+        standing: Any = self.visits._visits[workspace].seat.workspace
+        pid: int = standing._opened.result().pid
         return pid
 
 

@@ -1,5 +1,4 @@
 """What every policy engine must do, and a server of ours that speaks OPA's data API over Regorus."""
-# ruff: noqa: S101 - these are tests
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a lane: `python -m moothall.testing.recovery.parts serve|collector|host|model`.
+"""The processes of a lane: `python -m support.recovery.parts serve|collector|host|model`.
 
 Each ends at SIGTERM with what it opened closed. Settings come from the environment, as everywhere.
 """
@@ -30,8 +30,8 @@ async def serve() -> None:
     from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
     from moothall.services.server import grpc_server
-    from moothall.testing.graph import MemoryGraph
     from moothall.wiring.trusted import trusted_repositories
+    from support.graph import MemoryGraph
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
@@ -72,9 +72,9 @@ async def host(name: str) -> None:
 async def model(port: str, journal: str) -> None:
     """A scripted model server. Its journal has a line for each call that arrived: when, and which."""
     from moothall.testing.model import Fault, phase_of, scripted_model
-    from moothall.testing.recovery.scene import HANGING, said
+    from support.recovery.scene import HANGING, said
 
-    with Path(journal).open("a", encoding="utf-8", buffering=1) as lines:  # noqa: ASYNC230 - a local file, opened once
+    with Path(journal).open("a", encoding="utf-8", buffering=1) as lines:
 
         def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
             lines.write(json.dumps([time.time(), headers.get("X-Request-Id", "")]) + "\n")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moothall.testing.servers import Missing, running, wait_for
+from support.servers import Missing, running, wait_for
 
 _START_SECONDS = 120.0
 
@@ -41,7 +41,7 @@ def engine() -> Iterator[str]:
         for line in reversed(Path("/proc/mounts").read_text(encoding="utf-8").splitlines()):
             mounted = line.split(" ")[1]
             if mounted.startswith(f"{home}/"):
-                subprocess.run(["umount", "--lazy", mounted], check=False, capture_output=True)  # noqa: S603, S607 - our own words
+                subprocess.run(["umount", "--lazy", mounted], check=False, capture_output=True)
         shutil.rmtree(home, ignore_errors=True)
 
 

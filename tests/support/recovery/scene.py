@@ -14,7 +14,7 @@ from moothall.domain.event import EventType
 from moothall.domain.outcome import Outcome
 from moothall.sandbox.spec import interpreter
 from moothall.testing.model import Fault, phase_of, seat_of, step_of
-from moothall.testing.repos import SAMPLE, Repo, make_repo
+from support.repos import SAMPLE, Repo, make_repo
 
 PACKAGES = Path(pytest.__file__).resolve().parent.parent
 TASK = "Add hello_world() function to src/utils.py"

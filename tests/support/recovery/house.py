@@ -20,7 +20,7 @@ from moothall.bus.nats.connection import connection
 from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import DURABLES, STREAMS
 from moothall.config import Bus, environment
-from moothall.testing.recovery.scene import PACKAGES
+from support.recovery.scene import PACKAGES
 
 Kind = Literal["serve", "collector", "host", "executor", "bus", "model"]
 KINDS: tuple[Kind, ...] = ("serve", "collector", "host", "executor", "bus", "model")
@@ -105,7 +105,7 @@ class House:
 
     def part(self, name: str, *arguments: str) -> Part:
         """Return a part that is not running yet."""
-        argv = (sys.executable, "-m", "moothall.testing.recovery.parts", name.partition("-")[0], *arguments)
+        argv = (sys.executable, "-m", "support.recovery.parts", name.partition("-")[0], *arguments)
         self.parts[name] = Part(argv, self.env, self.folder / "logs" / f"{name}.out")
         return self.parts[name]
 
@@ -167,6 +167,7 @@ async def house(folder: Path, ack_wait: float) -> AsyncIterator[House]:
         here = House(folder, url, free_port(), free_port())
         kept = {name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")}
         here.env = kept | {
+            "PYTHONPATH": str(Path(__file__).parents[2]),  # where `support` is
             "TMPDIR": str(folder / "tmp"),
             "MOOTHALL_DATA_DIR": str(here.data),
             "MOOTHALL_BUS__URL": url,

@@ -25,10 +25,10 @@ from moothall.domain.topic import Channel, deliberation_topics
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from moothall.testing.recovery.house import House, Kind, hit, house
-from moothall.testing.recovery.scene import HANGING, TASK, End, repository
-from moothall.testing.repos import Repo
 from moothall.wiring.trusted import trusted_repositories
+from support.recovery.house import House, Kind, hit, house
+from support.recovery.scene import HANGING, TASK, End, repository
+from support.repos import Repo
 
 STOPPED_SECONDS = 60.0
 _RUN_SECONDS = 400.0
@@ -143,7 +143,7 @@ class Lane:
 
     async def _deal(self, blow: Blow, seen: Seen) -> None:
         until = time.monotonic() + (_EXECUTOR_SECONDS if blow.kind == "executor" else 0.0)
-        while not (pids := self.house.pids(blow.kind)) and time.monotonic() < until:  # noqa: ASYNC110 - other processes'
+        while not (pids := self.house.pids(blow.kind)) and time.monotonic() < until:
             await asyncio.sleep(0.005)
         if not blow.stop:
             seen.hit = hit(pids, signal.SIGKILL)
@@ -213,7 +213,7 @@ class Lane:
         """Wait until no work is left; what is given up for good is trouble."""
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
-                while (await self.bus.state(WORK.name)).messages:  # noqa: ASYNC110 - the server's
+                while (await self.bus.state(WORK.name)).messages:
                     await asyncio.sleep(0.1)
         except TimeoutError:
             seen.trouble.append("the work item was never acked")

@@ -25,7 +25,7 @@ from moothall.guard.paths import covers
 from moothall.inside import cases, checks, files, texts
 from moothall.inside.paths import ToolFailure
 from moothall.inside.plugins import FOLDER as REPORTERS
-from moothall.testing.repos import Repo
+from support.repos import Repo
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
 PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))
@@ -231,6 +231,6 @@ class TempWorkspace:
         if any(item.mode == "120000" for item in paths):
             raise PatchRefused("a symlink may not leave")
         command = ["git", "diff", "--cached", "--binary", sha]
-        diff = subprocess.run(command, cwd=self.repo.path, capture_output=True, check=True).stdout.decode()  # noqa: S603
+        diff = subprocess.run(command, cwd=self.repo.path, capture_output=True, check=True).stdout.decode()
         commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
         return Patch(sha, commit, diff, tuple(item.path for item in paths), tests_of(paths, self.prepared))

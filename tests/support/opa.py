@@ -44,7 +44,7 @@ def program() -> Path:
     with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
         command = ["go", "install", "-trimpath", "-ldflags=-s -w", f"github.com/open-policy-agent/opa@v{VERSION}"]
         env = {**environment(), "GOBIN": draft, "GOFLAGS": "-buildvcs=false"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)  # noqa: S603 - our own words
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
         if done.returncode:
             raise Missing(f"no OPA: go could not build it: {(done.stdout + done.stderr)[-600:]}")
         (Path(draft) / "opa").replace(kept)
@@ -58,7 +58,7 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
     with tempfile.TemporaryDirectory(prefix="moothall-opa-") as home, (Path(home) / "log").open("wb") as log:
         command = [str(opa), "run", "--server", "--addr=127.0.0.1:0", "--disable-telemetry", "--log-format=json"]
         files = [str(file) for file in sorted(folder.glob("*.rego"))]
-        process = subprocess.Popen([*command, *files], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)  # noqa: S603 - our own words
+        process = subprocess.Popen([*command, *files], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             yield _address(process, Path(home) / "log"), process.pid
         finally:

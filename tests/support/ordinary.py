@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moothall.testing.local import PACKAGES
+from support.local import PACKAGES
 
 ORDINARY = 64_999
 _FOR_ALL = 0o005
@@ -24,13 +24,13 @@ def interpreter_for_all() -> Path | None:
 
 def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
     """Run a suite of the repository at `root`; return pytest's exit code and the end of what it said. Only root can."""
-    home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")  # noqa: S108 - made here, closed to others
+    home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
     home.mkdir(mode=0o700)
     os.chown(home, ORDINARY, ORDINARY)
     who = ("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups")
     options = ("-q", "-m", "", "--noconftest", "-p", "no:cacheprovider", f"--basetemp={home / 'tmp'}")
     try:
-        done = subprocess.run(  # noqa: S603 - a suite of ours
+        done = subprocess.run(
             [*who, str(interpreter_for_all()), "-m", "pytest", suite, *options],
             cwd=root,
             env={

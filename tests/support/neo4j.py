@@ -82,7 +82,7 @@ def jars() -> Path:
         (Path(draft) / "pom.xml").write_text(_POM, encoding="utf-8")
         command = ["mvn", "-q", "-B", "-C", "dependency:copy-dependencies", f"-DoutputDirectory={draft}/jars"]
         command.append("-Dmdep.prependGroupId=true")  # two of the jars have the same name
-        done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)  # noqa: S603 - our own words
+        done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
         if done.returncode:
             raise Missing(f"no Neo4j: Maven could not fetch it: {(done.stdout + done.stderr)[-600:]}")
         try:
@@ -126,7 +126,7 @@ def server(home: Path) -> Iterator[Address]:
     command += ["-cp", f"{classes}/*", "org.neo4j.server.CommunityEntryPoint"]
     command += [f"--home-dir={home}", f"--config-dir={home / 'conf'}"]
     with (home / "out.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)  # noqa: S603 - our own words
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         address = Address(f"bolt://127.0.0.1:{port}", "neo4j", password)
         _let_in(address, process, home / "out.log")
@@ -154,7 +154,7 @@ def container() -> Iterator[Address]:
         "--env",
         f"NEO4J_AUTH=neo4j/{password}",
     ]
-    started = subprocess.run([*command, IMAGE], capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+    started = subprocess.run([*command, IMAGE], capture_output=True, text=True, check=False)
     if started.returncode:
         raise Missing(f"no Neo4j: docker could not run {IMAGE}: {started.stderr.strip()[-300:]}")
     name = started.stdout.strip()
@@ -163,7 +163,7 @@ def container() -> Iterator[Address]:
         _wait(address, lambda: None)
         yield address
     finally:
-        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)  # noqa: S603, S607 - our own words
+        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
 
 
 def _parsed(url: str) -> Address:
@@ -176,7 +176,7 @@ def docker_runs() -> bool:
     """Whether there is a docker that answers."""
     if shutil.which("docker") is None:
         return False
-    return subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30).returncode == 0  # noqa: S607
+    return subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30).returncode == 0
 
 
 def _let_in(address: Address, process: subprocess.Popen[bytes], log: Path) -> None:

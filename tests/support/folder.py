@@ -9,7 +9,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.inside import files
 from moothall.inside.paths import ToolFailure
 from moothall.inside.texts import Limits
-from moothall.testing.gate import Room
+from support.gate import Room
 
 _LIMITS = Limits(5_000_000, 60_000)
 

@@ -21,10 +21,10 @@ from moothall.services.checkup import Checkup
 from moothall.services.doors import Doors
 from moothall.services.server import Server, grpc_server
 from moothall.testing.bus import MemoryBus
-from moothall.testing.desk import MemoryDesk
-from moothall.testing.graph import MemoryGraph
+from support.desk import MemoryDesk
+from support.graph import MemoryGraph
 
-TOKEN = "a-token-of-the-tests"  # noqa: S105 - of tests
+TOKEN = "a-token-of-the-tests"
 _LAST_WORDS_SECONDS = 5
 OTHER = "a-token-of-another-tenant"
 TOKENS = {TOKEN: LOCAL, OTHER: Principal("eve", "elsewhere")}

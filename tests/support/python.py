@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from moothall.config import Runner
-from moothall.testing.council import CouncilHouse, open_council
-from moothall.testing.local import local
 from moothall.testing.model import Answer
 from moothall.workspace.runner import LocalRunner
+from support.council import CouncilHouse, open_council
+from support.local import local
 
 
 @asynccontextmanager

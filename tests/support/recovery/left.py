@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from moothall.sandbox import cgroups
-from moothall.testing.recovery.house import House
-from moothall.testing.repos import Repo
+from support.recovery.house import House
+from support.repos import Repo
 
 _HALF_MADE = ("*.lock", "tmp_*", ".*-????????")
 

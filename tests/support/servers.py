@@ -33,7 +33,7 @@ def free_port() -> int:
 def running(command: Sequence[str], log: Path, *, user: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the context ends; its process group ends with it."""
     with log.open("ab") as out:
-        process = subprocess.Popen(  # noqa: S603 - our own words
+        process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, user=user
         )
     try:
@@ -87,7 +87,7 @@ def postgres() -> Iterator[str]:
         if user:
             for path in (home, home / "password"):
                 shutil.chown(path, user)
-        made = subprocess.run(  # noqa: S603 - our own words
+        made = subprocess.run(
             [
                 *(binaries / "initdb", "-D", home / "data", "-U", "boss", "--pwfile", home / "password"),
                 *("-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync"),
@@ -103,7 +103,7 @@ def postgres() -> Iterator[str]:
         command = [str(binaries / "postgres"), "-D", f"{home}/data", "-p", str(port), "-k", name, "-h", "127.0.0.1", "-F"]
         with running(command, home / "out.log", user=user) as process:
             probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-            wait_for(lambda: subprocess.run(probe, check=False).returncode == 0, process, home / "out.log")  # noqa: S603 - as above
+            wait_for(lambda: subprocess.run(probe, check=False).returncode == 0, process, home / "out.log")
             yield f"postgresql://boss:{password}@127.0.0.1:{port}/postgres"
 
 

@@ -1,4 +1,4 @@
-"""All blows: `python -m moothall.testing.recovery.matrix`; ends with 1 where anything differed."""
+"""All blows: `python -m support.recovery.matrix`; ends with 1 where anything differed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from moothall.bus.event_specs import EVENT_SPECS
 from moothall.domain.event import EventType
-from moothall.testing.recovery.house import KINDS, Kind
-from moothall.testing.recovery.lane import Blow, Lane, Plan, lane
-from moothall.testing.recovery.left import left_behind
-from moothall.testing.recovery.report import Report
-from moothall.testing.recovery.scene import NOT_SCRIPTED
+from support.recovery.house import KINDS, Kind
+from support.recovery.lane import Blow, Lane, Plan, lane
+from support.recovery.left import left_behind
+from support.recovery.report import Report
+from support.recovery.scene import NOT_SCRIPTED
 
 STOPS: tuple[tuple[EventType, bool], ...] = (
     (EventType.MODEL_CALLED, False),

@@ -17,9 +17,9 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.spec import interpreter
-from moothall.testing.repos import SAMPLE, make_repo
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from moothall.workspace.prepare import Preparer
+from support.repos import SAMPLE, make_repo
 
 PACKAGES = Path(pytest.__file__).resolve().parent.parent
 PYTEST = (

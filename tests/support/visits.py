@@ -16,8 +16,8 @@ from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
 from moothall.guard.rules import Rules
 from moothall.ports import Workspace
 from moothall.testing.bus import MemoryBus
-from moothall.testing.gate import House, Room, open_house
 from moothall.visits.visits import Visits
+from support.gate import House, Room, open_house
 
 SHA = "a" * 40
 

@@ -13,7 +13,7 @@ import aiohttp
 from moothall import config
 from moothall.services.doors import Doors
 from moothall.services.rest.server import http_server
-from moothall.testing.callers import TOKEN, TOKENS
+from support.callers import TOKEN, TOKENS
 
 
 @dataclass(frozen=True, slots=True)
