@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moothall.domain.event import EventType
+from moothall.domain.task import PROTOCOLS
 from moothall.domain.topic import Channel
 
 ADDRESSES: Mapping[Channel, str] = {
@@ -85,7 +86,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             constraints="rubric, requirements, limits",
             repository="id, url, ref",
             base_sha="the pinned commit",
-            protocol="single, vote, debate, tests_then_verify, ask",
+            protocol=", ".join(PROTOCOLS),
             seats="the seats, in order",
             rounds="review-and-revise rounds",
             budget="tokens, seconds, calls, money",

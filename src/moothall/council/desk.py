@@ -26,9 +26,8 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import (
-    DEFAULT_ROUNDS,
     DEFAULT_SEATS,
-    ONE_SEAT,
+    PROTOCOLS,
     Deliberation,
     DeliberationRequest,
     RepositoryRef,
@@ -265,11 +264,11 @@ def plan(
     protocol = params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
     seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents)
-    if protocol in ONE_SEAT:
+    if PROTOCOLS[protocol].one_seat:
         seats = 1
     if members and seats > len(members):
         raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
-    rounds = request.rounds or (council.config.rounds if council else 0) or DEFAULT_ROUNDS[protocol]
+    rounds = request.rounds or (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
     default_one = bool(defaults.repository) and not request.about_text
     seconds = request.constraints.timeout_seconds or request.budget.seconds
     _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))

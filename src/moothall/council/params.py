@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from moothall.domain.task import DEFAULT_PROTOCOL, PROTOCOLS, DeliberationRequest
-from moothall.domain.task import Protocol as ProtocolName
+from moothall.domain.task import DEFAULT_PROTOCOL, PROTOCOLS, DeliberationRequest, ProtocolName
 from moothall.errors import InvalidRequest
 
 _Apply = Callable[[DeliberationRequest, str], DeliberationRequest]
@@ -65,9 +64,10 @@ REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _seed
 
 def check_protocol(name: str) -> ProtocolName:
     """Return the protocol, the default one for an empty name. Raises `InvalidRequest`."""
-    chosen = name.strip().lower() or DEFAULT_PROTOCOL
-    if chosen not in PROTOCOLS:
-        near = get_close_matches(chosen, PROTOCOLS, 1)
+    wanted = name.strip().lower() or DEFAULT_PROTOCOL
+    chosen = next((known for known in PROTOCOLS if known == wanted), None)
+    if chosen is None:
+        near = get_close_matches(wanted, PROTOCOLS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
     return chosen

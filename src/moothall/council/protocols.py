@@ -42,7 +42,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.proposal import Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
-from moothall.domain.task import Deliberation
+from moothall.domain.task import PROTOCOLS, Deliberation, ProtocolName
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ranking import ties
 
@@ -52,8 +52,6 @@ HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
 
 _FIRST_SEATS = 2
-_STOPPING = frozenset({"vote", "tests_then_verify"})
-"""Protocols that may end before every seat has proposed."""
 E = TypeVar("E", bound=MoothallError)
 _CLOSE_SECONDS = 5.0
 
@@ -97,7 +95,7 @@ async def _sit(council: Council) -> None:
     seconds = (council.until - datetime.now(UTC)).total_seconds()
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
-            await _PROTOCOLS[council.d.protocol](council)
+            await _STEPS[council.d.protocol](council)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -174,7 +172,7 @@ async def _tests_then_verify(council: Council) -> None:
     await _judge_by_peers(council)
 
 
-_PROTOCOLS: Mapping[str, Callable[[Council], Awaitable[None]]] = {
+_STEPS: Mapping[ProtocolName, Callable[[Council], Awaitable[None]]] = {
     "single": _single,
     "vote": _vote,
     "debate": _debate,
@@ -204,7 +202,7 @@ def _in_turn(council: Council) -> bool:
     """Whether seats are filled one after the other: as little as `patience` where every answer is to be seen."""
     llm = council.parts.llm
     wanted = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
-    return wanted and not (council.about_text or council.d.peer_review) and council.d.protocol in _STOPPING
+    return wanted and not (council.about_text or council.d.peer_review) and PROTOCOLS[council.d.protocol].stops_early
 
 
 async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
@@ -256,7 +254,7 @@ async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int
 
 def _decided(council: Council) -> bool:
     """The rule of early stop, as in the module's text."""
-    if council.about_text or council.d.peer_review or council.d.protocol not in _STOPPING:
+    if council.about_text or council.d.peer_review or not PROTOCOLS[council.d.protocol].stops_early:
         return False
     if any(item.proposal.own_tests for item in council.judged):
         return False
@@ -266,7 +264,7 @@ def _decided(council: Council) -> bool:
 
 def _has_proven(council: Council) -> bool:
     """Whether the others are waited for with patience only."""
-    if not council.parts.limits.patience or council.d.peer_review or council.d.protocol not in _STOPPING:
+    if not council.parts.limits.patience or council.d.peer_review or not PROTOCOLS[council.d.protocol].stops_early:
         return False
     return _proven(council)
 

@@ -13,12 +13,31 @@ from moothall.domain.budget import Budget
 from moothall.domain.ids import ROLES, check_id
 from moothall.errors import InvalidRequest
 
-Protocol = Literal["single", "vote", "debate", "tests_then_verify", "ask"]
-PROTOCOLS: tuple[Protocol, ...] = ("single", "vote", "debate", "tests_then_verify", "ask")
-ONE_SEAT = frozenset({"single", "ask"})
-DEFAULT_PROTOCOL: Protocol = "tests_then_verify"
+ProtocolName = Literal["single", "vote", "debate", "tests_then_verify", "ask"]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """What is known of a council's protocol before it runs; its steps are in `council/protocols.py`.
+
+    `rounds` of review and revision by default; `one_seat` however many are asked for; `stops_early` where the first answers
+    agree.
+    """
+
+    rounds: int = 0
+    one_seat: bool = False
+    stops_early: bool = False
+
+
+PROTOCOLS: Mapping[ProtocolName, Protocol] = {
+    "single": Protocol(one_seat=True),
+    "vote": Protocol(stops_early=True),
+    "debate": Protocol(rounds=1),
+    "tests_then_verify": Protocol(rounds=1, stops_early=True),
+    "ask": Protocol(one_seat=True),
+}
+DEFAULT_PROTOCOL: ProtocolName = "tests_then_verify"
 DEFAULT_SEATS = 3
-DEFAULT_ROUNDS: Mapping[str, int] = {"single": 0, "vote": 0, "debate": 1, "tests_then_verify": 1, "ask": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,7 @@ class Deliberation:
     task_id: str
     description: str
     role: str
-    protocol: Protocol
+    protocol: ProtocolName
     seats: tuple[str, ...]
     rounds: int
     deadline: datetime
