@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import orjson
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import BytesPayload
 
 from moothall.domain.chat import ChatRequest
 
 JSON = {"Content-Type": "application/json"}
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-class Guarded(BytesPayload):
-    """A body that is sent only if its sender says so when the connection stands, which may be long after it was asked for."""
-
-    def __init__(self, content: bytes, ours: Callable[[], bool]) -> None:
-        super().__init__(content)
-        self._ours = ours
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        """Write it, or fail as a connection does that cannot be written to."""
-        if not self._ours():
-            raise ConnectionAbortedError("the work is another's now")
-        await super().write_with_length(writer, content_length)
 
 
 def body_of(request: ChatRequest, model: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A client for any OpenAI-compatible chat server, over aiohttp.
+"""A client for any OpenAI-compatible chat server.
 
 Answers are always streamed: that is how silence, a cut line and an answer without end are noticed.
 An attempt that failed for a reason that may go away is made again after a growing delay; what is left
@@ -11,12 +11,11 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import aiohttp
 from yarl import URL
 
 from moothall import telemetry
@@ -25,19 +24,18 @@ from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.attempts import Failed, Rejected, translated
-from moothall.model.bodies import JSON, STREAMED, Guarded, body_of, encoded
+from moothall.model.bodies import JSON, STREAMED, body_of, encoded
 from moothall.model.counting import count_usage
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
-from moothall.model.said import error_message, plain, read_models
-from moothall.model.session import open_session
-from moothall.model.stream import Assembly, BrokenStream, EventReader
+from moothall.model.pool import Pool, open_pool
+from moothall.model.said import plain, read_models
+from moothall.model.stream import BrokenStream
+from moothall.model.takers import ChatTaker, WholeTaker
 
 T = TypeVar("T")
 log = telemetry.get_logger(__name__)
 
-_STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
-_ERROR_BYTES = 65_536
 _LIST_BYTES = 4_000_000
 _METRICS_BYTES = 4_000_000
 _METRICS_SECONDS = 10.0
@@ -54,11 +52,13 @@ _PROBE = {
 class OpenAIModel:
     """The port `ChatModel`. Made by `open_model`; belongs to one event loop."""
 
-    def __init__(self, settings: Llm, url: URL, session: aiohttp.ClientSession) -> None:
+    def __init__(self, settings: Llm, pool: Pool) -> None:
         self._settings = settings
-        self._url = url
-        self._chat_url = url / "chat/completions"
-        self._session = session
+        self._pool = pool
+        self._url = pool.url
+        self._chat_url = pool.url / "chat/completions"
+        self._place = str(pool.url)
+        self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._asking = asyncio.Lock()
         self._model = ""
@@ -68,7 +68,7 @@ class OpenAIModel:
     @property
     def url(self) -> str:
         """The server's root, without a key."""
-        return str(self._url)
+        return self._place
 
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
@@ -82,10 +82,10 @@ class OpenAIModel:
         left = (request.deadline - datetime.now(UTC)).total_seconds()
         if left <= 0:
             raise DeadlineExceeded(f"the deadline of model call {request.call_id} had passed before it began")
+        until = self._loop.time() + left
         try:
-            async with asyncio.timeout(left):
-                model = await self._model_name(request.call_id, request.deadline)
-                return await self._in_dialect(request, body_of(request, model), on_text, ours)
+            model = self._model or await self._model_name(request.call_id, request.deadline, until)
+            return await self._in_dialect(request, body_of(request, model), until, on_text, ours)
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
         except Rejected as error:
@@ -95,6 +95,7 @@ class OpenAIModel:
         self,
         request: ChatRequest,
         body: dict[str, Any],
+        until: float,
         on_text: Callable[[str], None] | None,
         ours: Callable[[], bool] | None,
     ) -> ChatReply:
@@ -102,8 +103,8 @@ class OpenAIModel:
         while True:
             more = self._dialect.additions(request)
             try:
-                attempt = functools.partial(self._ask, {**body, **more}, request.call_id, on_text, ours)
-                reply = await self._retrying(request.call_id, request.deadline, attempt)
+                attempt = functools.partial(self._ask, {**body, **more}, request.call_id, until, on_text, ours)
+                reply = await self._retrying(request.call_id, request.deadline, until, attempt)
             except Rejected as error:
                 if error.status not in _UNPROCESSABLE or not self._dialect.unlearn(error.message, more):
                     raise
@@ -118,16 +119,17 @@ class OpenAIModel:
             await self._model_name("-/-/figures/0.0")
             if not self._dialect.is_vllm:
                 return None
-            async with asyncio.timeout(_METRICS_SECONDS), self._call("GET", self._url.with_path("/metrics")) as response:
-                figures = read_figures((await self._read_whole(response, _METRICS_BYTES)).decode(errors="replace"))
-                self._dialect.notice_missing(figures)
-                return figures
+            taken = WholeTaker(self._place, _METRICS_BYTES)
+            await self._exchange("GET", self._url.with_path("/metrics"), taken, self._loop.time() + _METRICS_SECONDS)
         except Failed as failure:
             raise ModelUnavailable(f"{self._url.with_path('/metrics')}: {failure.reason}") from failure
         except TimeoutError as error:
             raise ModelUnavailable(f"{self._url.with_path('/metrics')} said nothing for {_METRICS_SECONDS:g} s") from error
         except Rejected as error:
             raise self._translated(error) from error
+        figures = read_figures(taken.body.decode(errors="replace"))
+        self._dialect.notice_missing(figures)
+        return figures
 
     async def reply_mode(self) -> ReplyMode:
         """Return what the operator chose; under `auto` ask the server once: json if it obeys a schema, else blocks."""
@@ -150,7 +152,7 @@ class OpenAIModel:
             **STREAMED,
         }
         try:
-            reply = await self._retrying("-/-/probe/0.0", None, lambda: self._ask(body, "-/-/probe/0.0", None))
+            reply = await self._retrying("-/-/probe/0.0", None, None, lambda: self._ask(body, "-/-/probe/0.0", None, None))
         except Rejected as error:
             if error.status in {*_UNPROCESSABLE, 415, 501}:
                 return "blocks"
@@ -159,16 +161,16 @@ class OpenAIModel:
             return "blocks"
         return "json" if reply.text.lstrip().startswith("{") else "blocks"
 
-    async def _model_name(self, call_id: str, deadline: datetime | None = None) -> str:
-        async with self._asking:
+    async def _model_name(self, call_id: str, deadline: datetime | None = None, until: float | None = None) -> str:
+        async with asyncio.timeout_at(until), self._asking:
             if not self._model:
-                self._model = await self._choose_model(call_id, deadline)
+                self._model = await self._choose_model(call_id, deadline, until)
         return self._model
 
-    async def _choose_model(self, call_id: str, deadline: datetime | None) -> str:
+    async def _choose_model(self, call_id: str, deadline: datetime | None, until: float | None) -> str:
         wanted = self._settings.model
         try:
-            listed = await self._retrying(call_id, deadline, self._list_models)
+            listed = await self._retrying(call_id, deadline, until, self._list_models)
         except Rejected as error:
             if wanted and error.status in {404, 405, 501}:
                 return wanted  # a server that keeps no list; a wrong name shows at the first call
@@ -185,19 +187,21 @@ class OpenAIModel:
 
     async def _list_models(self) -> dict[str, str]:
         """Return the models and their owners."""
-        async with self._call("GET", self._url / "models") as response:
-            try:
-                return read_models(await self._read_whole(response, _LIST_BYTES))
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{self._url}/models answered with {plain(response.content_type)}, not with a list of models; "
-                    "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
-                ) from error
+        taken = WholeTaker(self._place, _LIST_BYTES)
+        await self._exchange("GET", self._url / "models", taken, None)
+        try:
+            return read_models(taken.body)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self._url}/models answered with {plain(taken.kind)}, not with a list of models; "
+                "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
+            ) from error
 
     async def _ask(
         self,
         body: dict[str, Any],
         call_id: str,
+        until: float | None,
         on_text: Callable[[str], None] | None,
         ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
@@ -205,23 +209,10 @@ class OpenAIModel:
         if ours is not None and not ours():
             raise asyncio.CancelledError
         started = time.monotonic()
-        assembly = Assembly()
+        taken = ChatTaker(self._place, self._settings.max_reply_bytes, on_text)
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
-        data = encoded(body) if ours is None else Guarded(encoded(body), ours)
-        async with self._call("POST", self._chat_url, data=data, headers=named) as response:
-            match response.content_type:
-                case "text/event-stream":
-                    await self._read_stream(response, assembly, on_text)
-                case "application/json":  # a server that does not stream
-                    said = assembly.take(
-                        (await self._read_whole(response, self._settings.max_reply_bytes)).decode(errors="replace")
-                    )
-                    if on_text:
-                        on_text(said)
-                case other:
-                    raise ModelReplyInvalid(
-                        f"{self._url} answered with {plain(other)}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
-                    )
+        await self._exchange("POST", self._chat_url, taken, until, body=encoded(body), headers=named, ours=ours)
+        assembly = taken.assembly
         text = "".join(assembly.text)
         if not assembly.finish_reason:
             raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
@@ -233,96 +224,51 @@ class OpenAIModel:
         usage = count_usage(assembly.usage, body["messages"], assembly.text_bytes, self._settings)
         return ChatReply(text, assembly.finish_reason, usage, assembly.model, round((time.monotonic() - started) * 1000))
 
-    @asynccontextmanager
-    async def _call(self, method: str, url: URL, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open one exchange, bounded by `call_seconds`, and translate what may go wrong in it."""
-        limit = self._settings.call_seconds
+    async def _exchange(
+        self,
+        method: str,
+        url: URL,
+        taken: WholeTaker,
+        until: float | None,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        ours: Callable[[], bool] | None = None,
+    ) -> None:
+        """Make one exchange, bounded by `call_seconds`; return where it succeeded, and translate what may go wrong in it.
+
+        Raises `TimeoutError` at `until`, a time of the loop, where that comes first.
+        """
+        limit = self._loop.time() + self._settings.call_seconds
+        first = limit if until is None else min(limit, until)
         try:
-            async with (
-                asyncio.timeout(limit) as bound,
-                self._session.request(method, url, allow_redirects=False, **options) as response,
-            ):
-                await self._refuse(response)
-                yield response
+            await self._pool.ask(method, url, taken, until=first, body=body, headers=headers, ours=ours)
         except BrokenStream as error:
             if error.permanent:
                 raise ModelReplyInvalid(f"{self._url}: {error.reason}") from error
             raise Failed(error.reason) from error
-        except aiohttp.InvalidURL as error:
-            raise ConfigurationError(f"{self._url} is not a URL that can be called") from error
-        except aiohttp.ClientError as error:
-            stale = isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError)
-            at_once = stale and not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError)
-            raise Failed(f"{type(error).__name__}: {error}", at_once=at_once) from error
         except TimeoutError as error:
-            if bound.expired():
-                raise DeadlineExceeded(
-                    f"{self._url} did not finish its answer within {limit:g} s (MOOTHALL_LLM__CALL_SECONDS)"
-                ) from error
-            raise
+            if first != limit:
+                raise
+            raise DeadlineExceeded(
+                f"{self._url} did not finish its answer within {self._settings.call_seconds:g} s (MOOTHALL_LLM__CALL_SECONDS)"
+            ) from error
+        taken.raise_refusal()
 
-    async def _refuse(self, response: aiohttp.ClientResponse) -> None:
-        """Raise for every status but success."""
-        status = response.status
-        if encoding := response.headers.get("Content-Encoding", "").replace("identity", ""):
-            # Never asked for, and a few kilobytes of it can be gigabytes: it is not unpacked.
-            raise ModelReplyInvalid(f"{self._url} answered in the content encoding {plain(encoding)!r}, which nobody asked for")
-        if status < 300:  # noqa: PLR2004 - HTTP success
-            return
-        said = error_message(await response.content.read(_ERROR_BYTES))
-        if retry.is_retried(status):
-            after = retry.read_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-            raise Failed(f"HTTP {status} {said}".rstrip(), retry_after=after)
-        if "Location" in response.headers:
-            said = f"redirects to {plain(response.headers['Location'])}"
-        raise Rejected(status, said)
-
-    async def _read_stream(
-        self, response: aiohttp.ClientResponse, assembly: Assembly, on_text: Callable[[str], None] | None
-    ) -> None:
-        events, received = EventReader(), 0
-        # Before the first piece a busy server may let us wait in its queue: only `call_seconds` bounds that.
-        idle: float | None = None
-        while not assembly.done:
-            try:
-                if idle is None:
-                    piece = await response.content.readany()
-                else:
-                    async with asyncio.timeout(idle):
-                        piece = await response.content.readany()
-            except TimeoutError as error:
-                if idle is None:
-                    raise
-                raise Failed(f"silence for {idle:g} s in the middle of an answer") from error
-            received += len(piece)
-            for data in events.feed(piece) if piece else events.end():
-                said = assembly.take(data)
-                if said and on_text:
-                    on_text(said)
-            self._bound(max(assembly.text_bytes, events.held, received // _STREAM_OVERHEAD), self._settings.max_reply_bytes)
-            if not piece:
-                return
-            idle = self._settings.idle_seconds
-
-    async def _read_whole(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
-        whole = bytearray()
-        async for piece in response.content.iter_any():
-            whole += piece
-            self._bound(len(whole), limit)
-        return bytes(whole)
-
-    def _bound(self, size: int, limit: int) -> None:
-        if size > limit:
-            raise ModelReplyInvalid(
-                f"{self._url} went on past {limit} bytes of answer (MOOTHALL_LLM__MAX_REPLY_BYTES); the call was ended"
-            )
-
-    async def _retrying(self, call_id: str, deadline: datetime | None, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Attempt until it works, the retries are used up or the deadline would pass in waiting."""
+    async def _retrying(
+        self, call_id: str, deadline: datetime | None, until: float | None, attempt: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Attempt until it works, the retries are used up or the deadline would pass in waiting. `until` is the deadline in the
+        loop's time: `TimeoutError` where there was no place until then.
+        """
         for tried in itertools.count(1):
+            if self._slots.locked():
+                async with asyncio.timeout_at(until):
+                    await self._slots.acquire()
+            else:
+                await self._slots.acquire()
             try:
-                async with self._slots:
-                    return await attempt()
+                return await attempt()
             except Failed as failure:
                 if tried > self._settings.retries:
                     raise ModelUnavailable(
@@ -340,6 +286,8 @@ class OpenAIModel:
                 log.warning(
                     "model call failed, trying again", call_id=call_id, reason=failure.reason, tried=tried, delay=round(delay, 2)
                 )
+            finally:
+                self._slots.release()
             await asyncio.sleep(delay)
         raise AssertionError  # pragma: no cover - count() does not end
 
@@ -350,5 +298,5 @@ class OpenAIModel:
 @asynccontextmanager
 async def open_model(settings: Llm, base_url: str) -> AsyncIterator[OpenAIModel]:
     """Open a client for the server at `base_url`. Raises `ConfigurationError` for what is no URL; calls nobody yet."""
-    async with open_session(settings, base_url) as (url, session):
-        yield OpenAIModel(settings, url, session)
+    async with open_pool(settings, base_url) as pool:
+        yield OpenAIModel(settings, pool)

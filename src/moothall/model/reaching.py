@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
 from collections.abc import Callable
 
-import aiohttp
 from yarl import URL
 
 from moothall.config import Llm
-from moothall.errors import ConfigurationError, ModelUnavailable
+from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
-from moothall.model.attempts import Rejected, translated
+from moothall.model.attempts import Failed, Rejected, translated
+from moothall.model.pool import Pool, open_pool
 from moothall.model.said import error_message, plain, read_models
-from moothall.model.session import open_session
+from moothall.model.takers import WholeTaker
 
 _SETTING = "MOOTHALL_LLM__BASE_URL"
 _BYTES = 4_000_000
@@ -52,16 +54,19 @@ async def reach(settings: Llm, base_url: str, tell: Callable[[str], None]) -> No
 
 
 async def _ask(settings: Llm, base_url: str) -> None:
-    async with open_session(settings, base_url) as (url, session):
+    async with open_pool(settings, base_url) as pool:
+        url = pool.url
         try:
             async with asyncio.timeout(settings.idle_seconds):
-                status, body, kind, moved = await _get(session, url)
+                status, body, kind, moved = await _get(pool, url, settings)
                 if status in _NO_LIST or (status == _GOOD and not _is_list(body)):
-                    await _look_below(session, url)
-        except TimeoutError as error:  # some of aiohttp's own are among them
+                    await _look_below(pool, settings)
+        except TimeoutError as error:
             raise ModelUnavailable(f"{url} does not answer in time; is {_SETTING} right, and does the server run?") from error
-        except aiohttp.ClientError as error:
-            raise _told(url, error) from error
+        except Failed as failure:
+            raise _told(url, failure) from failure
+        except ModelReplyInvalid as error:
+            raise ConfigurationError(error.message) from error
     if status == _GOOD:
         _check_names(settings, url, body, kind)
     elif status == _TOO_MANY or (status in _NO_LIST and settings.model):
@@ -76,22 +81,19 @@ async def _ask(settings: Llm, base_url: str) -> None:
         raise translated(Rejected(status, said), str(url), settings.model)
 
 
-async def _get(session: aiohttp.ClientSession, url: URL) -> tuple[int, bytes, str, str]:
+async def _get(pool: Pool, url: URL, settings: Llm) -> tuple[int, bytes, str, str]:
     """Return status, body, content type and location of its list of models."""
-    async with session.get(url / "models", allow_redirects=False) as response:
-        body = bytearray()
-        async for piece in response.content.iter_any():
-            body += piece
-            if len(body) > _BYTES:
-                break
-        return response.status, bytes(body), response.content_type, response.headers.get("Location", "")
+    taken = WholeTaker(str(pool.url), _BYTES)
+    await pool.ask("GET", url / "models", taken, until=asyncio.get_running_loop().time() + settings.idle_seconds)
+    return taken.status, taken.body, taken.kind, taken.header(b"location")
 
 
-async def _look_below(session: aiohttp.ClientSession, url: URL) -> None:
+async def _look_below(pool: Pool, settings: Llm) -> None:
     """Raise `ConfigurationError` where the list lies under /v1, which is forgotten often."""
+    url = pool.url
     if url.name == "v1":
         return
-    status, body, _, _ = await _get(session, url / "v1")
+    status, body, _, _ = await _get(pool, url / "v1", settings)
     if status == _GOOD and _is_list(body):
         raise ConfigurationError(f"{url} has no list of models, but {url / 'v1'} has: set {_SETTING}={url / 'v1'}")
 
@@ -120,23 +122,21 @@ def _check_names(settings: Llm, url: URL, body: bytes, kind: str) -> None:
         raise ConfigurationError(f"{url} lists no models; name one with MOOTHALL_LLM__MODEL")
 
 
-def _told(url: URL, error: aiohttp.ClientError) -> ConfigurationError | ModelUnavailable:
+def _told(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
     """Return in words why there is no connection, or no answer on it."""
-    place, why = f"{url.host}:{url.port}", plain(str(error)) or type(error).__name__
-    match error:
-        case aiohttp.ClientConnectorCertificateError():
+    place, why = f"{url.host}:{url.port}", plain(failure.reason)
+    match failure.__cause__:
+        case ssl.SSLCertVerificationError():
             return ConfigurationError(
                 f"{url}: the certificate of {place} is not trusted ({why}); check {_SETTING} or SSL_CERT_FILE"
             )
-        case aiohttp.ClientSSLError():
+        case ssl.SSLError():
             return ConfigurationError(f"{url}: {place} does not speak TLS ({why}); say http:// in {_SETTING} where it needs none")
-        case aiohttp.InvalidURL():
-            return ConfigurationError(f"{url} is not a URL that can be called; check {_SETTING}")
-        case aiohttp.ClientConnectorDNSError():
+        case socket.gaierror():
             said = f"the name {url.host} cannot be resolved"
-        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+        case ConnectionRefusedError():
             said = f"nobody listens at {place} (connection refused); start the model server"
-        case aiohttp.ClientConnectorError():
+        case OSError():
             said = f"{place} cannot be reached ({why})"
         case _:
             said = f"{place} does not answer as HTTP ({why})"

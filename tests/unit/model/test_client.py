@@ -124,7 +124,7 @@ async def test_the_key_is_sent_from_the_settings_or_from_the_url() -> None:
             assert (await model.chat(ask())).text == "hello"
         async with open_model(Llm(), server.base_url.replace("://", "://secret@")) as model:
             assert (await model.chat(ask())).text == "hello"
-            assert "secret" not in str(model._url)
+            assert "secret" not in model.url
 
 
 @pytest.mark.parametrize("url", ["ftp://x/v1", "nonsense", "", "http://", "http://[::1/v1"])
