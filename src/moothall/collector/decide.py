@@ -13,7 +13,7 @@ from typing import TypeVar
 from moothall.collector.fold import UNDATED, Fact, State
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import Candidate, Place, Proposal, SeatOutcome, SeatStatus
+from moothall.domain.proposal import OUT_OF_PATIENCE, Candidate, Place, Proposal, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
 from moothall.ranking import Assessment, rank
 
@@ -68,9 +68,10 @@ def decide(state: State, *, quorum: float = QUORUM, grace: timedelta = GRACE) ->
     if state.cancelled is not None:
         reason = state.cancelled.value.strip()
         return _ended(outcome, DeliberationStatus.CANCELLED, f"Cancelled: {reason}" if reason else "Cancelled.")
-    late = [seat for seat in seats if seat.status is SeatStatus.LATE]
+    missed = [seat for seat in seats if seat.status not in _UNNEEDED and seat.error_code != OUT_OF_PATIENCE]
+    late = any(seat.status is SeatStatus.LATE for seat in missed)
     evaluated = _evaluated(state, candidates)
-    needed = max(1, sum(seat.status not in _UNNEEDED for seat in seats))
+    needed = max(1, len(missed))
     if late and len(evaluated) / needed < quorum:
         said = f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; {quorum:.0%} were needed."
         return _ended(outcome, DeliberationStatus.TIMEOUT, said)

@@ -40,7 +40,7 @@ from moothall.council.reviews import Answer, answers, assign
 from moothall.council.seats import find_approaches, outcome_of, propose, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.proposal import Review, SeatOutcome, SeatStatus
+from moothall.domain.proposal import OUT_OF_PATIENCE, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.task import PROTOCOLS, Deliberation, ProtocolName
 from moothall.errors import BusUnavailable, MoothallError
@@ -242,7 +242,7 @@ async def _lose_patience(council: Council, tasks: Sequence[tuple[Sitting, asynci
     stopped = _unseat(tasks)
     await asyncio.gather(*(task for sitting, task in tasks if sitting in stopped), return_exceptions=True)
     for sitting in stopped:
-        sitting.end(SeatStatus.LATE, "OUT_OF_PATIENCE", "a proven answer was there and this seat took more than as long again")
+        sitting.end(SeatStatus.LATE, OUT_OF_PATIENCE, "a proven answer was there and this seat took more than as long again")
 
 
 async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()) -> None:

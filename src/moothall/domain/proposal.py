@@ -70,6 +70,10 @@ class SeatStatus(StrEnum):
     UNSTARTED = "unstarted"
 
 
+OUT_OF_PATIENCE = "OUT_OF_PATIENCE"
+"""The code of a seat that was stopped because a proven answer stands: nobody misses it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SeatOutcome:
     """A seat's end. A failed seat is a value, with a stable error code, never an exception.

@@ -152,6 +152,15 @@ def test_seats_that_adaptation_did_not_need_are_not_missed() -> None:
     assert outcome_of(story).winner_id == FIRST
 
 
+def test_a_proven_answer_wins_though_most_seats_were_not_waited_for() -> None:
+    story = Story().begun().proposed(FIRST, "good").checked(FIRST).finished(FIRST)
+    for seat in (SECOND, THIRD):
+        story.finished(seat, SeatStatus.LATE, "OUT_OF_PATIENCE")
+    outcome = outcome_of(story)
+    assert (outcome.status, outcome.winner_id, outcome.proven) == ("COMPLETED", FIRST, True)
+    assert [seat.status for seat in outcome.seats] == ["proposed", "late", "late"]
+
+
 def test_a_seat_that_failed_but_never_finished_says_why() -> None:
     outcome = outcome_of(Story().begun().failed(FIRST, "BUDGET_EXCEEDED"))
     assert (outcome.status, outcome.seats[0].status, outcome.seats[0].error_code) == ("TIMEOUT", "failed", "BUDGET_EXCEEDED")
