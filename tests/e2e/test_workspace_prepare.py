@@ -90,6 +90,24 @@ async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
         await house.preparer.prepare(house.base(setup=(bad,), steps=(Step(bad),)))
 
 
+async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(house: Local) -> None:
+    def preparer(**more: float) -> Preparer:
+        workspace = house.settings.workspace.model_copy(update={"base_seconds": 1.0, **more})
+        house.workspaces._settings = house.settings.model_copy(update={"workspace": workspace})
+        return Preparer(house.workspaces._settings, lambda _: house.clone, house.workspaces)
+
+    base = house.base(checks={"tests": ("sh", "-c", "while :; do :; done")})
+    first = await preparer().prepare(base)
+    assert first.runs["tests"].output.startswith("tests hit the limit of 1 s (workspace.base_seconds)")
+    told: list[str] = []
+    assert await preparer().prepare(base, told.append) == first
+    assert told == ["tests hit its limit 0 minutes ago and is not run again yet (workspace.stopped_seconds)"]
+    for more in ({"stopped_seconds": 0.0}, {"base_seconds": 1.5}):
+        told.clear()
+        await preparer(**more).prepare(base, told.append)
+        assert "running tests on the untouched base" in told
+
+
 async def test_setup_alone_sees_a_history(house: Local) -> None:
     describe = ("sh", "-c", "git describe --tags --dirty > /env/version; git status --porcelain >> /env/version; touch .git/mine")
     prepared = await house.preparer.prepare(

@@ -97,7 +97,14 @@ def _proposed(data: Mapping[str, Any]) -> tuple[str, str]:
 
 def _checked(data: Mapping[str, Any]) -> tuple[str, str]:
     evidence = data["evidence"]
-    counts = ", ".join(f"{evidence[key]} {key}" for key in ("passed", "failed", "skipped") if evidence[key])
+    before = evidence.get("before", 0)
+    told = (
+        (evidence["passed"], "passed"),
+        (evidence["failed"] - before, "failed"),
+        (before, "red before"),
+        (evidence["skipped"], "skipped"),
+    )
+    counts = ", ".join(f"{count} {word}" for count, word in told if count)
     name = f"tests of {data['cross_author']}" if data.get("cross_author") else evidence["check"]
     good = evidence["verdict"] == Verdict.PASSED
     return f"clean re-check, {name}: {evidence['verdict']}" + (f" ({counts})" if counts else ""), _GOOD if good else _BAD

@@ -14,11 +14,19 @@ class Workspace(Section):
     """Where tools act."""
 
     kind: Literal["local", "kubernetes"] = "local"
-    namespace: str = "moothall"
-    image: str = ""
+    namespace: str = Field("", description="reserved for the kind kubernetes; may not be set yet")
+    image: str = Field("", description="reserved for the kind kubernetes; may not be set yet")
     setup_network: Literal["on", "allowlist", "off"] = "on"
     setup_seconds: float = Field(600.0, gt=0)
     check_seconds: float = Field(600.0, gt=0, description="one run of a check at most, that on the untouched base too")
+    base_seconds: float = Field(
+        240.0,
+        gt=0,
+        description="the same on the untouched base, for a command that tells no cases, as make: what hangs is not told",
+    )
+    stopped_seconds: float = Field(
+        3600.0, ge=0, description="how long it is remembered that a check hit its limit on the untouched base; 0: it is run again"
+    )
     check_factor: float = Field(
         5.0, ge=1, description="how many times as long as on the untouched base a check, or one case of it, may take"
     )
@@ -50,6 +58,11 @@ class Workspace(Section):
         """Refuse what this version has no adapter for, so that nothing is replaced silently."""
         if self.kind != "local":
             raise ValueError(f"kind {self.kind!r} is not there in this version; there is: 'local'")
+        for name in ("namespace", "image"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} is reserved for the kind 'kubernetes', which is not there in this version; leave it out"
+                )
         if self.setup_network == "allowlist":
             raise ValueError(
                 "setup_network 'allowlist' is enforced by a cluster's network policy; for local workspaces there are: 'on', 'off'"

@@ -54,6 +54,11 @@ def tells_cases(argv: Sequence[str]) -> bool:
     return is_pytest(argv) or _is_unittest(argv) or _is(argv, "go", "test") or _is(argv, "cargo", "test", "t", "nextest")
 
 
+def may_tell_cases(argv: Sequence[str]) -> bool:
+    """Whether a command may tell its cases as they end, and so which one hangs. A script, or make, is one case that ends or does not."""
+    return tells_cases(argv) or (bool(argv) and _program(argv[0]) in _NODE)
+
+
 def _program(word: str) -> str:
     return word.rpartition("/")[2]
 

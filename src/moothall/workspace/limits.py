@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moothall.config import Sandbox, Workspace
 from moothall.domain.repository import Prepared
+from moothall.inside.checks import may_tell_cases
 from moothall.ranking.assess import HIT_LIMIT
 
 _BASE_CASE_FACTOR = 3
@@ -31,7 +32,11 @@ def limit(settings: Workspace, prepared: Prepared, name: str) -> Limit:
     """Return the limit of a check of `prepared`; without a run of the base, that of the base itself."""
     most, base = settings.check_seconds, prepared.runs.get(name)
     if base is None:
-        return Limit(most, min(most, _BASE_CASE_FACTOR * settings.case_seconds), "workspace.check_seconds")
+        why, profile = "workspace.check_seconds", prepared.base.profile
+        silent = not may_tell_cases(profile.checks.get(name, ())) and name not in profile.reports
+        if silent and settings.base_seconds < most:
+            most, why = settings.base_seconds, "workspace.base_seconds"
+        return Limit(most, min(most, _BASE_CASE_FACTOR * settings.case_seconds), why)
     stopped = {case for case, said in base.details.items() if HIT_LIMIT in said}
     took = base.duration_ms / 1000 - sum(base.durations.get(case, 0) for case in stopped) / 1000
     if base.status != "success":  # it was stopped as a whole: what its cases took is what is known

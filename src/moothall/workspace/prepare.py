@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.workspace.box import remove_tree
 from moothall.workspace.environments import Environments, fresh_beside
 from moothall.workspace.layout import prepared_key
+from moothall.workspace.limits import limit
 from moothall.workspace.local import LocalWorkspaces
 
 
@@ -42,7 +44,7 @@ class Preparer:
         tell = on_progress or (lambda _: None)
         key = prepared_key(base)
         async with self._layout.lock(key):
-            known = await asyncio.to_thread(self._known, base, key)
+            known = await asyncio.to_thread(self._known, base, key, tell)
             if known:
                 return known
             clone = self._clones(base.repository)
@@ -53,21 +55,34 @@ class Preparer:
             await self._environments.make(base, key, clone, tell)
             prepared = Prepared(base, key, files)
             prepared = await self._run_checks(prepared, tell)
-            if all(run.status == "success" or run.cases for run in prepared.runs.values()):  # else it says nothing of the base
+            if all(_says_something(run) or self._kept(prepared, run) for run in prepared.runs.values()):
                 await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
             return prepared
 
-    def _known(self, base: Base, key: str) -> Prepared | None:
+    def _known(self, base: Base, key: str, tell: Progress) -> Prepared | None:
+        document = self._layout.prepared(key)
         try:
-            stored = codec.load(Prepared, json.loads(self._layout.prepared(key).read_text(encoding="utf-8")))
+            stored = codec.load(Prepared, json.loads(document.read_text(encoding="utf-8")))
+            age = time.time() - document.stat().st_mtime
         except (FileNotFoundError, ValueError, InvalidRequest):
             return None  # not there, or half written
         place = self._layout.place(base, key)
         complete = all(path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ())))
-        if not complete:
+        stopped = [run for run in stored.runs.values() if not _says_something(run)]
+        if not complete or (stopped and age > self._settings.workspace.stopped_seconds):
             return None
-        os.utime(self._layout.prepared(key))  # `prune` goes by when it was last used
+        if any(not self._kept(replace(stored, base=base), run) for run in stopped):
+            return None  # it may have more time now
+        for run in stopped:
+            tell(f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet (workspace.stopped_seconds)")
+        if not stopped:
+            os.utime(document)  # `prune` goes by when it was last used
         return replace(stored, base=base)
+
+    def _kept(self, prepared: Prepared, run: CheckRun) -> bool:
+        """Whether a check that hit its limit without a word would have no more time now."""
+        given = limit(self._settings.workspace, replace(prepared, runs={}), run.check)
+        return run.status == "timeout" and run.duration_ms >= 1000 * given.seconds
 
     async def _check_out(self, clone: TrustedClone, base: Base, key: str, tell: Progress) -> None:
         final = self._layout.tree(key)
@@ -96,6 +111,10 @@ class Preparer:
     async def _run_check(self, prepared: Prepared, name: str) -> CheckRun:
         async with self._workspaces.open(prepared, "base") as workspace:
             return await workspace.check(name)
+
+
+def _says_something(run: CheckRun) -> bool:
+    return run.status == "success" or bool(run.cases)
 
 
 def _write_json(path: Path, document: object) -> None:

@@ -35,6 +35,13 @@ def test_a_model_cannot_write_a_second_line_or_markup() -> None:
     assert line.plain == "agent-dev-001   failed: one two \N{REPLACEMENT CHARACTER}[31m[red] [X]"
 
 
+def test_a_test_that_was_red_before_is_not_said_to_have_failed() -> None:
+    evidence = {"check": "tests", "verdict": "passed", "passed": 7, "failed": 3, "skipped": 1, "before": 2}
+    line = line_of(Recorded(1, new_event(EventType.CHECK_FINISHED, "t", {"seat": "agent-dev-001", "evidence": evidence})))
+    assert line is not None
+    assert line.plain.endswith("clean re-check, tests: passed (7 passed, 1 failed, 2 red before, 1 skipped)")
+
+
 @pytest.mark.parametrize(
     ("winner", "wanted"), [("agent-dev-001", "Winner: agent-dev-001 (unproven)"), ("", "No winner. Nothing held.")]
 )

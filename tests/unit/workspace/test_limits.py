@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moothall.config import Sandbox, Workspace
@@ -7,7 +9,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.workspace.limits import Limit, limit, said
 
-SETTINGS = Workspace(check_seconds=100, check_factor=5, check_floor_seconds=20, case_seconds=2)
+SETTINGS = Workspace(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
 
 
 def prepared(**run: object) -> Prepared:
@@ -15,9 +17,23 @@ def prepared(**run: object) -> Prepared:
     return Prepared(Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": told})
 
 
-def test_the_base_gets_the_most_and_three_times_a_case() -> None:
-    bare = Prepared(Base("r", "0" * 40, Profile()), "key", ())
-    assert limit(SETTINGS, bare, "tests") == Limit(100, 6, "workspace.check_seconds")
+@pytest.mark.parametrize(
+    ("command", "seconds", "why"),
+    [
+        ("python -m pytest", 100, "workspace.check_seconds"),
+        ("go test ./...", 100, "workspace.check_seconds"),
+        ("npm test", 100, "workspace.check_seconds"),
+        ("make test", 50, "workspace.base_seconds"),
+        ("./run-tests", 50, "workspace.base_seconds"),
+    ],
+)
+def test_the_base_gets_the_most_and_three_times_a_case(command: str, seconds: float, why: str) -> None:
+    profile = Profile(checks={"tests": tuple(command.split())})
+    bare = Prepared(Base("r", "0" * 40, profile), "key", ())
+    assert limit(SETTINGS, bare, "tests") == Limit(seconds, 6, why)
+    told = replace(profile, reports={"tests": ("out/*.xml",)})
+    assert limit(SETTINGS, replace(bare, base=replace(bare.base, profile=told)), "tests").seconds == 100
+    assert limit(SETTINGS.model_copy(update={"base_seconds": 200.0}), bare, "tests").seconds == 100
 
 
 @pytest.mark.parametrize(
