@@ -67,14 +67,6 @@ _PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and ma
 that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
 content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
 for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
-# An answer to a question, shown: without it a small model takes the example of a change for its task.
-_ANSWERS = {
-    "json": '{"thought": "read it first", "actions": [{"tool": "files.read", "args": {"path": "src/maths.py"}}]}\n'
-    '{"thought": "it says so", "finish": "False: -3 % 2 is 1 in Python, and is_even compares it with 0."}',
-    "blocks": '<tool>{"name": "files.read", "args": {"path": "src/maths.py"}}</tool>\n'
-    "<finish>False: -3 % 2 is 1 in Python, and is_even compares it with 0.</finish>",
-}
-
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.
 {data}
 
@@ -139,6 +131,22 @@ def example_of(shown: Shown | None) -> tuple[Action, ...]:
     return () if shown is None else (_example(shown.example)[0],)
 
 
+def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
+    """Return a question and the two replies that answer it, about the function of the worked example where that is the repository's.
+
+    Without it a small model takes the example of a change for its task.
+    """
+    args = example[0].args if example else {}
+    if name := args.get("name"):
+        question, look = f"Where is {name}?", Action("files.search", {"pattern": str(name).rpartition(".")[2]})
+        finish = f"{name} is in {args['path']}."
+    else:
+        question, look = "What does is_even return for -3?", Action("files.read", {"path": str(_IS_EVEN.args["path"])})
+        finish = "False: -3 % 2 is 1 in Python, and is_even compares it with 0."
+    end = json.dumps({"thought": "it says so", "finish": finish}) if mode == "json" else f"<finish>{finish}</finish>"
+    return f'"{question}" the replies would be these two:\n{_spelt(look, "look first", mode)}\n{end}'
+
+
 def sub_agent_prompt(specs: Sequence[ToolSpec], mode: ReplyMode, prompt: str) -> tuple[Message, ...]:
     """The first messages of an agent that a block of Python started: its answer is text."""
     tools = f"\n\nTools:\n{describe(specs)}" if specs else ""
@@ -191,9 +199,18 @@ def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ..
 
 
 def seat_prompt(
-    system: str, shared: str, role: str, approach: str, *, about_text: bool, asked: ReplyMode | None = None
+    system: str,
+    shared: str,
+    role: str,
+    approach: str,
+    *,
+    about_text: bool,
+    asked: ReplyMode | None = None,
+    example: Sequence[Action] = (),
 ) -> tuple[Message, ...]:
-    """The first messages of a seat's conversation: the seat's own part comes last. `asked`: an answer will do, spelt so."""
+    """The first messages of a seat's conversation: the seat's own part comes last. `asked`: an answer will do, spelt so; `example`
+    are the actions of the worked example in `system`.
+    """
     way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
     ask = "Do the task now: reply with the actions that make the change."
     if about_text:
@@ -201,8 +218,7 @@ def seat_prompt(
     elif asked:
         ask = (
             "If the task asks for a change, make it. If it is a question, change nothing: look at what you need, then finish with the "
-            'whole answer. For "What does is_even return for -3?" the replies would be these two:\n'
-            f"{_ANSWERS[asked]}\nNow do the task."
+            f"whole answer. For {_answers(example, asked)}\nNow do the task."
         )
     return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
 

@@ -100,6 +100,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
             approach,
             about_text=council.about_text,
             asked=council.mode if d.is_answer("") else None,
+            example=council.example,
         ),
         voice=Voice(council.mode, warmth, d.seed),
         model=council.model,

@@ -62,6 +62,21 @@ def test_the_worked_example_is_itself_a_turn(mode: Any, span: Span | None, tool:
     assert not any(mark in example for mark in ("<path>", "<content>", "TODO", "your_"))
 
 
+@pytest.mark.parametrize("mode", ["json", "blocks"])
+@pytest.mark.parametrize(("span", "file"), [(None, "src/maths.py"), (OWN, "src/a.py")])
+def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(mode: Any, span: Span | None, file: str) -> None:
+    example = prompts.example_of(Shown((), (), "", example=span))
+    asked = prompts.seat_prompt("S", "shared", "dev", "", about_text=False, asked=mode, example=example)[-1].content
+    assert file in asked
+    assert ("maths" in asked) == (span is None)
+    look, end = asked.split("these two:\n")[1].split("\nNow do the task.")[0].rsplit("\n", 1)
+    assert [action.tool for action in read_turn(ChatReply(look, "stop", Usage()), mode).actions] in (
+        ["files.read"],
+        ["files.search"],
+    )
+    assert read_turn(ChatReply(end, "stop", Usage()), mode).finish
+
+
 def test_a_council_about_text_has_no_example_to_copy() -> None:
     assert prompts.example_of(None) == ()
 
