@@ -10,7 +10,7 @@ import pytest
 
 from house import Command, scripted, turn
 from moothall.testing.model import scripted_model, seat_of
-from moothall.testing.repos import make_repo
+from support.repos import make_repo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
