@@ -15,7 +15,7 @@ from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import OUT_OF_PATIENCE, Candidate, Place, Proposal, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
-from moothall.ranking import Assessment, rank
+from moothall.ranking import Assessment, as_candidate, rank
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -101,25 +101,15 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
         of = {(proposal.candidate, proposal.fingerprint), (proposal.candidate, "")}
         facts = _assessment(state, proposal)
         cross = [(key, fact.value) for key, fact in sorted(state.cross.items()) if key[:2] in of]
-        candidate = Candidate(
-            proposal=proposal,
-            # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
-            required=facts.value.required if facts else (RECHECK,),
+        # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
+        candidate = as_candidate(
+            proposal,
+            facts.value if facts else Assessment(applies=True, required=(RECHECK,)),
             evidence=tuple(fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of),
             cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
             reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
             about_text=asked.is_answer(proposal.diff),
         )
-        if facts is not None:
-            candidate = replace(
-                candidate,
-                applies=facts.value.applies,
-                regressions=facts.value.regressions,
-                # Tests of other seats ran only where they fail on the base.
-                proven=facts.value.proven or any(run.passed and run.author != proposal.seat for run in candidate.cross),
-                behaviour=facts.value.behaviour,
-                fixed=facts.value.fixed,
-            )
         found.append(candidate)
     return tuple(found)
 

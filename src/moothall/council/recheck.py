@@ -18,7 +18,7 @@ from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Workspaces
-from moothall.ranking import Assessment, assess, changed_files, passes_gates
+from moothall.ranking import Assessment, as_candidate, assess, changed_files, passes_gates
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
 
@@ -47,19 +47,8 @@ class Judged:
 
     @property
     def candidate(self) -> Candidate:
-        """As ranking looks at it, without reviews. Passing another seat's accepted tests proves too."""
-        found = self.assessment
-        return Candidate(
-            self.proposal,
-            applies=found.applies,
-            evidence=found.evidence,
-            required=found.required,
-            regressions=found.regressions,
-            proven=found.proven or any(run.passed for run in self.cross),
-            cross=self.cross,
-            behaviour=found.behaviour,
-            fixed=found.fixed,
-        )
+        """As ranking looks at it, without reviews."""
+        return as_candidate(self.proposal, self.assessment, cross=self.cross)
 
     @property
     def passes(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
+from moothall.domain.proposal import Candidate, CrossRun, Proposal, Review
 from moothall.domain.repository import Profile
 from moothall.ranking.authors import containers, may_be_own, same_file
 from moothall.ranking.relevance import concerns
@@ -45,6 +46,34 @@ class Assessment:
         """Whether it is proven, and nothing beside what it mended is still red: no case of the same file or package."""
         mended = {container for case in self.fixed for container in containers(case)[-1:]}
         return self.proven and not any(mended & set(containers(case)) for case in self.still_red)
+
+
+def as_candidate(
+    proposal: Proposal,
+    found: Assessment,
+    *,
+    evidence: tuple[Evidence, ...] | None = None,
+    cross: tuple[CrossRun, ...] = (),
+    reviews: tuple[Review, ...] = (),
+    about_text: bool = False,
+) -> Candidate:
+    """Return what ranking looks at. `evidence` is what was told of single checks, the assessment's own where nothing is given.
+
+    Passing another author's accepted tests proves too: they ran only where they fail on the base.
+    """
+    return Candidate(
+        proposal,
+        applies=found.applies,
+        evidence=found.evidence if evidence is None else evidence,
+        required=found.required,
+        regressions=found.regressions,
+        proven=found.proven or any(run.passed and run.author != proposal.seat for run in cross),
+        cross=cross,
+        behaviour=found.behaviour,
+        reviews=reviews,
+        about_text=about_text,
+        fixed=found.fixed,
+    )
 
 
 def assess(
