@@ -26,8 +26,7 @@ from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import MoothallError
-from moothall.wiring.house import House, open_house
-from moothall.wiring.sources import model_url
+from moothall.wiring.house import House, model_url, open_house
 from moothall.wiring.trusted import register
 
 TEMPERATURES = (0.2, 0.6, 1.0)

@@ -12,7 +12,7 @@ from moothall.config import Llm, load_settings
 from moothall.council.desk import Defaults, Desk
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
-from moothall.wiring.log import open_log
+from moothall.wiring.bus import open_log
 from moothall.wiring.trusted import trusted_repositories
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

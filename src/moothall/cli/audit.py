@@ -56,7 +56,7 @@ def alerts(context: click.Context, *, as_json: bool) -> None:
 
 async def _alerts(settings: Settings, *, as_json: bool) -> int:
     from moothall.domain.event import EventType
-    from moothall.wiring.log import open_log
+    from moothall.wiring.bus import open_log
 
     async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:
         told = [recorded.event async for recorded in events if recorded.event.type == EventType.GUARD_ALERTED]

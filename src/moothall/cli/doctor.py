@@ -110,7 +110,7 @@ async def _python(settings: Settings) -> Finding:
 
 async def _bus(settings: Settings) -> Finding:
     from moothall.bus.registry import EVENTS
-    from moothall.wiring.log import open_log
+    from moothall.wiring.bus import open_log
 
     what = settings.bus.url or "embedded nats-server"
     try:

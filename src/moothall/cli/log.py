@@ -35,7 +35,7 @@ def tail(context: click.Context, *, task_id: str, after_seq: int, follow: bool, 
 
 
 async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: bool, as_json: bool) -> int:
-    from moothall.wiring.log import open_log
+    from moothall.wiring.bus import open_log
 
     topics: Sequence[Topic] = ()
     if task_id:
@@ -93,7 +93,7 @@ def dead(context: click.Context, *, replay_seq: int | None) -> None:
 
 async def _dead(settings: Settings, replay_seq: int | None) -> int:
     from moothall.bus.dead import letters, replay
-    from moothall.wiring.log import open_log
+    from moothall.wiring.bus import open_log
 
     async with open_log(settings, _say) as bus:
         if replay_seq is not None:

@@ -175,7 +175,7 @@ def revoke(context: click.Context, *, token_or_workspace: str, reason: str) -> N
 
 async def _revoke(settings: Settings, named: str, reason: str) -> int:
     from moothall.guard.revocations import BUCKET, Revocations
-    from moothall.wiring.log import open_log
+    from moothall.wiring.bus import open_log
 
     async with open_log(settings, lambda _: None) as bus:
         await Revocations(bus.bucket(BUCKET)).revoke(named, who=LOCAL.name, reason=reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.bus.registry import EVENTS
 from moothall.config import Settings
 from moothall.domain.overview import Condition
@@ -13,14 +12,13 @@ from moothall.graph.store import CypherGraph
 from moothall.model.looking import look
 from moothall.sandbox.probe import Layer
 from moothall.services.checkup import Checkup, Probe
+from moothall.wiring.bus import Bus
 from moothall.wiring.fleet import Hosts
 
 Found = tuple[Condition, str]
 
 
-def checkup(
-    settings: Settings, *, bus: JetStreamBus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]
-) -> Checkup:
+def checkup(settings: Settings, *, bus: Bus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:

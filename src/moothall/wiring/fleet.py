@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
-from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
+from moothall.wiring.bus import Bus
 
 
 class Hosts(Protocol):
@@ -22,7 +22,7 @@ class Hosts(Protocol):
         ...
 
 
-Hosting = Callable[[JetStreamBus, str, str], AbstractAsyncContextManager[Hosts]]
+Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Hosts]]
 """Starts the hosts, given the bus, its URL and that of the model."""
 
 
@@ -34,7 +34,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosti
     if not on_ray:
         from moothall.fleet import in_process
 
-        def here(bus: JetStreamBus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
+        def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
             main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
             return in_process.hosting(settings.ray.hosts, main)
 
@@ -47,7 +47,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosti
             "Ray is not installed: pip install 'moothall[fleet]', or set MOOTHALL_RAY__MODE=process"
         ) from error
 
-    def elsewhere(_bus: JetStreamBus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
+    def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
         main = functools.partial(host_main, settings=settings, bus_url=bus_url, model_url=model_url)
         hosts: AbstractAsyncContextManager[Hosts] = ray_fleet.hosting(settings.ray, main)
         return hosts

@@ -7,13 +7,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.wiring import lock
-from moothall.wiring.log import found
+from moothall.wiring.bus import Bus, bus_url, found, open_bus
 from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest
 from moothall.workflows.running import BUCKET, Begun, entries
@@ -60,7 +59,6 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
 async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
     """Begin it in this process, or go on with it."""
     from moothall.wiring.rules import open_rules
-    from moothall.wiring.sources import bus_url
     from moothall.wiring.visiting import tool_service, workflow_service
 
     url = await stack.enter_async_context(bus_url(settings))
@@ -77,7 +75,7 @@ async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitSt
     return workflows.run(LOCAL, opened.workspace, opened.token, asked.document)
 
 
-async def _known(bus: JetStreamBus, asked: Asked) -> Begun | None:
+async def _known(bus: Bus, asked: Asked) -> Begun | None:
     """Return the workflow of this id, if it was ever begun."""
     found = (entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant)
     return next((entry for entry in found if entry.workflow_id == asked.document["id"]), None)
@@ -106,6 +104,6 @@ async def _begin_there(settings: Settings, port: int, asked: Asked) -> str:
     return str(opened.workspace_id)
 
 
-def _follow(bus: JetStreamBus, workspace: str, asked: Asked) -> AsyncGenerator[Recorded, None]:
+def _follow(bus: Bus, workspace: str, asked: Asked) -> AsyncGenerator[Recorded, None]:
     chronicle = Chronicle(bus, workspace, LOCAL.tenant, str(asked.document["id"]))
     return chronicle.follow(document_digest(asked.document), 0)

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
 from moothall.config import Settings
@@ -19,6 +18,7 @@ from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 from moothall.wiring import lock
+from moothall.wiring.bus import Bus, bus_url, open_bus
 from moothall.wiring.parts import said
 
 log = get_logger(__name__)
@@ -46,7 +46,7 @@ async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
 
 
 @asynccontextmanager
-async def remembering(settings: Settings, bus: JetStreamBus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
+async def remembering(settings: Settings, bus: Bus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
     """Open the graph, project the log into it behind the answers, and let other commands on this data directory ask it.
 
     `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where it takes long; what is left
@@ -64,7 +64,7 @@ async def remembering(settings: Settings, bus: JetStreamBus, drain: Callable[[st
             running.cancel()
 
 
-async def _drain(settings: Settings, projector: Projector, bus: JetStreamBus) -> None:
+async def _drain(settings: Settings, projector: Projector, bus: Bus) -> None:
     try:
         async with asyncio.timeout(settings.graph.drain_seconds):
             await projector.settled((await bus.state(EVENTS.name)).last_seq)
@@ -145,9 +145,7 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
 
 
 @asynccontextmanager
-async def _own_bus(settings: Settings) -> AsyncIterator[JetStreamBus]:
-    from moothall.wiring.sources import bus_url
-
+async def _own_bus(settings: Settings) -> AsyncIterator[Bus]:
     async with bus_url(settings) as url, open_bus(settings.bus, url) as bus:
         yield bus
 

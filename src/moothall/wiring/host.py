@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
 from moothall.council.survey import Surveyor
@@ -19,6 +18,7 @@ from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs, log_apart
 from moothall.wiring import memory
+from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.leaving import Leaving
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import open_hands
@@ -45,7 +45,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
 
 
 async def host_beside(
-    name: str, ready: Callable[[], None], *, settings: Settings, bus: JetStreamBus, bus_url: str, model_url: str
+    name: str, ready: Callable[[], None], *, settings: Settings, bus: Bus, bus_url: str, model_url: str
 ) -> None:
     """Host in the process that opened `bus` and checked the walls, until cancelled. What it logs goes to a file, as a host's elsewhere."""
     log_apart(settings.log, _log_file(settings, name))
@@ -56,9 +56,7 @@ def _log_file(settings: Settings, name: str) -> Path:
     return settings.data_dir / "logs" / f"{name}.log"
 
 
-async def _host(
-    name: str, ready: Callable[[], None], *, settings: Settings, bus: JetStreamBus, bus_url: str, model_url: str
-) -> None:
+async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus: Bus, bus_url: str, model_url: str) -> None:
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.bus.beside import beside
-from moothall.bus.nats.jetstream import open_bus
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
 from moothall.council.desk import Desk
@@ -18,8 +17,8 @@ from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock, memory
+from moothall.wiring.bus import Tell, bus_url, found, open_bus
 from moothall.wiring.early import defaults
-from moothall.wiring.log import Tell, found
 from moothall.wiring.parts import said, started
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import spans
@@ -106,7 +105,6 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     # Only now: half a second of imports that a wrong address need not wait for.
     from moothall.wiring.fleet import open_fleet
     from moothall.wiring.graph import remembering
-    from moothall.wiring.sources import bus_url, model_url
 
     on_ray = _on_ray(settings, serving=serving)
     starting = [name for name, wanted in (("Ray", on_ray), ("the model", settings.llm.base_url is None)) if wanted]
@@ -199,3 +197,15 @@ def _fingerprint(settings: Settings) -> str:
     """Equal for settings that do the same work."""
     parts = {"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
     return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": {"wait_seconds", "seats_in_turn"}}))
+
+
+@asynccontextmanager
+async def model_url(settings: Settings, tell: Tell) -> AsyncIterator[str]:
+    """Yield the model server's root URL once it can be called."""
+    if settings.llm.base_url:
+        yield settings.llm.base_url
+        return
+    from moothall.model.local import local_model_server
+
+    async with local_model_server(settings.llm, settings.data_dir, tell) as url:
+        yield url

@@ -10,8 +10,8 @@ from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
 from moothall.config import Settings
 from moothall.repositories.clone import TrustedClone
 from moothall.wiring import lock
+from moothall.wiring.bus import open_log
 from moothall.wiring.graph import open_answers
-from moothall.wiring.log import open_log
 from moothall.workspace.pruning import prune_preparations
 
 

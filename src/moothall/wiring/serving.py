@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.bus.beside import beside
-from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
@@ -24,6 +23,7 @@ from moothall.services.identity import read_tokens
 from moothall.services.rest.server import http_server
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
+from moothall.wiring.bus import Bus
 from moothall.wiring.checkup import checkup
 from moothall.wiring.fleet import Hosts
 from moothall.wiring.parts import started
@@ -36,7 +36,7 @@ from moothall.wiring.watching import figures
 class Behind:
     """What the doors lead to."""
 
-    bus: JetStreamBus
+    bus: Bus
     desk: Desk
     roster: Roster
     collector: Collector

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.guard.switches import BUCKET, Switches
-from moothall.wiring.log import open_log
+from moothall.wiring.bus import open_log
 
 if TYPE_CHECKING:  # most commands wait for neither
     from moothall.guard.parking import Parking

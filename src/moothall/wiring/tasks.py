@@ -22,7 +22,7 @@ from moothall.domain.topic import Channel, Topic, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.ports import Repositories
 from moothall.wiring import lock
-from moothall.wiring.log import Tell, open_log
+from moothall.wiring.bus import Tell, open_log
 from moothall.wiring.trusted import trusted_repositories
 
 _CANCEL_SECONDS = 10.0

@@ -7,11 +7,11 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
-from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
 from moothall.domain.topic import Channel
 from moothall.telemetry import metrics, process, reports
+from moothall.wiring.bus import Bus
 
 
 def spans(settings: Settings, name: str) -> AbstractAsyncContextManager[None]:
@@ -24,7 +24,7 @@ def spans(settings: Settings, name: str) -> AbstractAsyncContextManager[None]:
 
 
 @asynccontextmanager
-async def reported(settings: Settings, bus: JetStreamBus, name: str) -> AsyncIterator[None]:
+async def reported(settings: Settings, bus: Bus, name: str) -> AsyncIterator[None]:
     """Report a host's figures to the serving process, while the context lasts."""
     if not settings.metrics.enabled:
         yield
@@ -39,7 +39,7 @@ async def reported(settings: Settings, bus: JetStreamBus, name: str) -> AsyncIte
 
 
 @asynccontextmanager
-async def figures(settings: Settings, bus: JetStreamBus, collector: Collector) -> AsyncIterator[int]:
+async def figures(settings: Settings, bus: Bus, collector: Collector) -> AsyncIterator[int]:
     """Serve this process's figures and those that hosts report; yields the port, 0 where none is served."""
     if not settings.metrics.enabled:
         yield 0

@@ -15,7 +15,7 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich"}
     "modules",
     [
         "moothall.cli.config",
-        "moothall.cli.log, moothall.wiring.log, moothall.bus.nats.server",
+        "moothall.cli.log, moothall.wiring.bus, moothall.bus.nats.server",
         "moothall.cli.graph, moothall.wiring.graph",
     ],
 )

@@ -12,8 +12,8 @@ from moothall.bus.log_admin import prune
 from moothall.config import Graph, Settings, load_settings
 from moothall.errors import ConfigurationError
 from moothall.wiring import lock
+from moothall.wiring.bus import open_log
 from moothall.wiring.graph import open_answers, open_graph, rebuild
-from moothall.wiring.log import open_log
 from moothall.wiring.pruning import prune as prune_house
 from support.chronicle import Chronicle, delivered
 from support.neo4j import Address

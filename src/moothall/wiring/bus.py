@@ -1,4 +1,4 @@
-"""The bus of a data directory, for commands that need no more: of the process that serves there, or their own."""
+"""The bus of a process: the only place that says which it is. A command opens that of the process which serves, or its own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,32 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.jetstream import JetStreamBus as Bus
+from moothall.bus.nats.jetstream import open_bus
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
 from moothall.wiring import lock
-from moothall.wiring.sources import bus_url
+
+__all__ = ["Bus", "Tell", "bus_url", "found", "open_bus", "open_log"]
 
 Tell = Callable[[str], None]
 _ATTACH_SECONDS, _LOOK_SECONDS = 300.0, 0.1
 
 
 @asynccontextmanager
-async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> AsyncIterator[JetStreamBus]:
+async def bus_url(settings: Settings) -> AsyncIterator[str]:
+    """Yield the bus's URL."""
+    if settings.bus.url:
+        yield settings.bus.url
+        return
+    from moothall.bus.nats.server import embedded_server
+
+    async with embedded_server(settings.bus, settings.data_dir / "bus") as url:
+        yield url
+
+
+@asynccontextmanager
+async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> AsyncIterator[Bus]:
     """The bus alone: of the process that serves, or, with `alone`, started for as long as this takes.
 
     Needs no Ray and no model.
