@@ -27,13 +27,21 @@ from moothall.guard.audit import AuditLog, Entry
 from moothall.guard.breaker import Breakers
 from moothall.guard.budget import check_budget, reserved, timed
 from moothall.guard.cache import ResultCache, cache_key
-from moothall.guard.capability import check_capability, with_token
 from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.parking import check_approval
 from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext, Stopped
-from moothall.guard.steps import Checked, check_grants, check_identity, check_schema, check_set, note_of
+from moothall.guard.steps import (
+    Checked,
+    check_capability,
+    check_grants,
+    check_identity,
+    check_schema,
+    check_set,
+    note_of,
+    with_token,
+)
 from moothall.guard.watching import tool_call
 from moothall.ports import Publisher
 from moothall.tools.arguments import arguments_digest

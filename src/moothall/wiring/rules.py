@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,15 +22,16 @@ from moothall.guard.rates import SharedRates
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bucket, Toolkit
+from moothall.services.identity import ensure_token
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.db_tools import writing
 from moothall.tools.spec import ToolSpec
 from moothall.tools.wasm_tools import read_tools
-from moothall.wiring.keys import guard_key
 from moothall.wiring.unset import unset_tools
 
 _GRACE_SECONDS = 60.0
 _TENANTS = 1000
+_KEY_CHARS = 32
 
 
 class Buckets(Protocol):
@@ -148,3 +150,17 @@ def _folder(settings: Settings) -> Path:
     if not folder.is_dir():
         raise ConfigurationError(f"guard.policies {folder} is no folder")
     return folder
+
+
+def guard_key(settings: Settings) -> bytes:
+    """Return the key that signs capability tokens: the configured one, else one made from the secret of this data directory, which only its owner can read.
+
+    Raises `ConfigurationError` for one that can be guessed.
+    """
+    given = settings.guard.key
+    if given is None:
+        return hashlib.sha256(b"moothall guard key\0" + ensure_token(settings.data_dir, "guard.key").encode()).digest()
+    secret = given.get_secret_value()
+    if len(secret) < _KEY_CHARS:
+        raise ConfigurationError(f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random")
+    return hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest()

@@ -29,8 +29,7 @@ async def switches(settings: Settings) -> AsyncIterator[Switches]:
 @asynccontextmanager
 async def parking(settings: Settings) -> AsyncIterator[Parking]:
     """Yield what waits for an operator now."""
-    from moothall.wiring.keys import guard_key
-    from moothall.wiring.rules import parking_of
+    from moothall.wiring.rules import guard_key, parking_of
 
     key = await asyncio.to_thread(guard_key, settings)
     async with open_log(settings, lambda _: None) as bus:
