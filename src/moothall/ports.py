@@ -5,7 +5,7 @@ Adapters in bus, model, workspace and fleet implement these; `wiring` alone know
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Protocol
@@ -35,11 +35,23 @@ class Publisher(Protocol):
         ...
 
 
+class Posted(Protocol):
+    """A fact on its way. Waiting for it gives its seq once it is durable."""
+
+    def __await__(self) -> Generator[Any, None, int]:
+        """Wait; what was held back to be sent with others is sent at once."""
+        ...
+
+    def done(self) -> bool:
+        """Whether waiting would give its answer at once."""
+        ...
+
+
 class Poster(Publisher, Protocol):
     """Writes facts to the log without waiting for each."""
 
-    async def post(self, event: Event) -> Awaitable[int]:
-        """Send; what is returned gives the seq once durable. One subject keeps its order. Waits where too much is on its way."""
+    async def post(self, event: Event) -> Posted:
+        """Send, at once or soon with others. One subject keeps its order. Waits where too much is on its way."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -143,9 +143,34 @@ def upcast(
     return data
 
 
+def encode_batch(events: Sequence[bytes]) -> bytes:
+    """Return several events' bytes as those of one message: CloudEvents' JSON batch; one event is its own message."""
+    return events[0] if len(events) == 1 else b"[%b]" % b",".join(events)
+
+
+def decode_all(raw: bytes) -> list[Event | InvalidRequest]:
+    """Return the events of a message, one or a batch, in order; in place of each that is none, what is wrong with it.
+
+    Raises `InvalidRequest` where the message is neither.
+    """
+    said = load_json(raw)
+    if not isinstance(said, list):
+        return [_event(said)]
+    found: list[Event | InvalidRequest] = []
+    for each in said:
+        try:
+            found.append(_event(each))
+        except InvalidRequest as error:
+            found.append(error)
+    return found
+
+
 def decode(raw: bytes) -> Event:
     """Return the event in `raw`. Raises `InvalidRequest` naming what is wrong with it."""
-    said = load_json(raw)
+    return _event(load_json(raw))
+
+
+def _event(said: Any) -> Event:
     if not _is_envelope(said):
         said = _checked(said)
     kind = _KINDS.get(said["type"])

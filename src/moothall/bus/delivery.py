@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from moothall.config import Bus
-from moothall.domain.event import Event, Recorded
+from moothall.domain.event import Recorded
 from moothall.errors import Permanent, Superseded, Temporary
 from moothall.ports import Handler
 
@@ -51,20 +51,31 @@ def delay_of(settings: Bus, deliveries: int, asked: float | None) -> float:
 async def judge(
     settings: Bus,
     handler: Handler,
-    unpack: Callable[[], Awaitable[Event]],
+    unpack: Callable[[], Awaitable[Sequence[Recorded | Permanent]]],
     *,
-    seq: int,
     deliveries: int,
-    extra: Mapping[str, str],
 ) -> Verdict:
     """Decode, handle and say what becomes of the message. A bug in the handler is not caught.
+
+    `unpack` returns the message's events, and in place of each that cannot be had what is wrong with it. Each event is handled
+    though another of its message cannot be; then the message is buried, for the first of them.
 
     The bound on deliveries is kept here and not in the bus, which would stop delivering without a word.
     """
     if deliveries > settings.max_deliver:
         return Bury("UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer")
     try:
-        await handler(Recorded(seq, await unpack(), extra))
+        wrong: list[Permanent] = []
+        for recorded in await unpack():
+            if isinstance(recorded, Permanent):
+                wrong.append(recorded)
+                continue
+            try:
+                await handler(recorded)
+            except Superseded:
+                raise
+            except Permanent as error:
+                wrong.append(error)
     except Superseded:
         return Leave()
     except Temporary as error:
@@ -73,4 +84,4 @@ async def judge(
         return Nak(delay_of(settings, deliveries, error.retry_after), error.message)
     except Permanent as error:
         return Bury(error.code, error.message)
-    return Ack()
+    return Bury(wrong[0].code, wrong[0].message) if wrong else Ack()

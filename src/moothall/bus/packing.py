@@ -11,7 +11,7 @@ from typing import Any, cast
 from moothall.bus import blobs, codec
 from moothall.domain.event import Event
 from moothall.domain.secrets import may_hold_secrets, scrub_all
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, NotFound, Permanent
 
 _OFF_LOOP_BYTES = 64_000
 
@@ -45,12 +45,33 @@ class Packer:
 
     async def pack(self, event: Event) -> bytes:
         """Return the event's bytes; an event without a time gets the present one."""
-        stamped = event if event.time else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        return codec.encode(stamped, await self._clean(event.data))
+        return codec.encode(_stamped(event), await self._clean(event.data))
+
+    def write(self, event: Event) -> bytes:
+        """Return an event's bytes as it is, to be looked through by `pack_all`. Raises `InvalidRequest`."""
+        return codec.encode(_stamped(event))
+
+    def is_plain(self, written: bytes) -> bool:
+        """Whether what `write` made, or several of them, may go as it is: nothing in it is secret, large or a reference."""
+        return len(written) <= self.limit and b'"$' not in written and not may_hold_secrets(written.decode(), self.secrets)
 
     async def unpack(self, raw: bytes) -> Event:
         """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where a large value is gone."""
-        event = codec.decode(raw)
+        return await self._restored(codec.decode(raw), raw)
+
+    async def unpack_all(self, raw: bytes) -> list[Event | Permanent]:
+        """Return the events of a message, one or a batch, in order; in place of each that cannot be had, what is wrong with it."""
+        found: list[Event | Permanent] = list(codec.decode_all(raw))
+        if b'"$' in raw:
+            for place, event in enumerate(found):
+                if isinstance(event, Event):
+                    try:
+                        found[place] = await self._restored(event, raw)
+                    except (InvalidRequest, NotFound) as error:
+                        found[place] = error
+        return found
+
+    async def _restored(self, event: Event, raw: bytes) -> Event:
         if b'"$' not in raw:
             return event
         data = await blobs.restore(self.store, event.data)
@@ -68,3 +89,7 @@ class Packer:
         if not isinstance(document, Mapping):
             raise InvalidRequest("not a document: a JSON object was expected")
         return document
+
+
+def _stamped(event: Event) -> Event:
+    return event if event.time else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))

@@ -143,11 +143,13 @@ class Collector:
         """Note whether this is the next delivery and the first of its event. Else no deliberation is whole any more."""
         place = int(recorded.extra.get("place", "0"))
         first = recorded.extra.get("deliveries") == "1"
-        if place != self._place + 1 or (first and recorded.seq <= self._seq):
+        if place and place == self._place:
+            return first  # it came in one message with the last
+        if place != self._place + 1 or (first and not recorded.comes_after(self._seq)):
             for case in self._cases.values():
                 case.whole = False
         self._place = place
-        self._seq = max(self._seq, recorded.seq)
+        self._seq = max(self._seq, recorded.message or recorded.seq)
         return first
 
     async def handle(self, recorded: Recorded) -> None:

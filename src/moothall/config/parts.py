@@ -73,6 +73,13 @@ class Bus(Section):
     max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
     retry_seconds: float = Field(0.5, gt=0, description="first delay of a redelivery; doubles, capped at 60")
     in_flight: int = Field(1024, ge=1, description="writes on their way at a time; more wait before they are sent")
+    batch_seconds: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="what a deliberation says within it is one message, a JSON batch of CloudEvents; 0: a message an event, for readers "
+        "of the bus that know no batches",
+    )
     publish_seconds: float = Field(30.0, gt=0, description="how long a publish is retried while the bus is away")
 
 

@@ -159,7 +159,7 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
 
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise."""
-    facts = Facts(parts.publisher, d, parts.source)
+    facts = Facts(parts.publisher, d, parts.source, recording.known)
     ledger = Ledger(d.budget)
     mode = await parts.model.reply_mode()
     grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())

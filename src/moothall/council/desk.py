@@ -184,13 +184,17 @@ class Desk:
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the deliberation's events in order; end after its decision."""
+        """Yield the deliberation's events in order, each once; end after its decision."""
         await self._visible(task_id, who)
         ended = await self._decided(task_id)
-        if ended is not None and ended.seq <= after_seq:
+        if ended is not None and not ended.comes_after(after_seq):
             return
+        told: set[str] = set()  # two hosts at once record the same fact in different messages, and the bus does not notice
         async with aclosing(self._bus.follow(deliberation_topics(task_id), after_seq)) as events:
             async for recorded in events:
+                if recorded.event.id in told:
+                    continue
+                told.add(recorded.event.id)
                 yield recorded
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return

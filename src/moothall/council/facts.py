@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +11,7 @@ from moothall import telemetry
 from moothall.domain.causes import cause_of
 from moothall.domain.event import EventType, new_event
 from moothall.domain.task import Deliberation
-from moothall.ports import Poster
+from moothall.ports import Posted, Poster
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +25,16 @@ class Facts:
     publisher: Poster
     d: Deliberation
     source: str = "host"
-    _sent: deque[Awaitable[int]] = field(default_factory=deque)
+    known: frozenset[str] = frozenset()
+    """The ids of what an earlier run recorded: it is not said again."""
+    _sent: deque[Posted] = field(default_factory=deque)
 
     async def say(self, kind: EventType, ordinal: str, **data: Any) -> None:
         """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across restarts too.
 
         Raises `BusUnavailable` where an earlier fact could not be recorded.
         """
-        while self._sent and isinstance(first := self._sent[0], asyncio.Future) and first.done():
+        while self._sent and self._sent[0].done():
             await self._sent.popleft()
         event = new_event(
             kind,
@@ -48,6 +48,8 @@ class Facts:
             traceparent=telemetry.traceparent(),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+        if event.id in self.known:
+            return
         self._sent.append(await self.publisher.post(event))
 
     async def recorded(self) -> None:

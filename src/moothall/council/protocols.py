@@ -67,7 +67,7 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
     except BusUnavailable:
         raise
     except MoothallError as error:
-        await _nobody_sits(Facts(parts.publisher, d, parts.source), error)
+        await _nobody_sits(Facts(parts.publisher, d, parts.source, recording.known), error)
         return
     await council.facts.say(EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.mode)
     try:

@@ -26,19 +26,23 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Answers that an earlier run of the same deliberation got, by call id; and by `<seat>/<phase>/<round>.<turn>` what it found
+    """Answers that an earlier run of the same deliberation got, by call id; what is on record of it; and by `<seat>/<phase>/<round>.<turn>` what it found
     of a turn: why the seat went in circles, or nothing.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
     circles: Mapping[str, str] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+    """The ids of what is on record."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
         """Read the answers out of a replay; other events, and those that are malformed, are passed over."""
         answers: dict[str, ChatReply] = {}
         circles: dict[str, str] = {}
+        known: set[str] = set()
         for event in events:
+            known.add(event.id)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
                 where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
                 circles.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
@@ -49,7 +53,7 @@ class Recording:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
                     log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
-        return cls(answers, circles)
+        return cls(answers, circles, frozenset(known))
 
 
 class RecordedModel:

@@ -74,11 +74,21 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An event with its place in the log."""
+    """An event with its place in the log.
+
+    `seq` is where to go on after it: `replay(…, after_seq=seq)` leaves out nothing that came later. Events that travelled in
+    one message have the seq before that message, and only the last of them the message's own: whoever stops between them
+    sees the message again. `message` is the message's seq where that is another one.
+    """
 
     seq: int
     event: Event
     extra: Mapping[str, str] = field(default_factory=dict)
+    message: int = 0
+
+    def comes_after(self, seq: int) -> bool:
+        """Whether it is still new to whom saw what is up to `seq`."""
+        return (self.message or self.seq) > seq
 
 
 @lru_cache(maxsize=4096)  # an event's id is asked for again as the cause of those that it led to

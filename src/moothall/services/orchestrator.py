@@ -115,7 +115,7 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         # Read from the beginning: how far it is follows from all events, also from those that the caller has seen.
         async for recorded in self._desk.watch(task_id, 0, who):
             progress, step = describe(progress, recorded)
-            if recorded.seq > after_seq:
+            if recorded.comes_after(after_seq):
                 yield _update(task_id, recorded, step)
 
     async def _abandon(self, asked: DeliberationRequest, who: Principal, *, submitted: bool) -> None:

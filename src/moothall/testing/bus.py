@@ -7,6 +7,7 @@ contract suite runs on both.
 from __future__ import annotations
 
 import asyncio
+import functools
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from moothall.bus import codec, dead, registry
+from moothall.bus import batching, codec, dead, registry
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.packing import Packer
@@ -226,10 +227,14 @@ class MemoryBus:
                     return
                 last = raw.seq
                 try:
-                    event = await self._packer.unpack(raw.data)
-                except (InvalidRequest, NotFound):
+                    found = await self._packer.unpack_all(raw.data)
+                except InvalidRequest:
                     continue
-                yield Recorded(raw.seq, event, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
+                for each in batching.recorded(
+                    raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
+                ):
+                    if isinstance(each, Recorded):
+                        yield each
             if not follow:
                 return
             await changed.wait()
@@ -268,10 +273,8 @@ class MemoryBus:
                 verdict = await judge(
                     self._settings,
                     handler,
-                    lambda data=raw.data: self._packer.unpack(data),  # type: ignore[misc]  # the default binds this turn's data
-                    seq=seq,
+                    functools.partial(self._unpacked, raw, extra),
                     deliveries=deliveries,
-                    extra=extra,
                 )
             except asyncio.CancelledError:
                 durable.ready.put_nowait(seq)
@@ -290,10 +293,14 @@ class MemoryBus:
 
     async def _glanced(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
         try:
-            event = await self._packer.unpack(raw.data)
+            found = await self._unpacked(raw, extra)
         except (Permanent, Temporary):
             return False
-        return glance(Recorded(raw.seq, event, extra))
+        done = [isinstance(each, Recorded) and glance(each) for each in found]  # each is seen
+        return all(done)
+
+    async def _unpacked(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
+        return batching.recorded(raw.seq, await self._packer.unpack_all(raw.data), extra)
 
     def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)

@@ -56,7 +56,7 @@ class Chronicle:
                 event = recorded.event
                 if event.type == EventType.WORKFLOW_STARTED and event.data.get("digest") != digest:
                     raise AlreadyExists(f"the workflow id {self.name} was used for another workflow in this workspace")
-                if recorded.seq > after_seq:
+                if recorded.comes_after(after_seq):
                     yield recorded
                 if event.type == EventType.WORKFLOW_FINISHED:
                     return

@@ -59,6 +59,20 @@ def _message(spec: EventSpec) -> dict[str, Any]:
     }
 
 
+def _batch(names: list[str]) -> dict[str, Any]:
+    return {
+        "name": "batch",
+        "title": "several of these events, in the order in which they were said",
+        "contentType": "application/cloudevents-batch+json",
+        "headers": {"type": "object", "properties": {MESSAGE_ID: {"type": "string", "description": "made of the events' ids"}}},
+        "payload": {
+            "type": "array",
+            "minItems": 2,
+            "items": {"anyOf": [{"$ref": f"#/components/messages/{name}/payload"} for name in names]},
+        },
+    }
+
+
 def asyncapi() -> dict[str, Any]:
     """Return the document: a channel for each subject, a message for each event type, streams and consumers as extensions."""
     messages = {_name(spec.type.value): _message(spec) for spec in EVENT_SPECS.values()}
@@ -74,6 +88,9 @@ def asyncapi() -> dict[str, Any]:
             },
         )
         channel["messages"][_name(spec.type.value)] = {"$ref": f"#/components/messages/{_name(spec.type.value)}"}
+    results = channels[_name(ADDRESSES[Channel.RESULTS])]
+    messages["batch"] = _batch(list(results["messages"]))
+    results["messages"]["batch"] = {"$ref": "#/components/messages/batch"}
     requested = _name("moothall.deliberation.requested")
     address = ADDRESSES[Channel.WORK]
     channels[_name(address)] = {

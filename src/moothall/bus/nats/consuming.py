@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import nats.errors
 from nats.aio.msg import Msg
 
-from moothall.bus import dead, registry
+from moothall.bus import batching, dead, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
 from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
@@ -39,6 +39,8 @@ class Taking:
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
+    left: dict[str, list[Recorded | Permanent]] = field(default_factory=dict)
+    """Of what was glanced at, the events that are left to be handled."""
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -84,12 +86,13 @@ class Taking:
         """Show it to who wants to see all in order; whether it is done with that, and answered."""
         if self.glance is None:
             return False
-        place = Place.of(message.reply)
         try:
-            event = await self.packer.unpack(message.data)
+            found = await self._unpacked(message)
         except (Permanent, Temporary):
             return False  # its handling says what becomes of it
-        if not self.glance(Recorded(place.seq, event, _extra(message, place))):
+        left = [each for each in found if isinstance(each, Permanent) or not self.glance(each)]
+        if left:
+            self.left[message.reply] = left
             return False
         with suppress(nats.errors.Error):
             self.stored.client.put(message.reply)
@@ -113,6 +116,7 @@ class Taking:
         """This process stood still, or was cut off, for so long that its messages were delivered anew."""
         log.warning("stood still for too long; its messages go to others", durable=self.spec.name, held=len(self.held))
         self.held.clear()
+        self.left.clear()
         for lease in self.leases.values():
             lease.reschedule(0)
         self.freed.set()
@@ -146,10 +150,8 @@ class Taking:
         verdict = await judge(
             self.stored.settings,
             self.handler,
-            lambda: self.packer.unpack(message.data),
-            seq=place.seq,
+            lambda: self._unpacked(message),
             deliveries=place.deliveries,
-            extra=_extra(message, place),
         )
         if isinstance(verdict, Bury):
             verdict = await self._bury(message, verdict)
@@ -163,6 +165,13 @@ class Taking:
                 case Nak(delay, reason):
                     log.info("message will come again", durable=self.spec.name, after=delay, reason=reason)
                     await heeding(message.nak(delay))
+
+    async def _unpacked(self, message: Msg) -> list[Recorded | Permanent]:
+        """Return its events that are left to be handled."""
+        if (left := self.left.pop(message.reply, None)) is not None:
+            return left
+        place = Place.of(message.reply)
+        return batching.recorded(place.seq, await self.packer.unpack_all(message.data), _extra(message, place))
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
         """Store the dead letter first; only then is the message given up."""

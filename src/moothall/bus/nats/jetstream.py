@@ -8,7 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from moothall import telemetry
-from moothall.bus import codec, registry
+from moothall.bus import batching, codec, registry
+from moothall.bus.batching import Batching, Receipt
 from moothall.bus.beside import beside
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.nats import setup
@@ -28,7 +29,7 @@ from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import InvalidRequest, NotFound
+from moothall.errors import InvalidRequest
 from moothall.ports import Glance, Handler
 
 
@@ -43,6 +44,10 @@ class JetStreamBus:
         self._tail = tail
         self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
         self._documents = self.bucket(DOCUMENTS.name)
+        self._batching = Batching(
+            self._send_batch, self._packer, settings.batch_seconds, settings.ack_wait_seconds / 2, settings.in_flight
+        )
+        self._batched = settings.batch_seconds > 0
 
     async def publish(self, event: Event) -> int:
         """Return the event's seq once it is on the bus's disk; a repeat returns the seq of the first.
@@ -51,11 +56,22 @@ class JetStreamBus:
         """
         return await self._put(registry.subject_of(event), event, "log")
 
-    async def post(self, event: Event) -> asyncio.Future[int]:
-        """Send without waiting for the ack; the future gives the seq, or raises what `publish` raises."""
+    async def post(self, event: Event) -> asyncio.Future[int] | Receipt:
+        """Send within `bus.batch_seconds`, together with what else the subject is told until then, without waiting for the ack;
+        what is returned gives the seq, or raises what `publish` raises. Waiting for it sends at once.
+        """
         subject = registry.subject_of(event)
         with _publishing(subject, event):  # about the sending: what led to the event does not wait for its ack
-            return await self._send(subject, event, "log")
+            if not self._batched:
+                return await self._send(subject, event, "log")
+            return await self._batching.post(subject, event)
+
+    async def _send_batch(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
+        return await self._stored.outbox.send(subject, data, {MESSAGE_ID: message_id}, "log")
+
+    async def flush(self) -> None:
+        """Send all that was posted and is held back."""
+        await self._batching.close()
 
     async def create(self, event: Event) -> int:
         """Publish what must be the first of its topic. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
@@ -72,6 +88,7 @@ class JetStreamBus:
     async def _send(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> asyncio.Future[int]:
         for token in subject.split("."):
             registry.check_token(token, "subject")
+        await self._batching.settle(subject)
         data = await self._packer.pack(event)
         return await self._stored.outbox.send(subject, data, {MESSAGE_ID: event.id, **headers}, to)
 
@@ -82,7 +99,7 @@ class JetStreamBus:
         stream, subjects = registry.sources(topics)
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, after_seq):
-                if (recorded := await self._recorded(stream, raw)) is not None:
+                for recorded in await self._recorded(stream, raw):
                     yield recorded
             return
         until = (await self._stored.state(stream)).last_seq
@@ -95,7 +112,7 @@ class JetStreamBus:
         stream, subjects = registry.sources((topic,))
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, most=1):
-                if (recorded := await self._recorded(stream, raw)) is not None:
+                for recorded in await self._recorded(stream, raw):
                     return recorded
         async with aclosing(self.replay((topic,))) as events:
             async for recorded in events:
@@ -108,7 +125,7 @@ class JetStreamBus:
         if len(topics) == 1 and topics[0].channel is Channel.RESPONSES and self._at_once(subjects):
             async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
                 async for raw in records:
-                    if (recorded := await self._recorded(stream, raw)) is not None:
+                    for recorded in await self._recorded(stream, raw):
                         yield recorded
         async with aclosing(self._events(stream, subjects, after_seq, None)) as events:
             async for recorded in events:
@@ -119,16 +136,19 @@ class JetStreamBus:
     ) -> AsyncGenerator[Recorded, None]:
         async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
             async for raw in records:
-                if (recorded := await self._recorded(stream, raw)) is not None:
+                for recorded in await self._recorded(stream, raw):
                     yield recorded
 
-    async def _recorded(self, stream: str, raw: Raw) -> Recorded | None:
+    async def _recorded(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
-            event = await self._packer.unpack(raw.data)
-        except (InvalidRequest, NotFound) as error:
-            log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=error.message)
-            return None
-        return Recorded(raw.seq, event, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
+            found = await self._packer.unpack_all(raw.data)
+        except InvalidRequest as error:
+            found = [error]
+        records = batching.recorded(raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
+        for wrong in records:
+            if not isinstance(wrong, Recorded):
+                log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=wrong.message)
+        return [each for each in records if isinstance(each, Recorded)]
 
     def _at_once(self, subjects: Sequence[str]) -> bool:
         """Whether to ask the stream itself. With replicas one that lags might answer."""
@@ -246,4 +266,8 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> A
         stored = Stored(client, js, settings, acks, outbox)
         tail = Tail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
         async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
-            yield JetStreamBus(stored, settings, secrets, tail)
+            bus = JetStreamBus(stored, settings, secrets, tail)
+            try:
+                yield bus
+            finally:
+                await bus.flush()
