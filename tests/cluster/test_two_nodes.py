@@ -46,6 +46,8 @@ async def two_nodes() -> AsyncIterator[tuple[str, psutil.Process]]:
             while not (line := await process.stdout.readline()).startswith(b"{"):
                 assert line, "the cluster did not start"
         told = json.loads(line)
+        # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray for that.
+        assert (folder / "ray" / "ray_current_cluster").is_file()
         yield told["address"], psutil.Process(told["raylet"])
     finally:
         below = descendants(process.pid)

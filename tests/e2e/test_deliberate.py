@@ -145,3 +145,15 @@ async def test_a_repository_that_cannot_be_used_is_named(command: Command, tmp_p
         assert done.code == 2, (where, done.err)
         assert wanted in done.err
         assert "Traceback" not in done.err
+
+
+async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(command: Command, repo: Path) -> None:
+    own = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""
+    (repo / ".moothall.toml").write_text(own, encoding="utf-8")
+    git(repo, "add", "--all")
+    git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "a set-up that fails")
+    done = await command("deliberate", "--repo", str(repo), "--agents", "1", "--json", TASK)
+    assert done.code == 2, done.err
+    assert {seat["error_code"] for seat in done.document["seats"]} == {"REPOSITORY_UNUSABLE"}
+    assert "it broke here" in done.out
+    assert done.document["usage"]["calls"] == 0
