@@ -290,6 +290,7 @@ async def test_the_worked_example_is_refused_before_it_runs(council: Any) -> Non
     assert outcomes(events) == {ONE: "proposed"}
 
 
+@pytest.mark.e2e  # several runs of pytest
 async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_again(council: Any) -> None:
     turns = (append(WRONG), append(WRONG), append(WRONG + "\n"), append())
     async with council(script(*turns)) as house:
@@ -304,6 +305,7 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
     assert repeated == [f"task-1/{ONE}/propose/0.3", f"task-1/{ONE}/propose/0.4"]
 
 
+@pytest.mark.e2e  # several runs of pytest
 async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(council: Any) -> None:
     """A test that fails at times may fail otherwise when a turn is done again: the answers on record belong to one way."""
     turns = [append(f"\n\nX{number} = {number}\n") for number in range(1, 4)]

@@ -108,6 +108,7 @@ async def test_a_seat_is_asked_for_the_function_and_told_of_its_tests(council: A
     assert "Goodbye" not in diff
 
 
+@pytest.mark.e2e  # several runs of pytest
 async def test_each_attempt_asks_for_the_function_and_repairs_it_once(council: Any) -> None:
     answers = iter(f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9))
 
