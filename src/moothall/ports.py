@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from moothall.domain.briefing import Briefing, BriefingRequest
@@ -67,6 +68,7 @@ class Log(Protocol):
         ...
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
 Glance = Callable[[Recorded], bool]
 """Sees a message before its handler does; True where nothing is left to be done."""
@@ -225,12 +227,28 @@ class Workspaces(Protocol):
     """Opens workspaces. All are gone, with processes and mounts, when their context ends."""
 
     def open(
-        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+        self,
+        prepared: Prepared,
+        name: str,
+        *,
+        patch: str = "",
+        extra: str = "",
+        judged: bool = False,
+        instead: Mapping[str, str] = NOTHING,
     ) -> AbstractAsyncContextManager[Workspace]:
         """A fresh workspace on `prepared`, with `patch` (a git diff against the base) applied, and then of
-        the diff `extra` only the test files. `judged`: files that existed on the base and match the
-        profile's protected patterns are as they were there. Raises `PatchRefused`.
+        the diff `extra` only the test files. `judged`: test files, and what configures their runners, are as they were on the
+        base, and not there where it has none; new tests come by `extra` alone. `instead`: files (path: text) that take the place
+        of what is there, last of all. Raises `PatchRefused`.
         """
+        ...
+
+
+class Reader(Protocol):
+    """Files of a base commit; `Repositories` is one."""
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return a text file. Raises `NotFound`."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
 from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
 from moothall.guard.rules import Rules
-from moothall.ports import Workspace
+from moothall.ports import NOTHING, Workspace
 from moothall.testing.bus import MemoryBus
 from moothall.visits.visits import Visits
 from support.gate import House, Room, open_house
@@ -31,10 +31,17 @@ class Rooms:
 
     @asynccontextmanager
     async def open(
-        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+        self,
+        prepared: Prepared,
+        name: str,
+        *,
+        patch: str = "",
+        extra: str = "",
+        judged: bool = False,
+        instead: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[Workspace]:
         """Make a room."""
-        del prepared, patch, extra, judged
+        del prepared, patch, extra, judged, instead
         self.rooms[name] = Room()
         try:
             yield self.rooms[name]

@@ -25,6 +25,7 @@ from moothall.guard.paths import covers
 from moothall.inside import cases, checks, files, texts
 from moothall.inside.paths import ToolFailure
 from moothall.inside.plugins import FOLDER as REPORTERS
+from moothall.ports import NOTHING
 from support.repos import Repo
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
@@ -74,12 +75,22 @@ class TempWorkspaces:
 
     @asynccontextmanager
     async def open(
-        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+        self,
+        prepared: Prepared,
+        name: str,
+        *,
+        patch: str = "",
+        extra: str = "",
+        judged: bool = False,
+        instead: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[TempWorkspace]:
-        """Copy the base, apply `patch`, add the tests of `extra`, and restore protected files of the base if `judged`."""
+        """Copy the base, apply `patch`, take its new tests out and restore protected files of the base if `judged`, add the tests
+        of `extra`, and the files of `instead`.
+        """
         self.opened.append(name)
         folder = self.root / f"{len(self.opened)}-{name}"
         await asyncio.to_thread(self._make, folder, prepared, patch, extra, judged)
+        Repo(folder).write(instead)
         self.alive.add(name)
         try:
             yield TempWorkspace(name, Repo(folder), prepared, self)
@@ -88,6 +99,10 @@ class TempWorkspaces:
 
     def _make(self, folder: Path, prepared: Prepared, patch: str, extra: str, judged: bool) -> None:  # noqa: FBT001 - in a thread
         repo = self._clone(folder, prepared, patch)
+        if judged:
+            for path in tests_of(changed(repo, prepared), prepared):
+                if path not in prepared.files:
+                    (repo.path / path).unlink()
         if extra:
             other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
             for path in tests_of(changed(other, prepared), prepared):
@@ -196,7 +211,7 @@ class TempWorkspace:
         self.owner.checked += 1
         folder = self.repo.path.with_name(f"{self.repo.path.name}-reports-{self.owner.checked}")
         await asyncio.to_thread(folder.mkdir)
-        variables = checks.variables(seconds=10.0, plugins=str(REPORTERS), folder=str(folder))
+        variables = checks.variables(argv, seconds=10.0, plugins=str(REPORTERS), folder=str(folder))
         process = await asyncio.create_subprocess_exec(
             *argv,
             cwd=self.repo.path,

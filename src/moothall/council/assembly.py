@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from moothall.config import Limits, Llm, Runner
 from moothall.council import prompts
@@ -22,11 +22,11 @@ from moothall.council.text import tokens
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
 from moothall.domain.proposal import Review, SeatStatus
-from moothall.domain.repository import Base, Prepared
+from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
-from moothall.ports import ChatModel, CodeRunner, Poster, Workspaces
+from moothall.ports import ChatModel, CodeRunner, Poster, Reader, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
@@ -34,14 +34,6 @@ _CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is hist
 _GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
 _GRACE_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
-
-
-class Reader(Protocol):
-    """Files of a base commit; `ports.Repositories` is one."""
-
-    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """Return a text file. Raises `NotFound`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +113,7 @@ class Council:
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
     stopped_early: bool = False
+    confirming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def about_text(self) -> bool:
@@ -197,5 +190,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
         function=None if d.is_answer("") else function,
-        bench=Bench(prepared, parts.workspaces, facts, parts.checks_at_once) if prepared else None,
+        bench=Bench(prepared, parts.workspaces, parts.repositories, facts, at_once=parts.checks_at_once, limits=parts.limits)
+        if prepared
+        else None,
     )

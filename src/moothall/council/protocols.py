@@ -21,6 +21,8 @@ candidate is proven and through the gates (`llm.seats_in_turn`).
 Patience: once a candidate is proven and through the gates, the other seats get the time that it took once more
 (`limits.patience`, at least `limits.patience_seconds`); then those without a proposal are late. A seat that goes in circles
 must not hold up an answer that stands.
+
+Whoever would win as proven is counter-proven first: at the end, and before a seat is stopped for its sake.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from moothall.council.assembly import Council, Parts, Sitting, convene
 from moothall.council.facts import Facts
 from moothall.council.peers import hold_reviews
+from moothall.council.recheck import Judged
 from moothall.council.recording import Recording
 from moothall.council.reviews import Answer, answers, assign
 from moothall.council.seats import find_approaches, outcome_of, propose, revise
@@ -44,7 +48,7 @@ from moothall.domain.proposal import OUT_OF_PATIENCE, Review, SeatOutcome, SeatS
 from moothall.domain.repository import Prepared
 from moothall.domain.task import PROTOCOLS, Deliberation, ProtocolName
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import ties
+from moothall.ranking import rank, ties
 
 __all__ = ["HOST_STOPS", "Parts", "deliberate"]
 
@@ -96,6 +100,7 @@ async def _sit(council: Council) -> None:
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
             await _STEPS[council.d.protocol](council)
+            await _confirm(council)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -119,6 +124,8 @@ def _first(group: BaseExceptionGroup[E]) -> E:
 
 async def _finish(council: Council) -> None:
     # A seat's end lets its deliberation be decided: all that was said before must be on record by then.
+    if leader := _leader(council):
+        await _take(council, leader, time_left=False)  # there was no time left to put it to the test
     await council.facts.recorded()
     for sitting in council.sittings:
         if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
@@ -127,6 +134,47 @@ async def _finish(council: Council) -> None:
             EventType.SEAT_FINISHED, sitting.seat, seat=sitting.seat, outcome=dump(outcome_of(council, sitting))
         )
     await council.facts.recorded()
+
+
+async def _confirm(council: Council) -> None:
+    """Put the proof of whoever would win now to the test; one that is forged is out, and the next is tried."""
+    async with council.confirming:
+        while leader := _leader(council) or _twin(council):
+            await _take(council, leader, time_left=True)
+
+
+def _leader(council: Council) -> Judged | None:
+    """Who would win now as proven, and has not been put to the test."""
+    if council.bench is None or not council.parts.limits.counter_proofs:
+        return None
+    judged = {item.proposal.candidate: item for item in council.judged if not council.d.is_answer(item.proposal.diff)}
+    reviewed = [
+        replace(item.candidate, reviews=tuple(review for review in council.reviews if review.candidate == name))
+        for name, item in judged.items()
+    ]
+    first = next(iter(rank(reviewed)), None)
+    if first is None or not (first.passed_gates and first.proven) or judged[first.candidate].counter is not None:
+        return None
+    return judged[first.candidate]
+
+
+def _twin(council: Council) -> Judged | None:
+    """Whose patch was put to the test as somebody else's: what was found holds for both."""
+    known = {item.proposal.diff for item in council.judged if item.counter is not None}
+    return next((item for item in council.judged if item.counter is None and item.proposal.diff in known), None)
+
+
+async def _take(council: Council, leader: Judged, *, time_left: bool) -> None:
+    """Let the bench say of the leader, and of who proposed the very same, whether the proof stands."""
+    if council.bench is None:
+        return
+    same = [item for item in council.judged if item.proposal.diff == leader.proposal.diff and item.counter is None]
+    confirmed = {item.proposal.candidate: await council.bench.confirm(item, time_left=time_left) for item in same}
+    for sitting in council.sittings:
+        sitting.judged = [
+            replace(item, counter=confirmed[item.proposal.candidate].counter) if item.proposal.candidate in confirmed else item
+            for item in sitting.judged
+        ]
 
 
 async def _single(council: Council) -> None:
@@ -193,6 +241,7 @@ async def _take_seats(council: Council) -> None:
         first, enough = len(council.sittings), _agreed
     await _propose_all(council, council.sittings[:first])
     for sitting in council.sittings[first:]:
+        await _confirm(council)
         if enough(council) or not _time_left(council):
             return
         await _propose_all(council, [sitting])
@@ -214,6 +263,8 @@ async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
 
     async def sit(sitting: Sitting) -> None:
         await propose(council, sitting)
+        if (_decided(council) or _has_proven(council)) and not any(item.counter and item.passes for item in council.judged):
+            await _confirm(council)  # nobody is stopped, or waited for with patience only, for a forged proof
         if _decided(council):
             council.stopped_early = True
             _unseat(tasks)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from moothall.config import Limits
+from moothall.council.counter import CounterProof
 from moothall.council.facts import Facts
 from moothall.council.text import clip
 from moothall.council.watching import checked
@@ -16,16 +19,22 @@ from moothall.domain.evidence import CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
-from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
-from moothall.ports import Workspaces
+from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.ports import Reader, Workspaces
 from moothall.ranking import Assessment, as_candidate, assess, changed_files, passes_gates
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
+from moothall.ranking.reach import changed_python, reaches
 
 _OUTPUT = 8000
+_TEXT = 1_000_000
 _TOLD = 4  # cases whose output is told
 _TRIES = 3  # an executor may be killed under a check
 _RED = {"failed", "errored"}
+_RUN_ALONE = re.compile(
+    r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|\.(?:test|spec)\.[cm]?[jt]sx?$|(?:^|/)(?:tests?|__tests__)/[^/]+\.(?:rs|[cm]?[jt]sx?)$"
+)
+"""Test files that a runner can be given by name."""
 _RERUN, _RERUN_MS = 50, 120_000  # cases, and the base's own time, up to which deciding cases are run once more
 
 
@@ -38,17 +47,19 @@ def workspace_name(task_id: str, *parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A proposal and what the trusted side found; `details`: what the cases said that it made red."""
+    """A proposal and what the trusted side found; `details`: what the cases said that it made red; `counter`: its counter-proof."""
 
     proposal: Proposal
     assessment: Assessment
     cross: tuple[CrossRun, ...] = ()
     details: Mapping[str, str] = field(default_factory=dict)
+    counter: Evidence | None = None
 
     @property
     def candidate(self) -> Candidate:
         """As ranking looks at it, without reviews."""
-        return as_candidate(self.proposal, self.assessment, cross=self.cross)
+        evidence = (*self.assessment.evidence, *((self.counter,) if self.counter else ()))
+        return as_candidate(self.proposal, self.assessment, evidence=evidence, cross=self.cross)
 
     @property
     def passes(self) -> bool:
@@ -59,11 +70,17 @@ class Judged:
 class Bench:
     """Judges the candidates of one deliberation; the same diff is run once."""
 
-    def __init__(self, prepared: Prepared, workspaces: Workspaces, facts: Facts, at_once: int) -> None:
+    def __init__(
+        self, prepared: Prepared, workspaces: Workspaces, reader: Reader, facts: Facts, *, at_once: int, limits: Limits
+    ) -> None:
         self._prepared = prepared
+        self._reader = reader
         self._workspaces = workspaces
         self._facts = facts
         self._places = asyncio.Semaphore(at_once)
+        self._counter = CounterProof(prepared, workspaces, reader, facts, limits, self._places)
+        self._countered: dict[str, Evidence] = {}
+        self._most = limits.counter_proofs
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
         self._crossed: dict[tuple[str, str], CheckRun] = {}
@@ -98,9 +115,47 @@ class Bench:
             if flaky:
                 known = (*self._prepared.flaky, *await self._unsteady(gone))
                 found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
+        if own := await self._own_tests(proposal, runs):
+            runs = own
+            flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
+            found = self._compared(proposal, runs, flaky_now, applies=applies)
+        if applies:
+            found = replace(found, look=await self._reached(proposal))
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
+
+    async def _reached(self, proposal: Proposal) -> tuple[str, ...]:
+        """Return the lines that the proposal adds and that reach for what judges it."""
+        diff = self._exact[proposal.diff]
+        texts: dict[str, str] = {}
+        for path in changed_python(diff):
+            with suppress(NotFound):
+                texts[path] = await self._reader.read(self._prepared.base, path, _TEXT)
+        return reaches(diff, texts, proposal.own_tests)
+
+    async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun]) -> dict[str, CheckRun]:
+        """Return the runs with what the author's new test files say, {} where there are none.
+
+        They take no part in the runs that prove, since they could steer these; what is red in them speaks against their author.
+        """
+        new = [path for path in proposal.own_tests if path not in self._prepared.files and _RUN_ALONE.search(path)]
+        joined = dict(runs)
+        for check, run in runs.items():
+            folder = self._prepared.base.profile.folders.get(check, "")
+            paths = [path for path in new if not folder or path.startswith(f"{folder}/")]
+            if not paths or not (check == "tests" or check.startswith("tests-")) or run.status != "success":
+                continue
+            known = self._prepared.runs[check].cases.keys() | run.cases.keys()
+            own = await self._run_tests(proposal.diff, proposal, check, paths)
+            cases = {case: result for case, result in own.cases.items() if case not in known}
+            joined[check] = replace(
+                run,
+                verdict=Verdict.FAILED if run.verdict is Verdict.PASSED and _RED & {*cases.values()} else run.verdict,
+                cases={**run.cases, **cases},
+                details={**run.details, **{case: said for case, said in own.details.items() if case in cases}},
+            )
+        return joined if new else {}
 
     async def _unsteady(self, gone: Sequence[str]) -> list[str]:
         """Return the cases of these checks that only one of two runs of the untouched base told of: a name may hold the time.
@@ -161,7 +216,9 @@ class Bench:
             EventType.CHECK_FINISHED,
             f"{proposal.candidate}/{proposal.fingerprint}/applies",
             **about,
-            evidence=dump(Evidence("applies", Verdict.PASSED if found.applies else Verdict.FAILED, proven=found.proven)),
+            evidence=dump(
+                Evidence("applies", Verdict.PASSED if found.applies else Verdict.FAILED, proven=found.proven, look=found.look)
+            ),
             assessment={
                 "applies": found.applies,
                 "required": list(found.required),
@@ -170,6 +227,7 @@ class Bench:
                 "behaviour": found.behaviour,
                 "fixed": list(found.fixed),
                 "still_red": list(found.still_red),
+                "look": list(found.look),
             },
         )
         for item in found.evidence:
@@ -180,6 +238,24 @@ class Bench:
                 **about,
                 evidence=dump(shown),
             )
+
+    async def confirm(self, judged: Judged, *, time_left: bool = True) -> Judged:
+        """Put the proof of a would-be winner to the test, once a diff and within `limits.counter_proofs`."""
+        key, proposal = digest(judged.proposal.diff), judged.proposal
+        if not self._most:
+            return judged
+        if key in self._countered:
+            known = self._countered[key]
+            await self._counter.publish(proposal, known.verdict, known.why, known.red, known.duration_ms)
+        elif not time_left:
+            said = "no time was left for the counter-proof"
+            self._countered[key] = await self._counter.publish(proposal, Verdict.ERRORED, said)
+        elif sum(item.verdict is Verdict.FAILED for item in self._countered.values()) >= self._most:
+            said = f"{self._most} forged verdicts were found (limits.counter_proofs), and this one was not put to the test"
+            self._countered[key] = await self._counter.publish(proposal, Verdict.ERRORED, said)
+        else:
+            self._countered[key] = await self._counter.of(proposal, self._exact[proposal.diff], judged.assessment.fixed)
+        return replace(judged, counter=self._countered[key])
 
     async def cross(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
         """Run every author's own tests on the candidates of others that pass the gates.
@@ -215,9 +291,9 @@ class Bench:
             tasks = [(author, group.create_task(self._run_tests("", author))) for author in authors]
         return [(author, task.result()) for author, task in tasks]
 
-    async def _run_tests(self, patch: str, author: Proposal) -> CheckRun:
-        """Run the author's tests on the base with `patch`; the base's own tests are as they were there."""
-        key = (digest(patch), digest(author.diff))
+    async def _run_tests(self, patch: str, author: Proposal, check: str = "tests", paths: Sequence[str] = ()) -> CheckRun:
+        """Run the author's tests, or `paths` of them, on the base with `patch`; the base's own tests are as they were there."""
+        key = (digest(patch), digest(author.diff, check, *paths) if paths else digest(author.diff))
         if key in self._crossed:
             return self._crossed[key]
         name = workspace_name(self._facts.d.task_id, "cross", key[0][:8], key[1][:8])
@@ -235,7 +311,9 @@ class Bench:
                     ) as workspace,
                 ):
                     with checked("cross", name) as noted:
-                        run = noted(await workspace.check("tests", paths=author.own_tests, deadline=self._facts.d.deadline))
+                        run = noted(
+                            await workspace.check(check, paths=paths or author.own_tests, deadline=self._facts.d.deadline)
+                        )
                 break
             except PatchRefused as error:
                 run = replace(run, output=error.message)

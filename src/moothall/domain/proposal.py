@@ -104,7 +104,7 @@ class Candidate:
     `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
     on the base and are not any more, `fixed` those that were red there, not by the author, and are green now.
-    `cross` holds accepted tests of other authors only.
+    `cross` holds accepted tests of other authors only. `look` are lines that a person should look at before it counts as proven.
     """
 
     proposal: Proposal
@@ -118,6 +118,7 @@ class Candidate:
     reviews: tuple[Review, ...] = ()
     about_text: bool = False
     fixed: tuple[str, ...] = ()
+    look: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

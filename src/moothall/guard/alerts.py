@@ -1,4 +1,4 @@
-"""What the guard calls out: many refusals of one principal or task, and attempts to get past the walls."""
+"""What the guard calls out: many refusals of one principal or task, attempts to get past the walls, and forged verdicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
 
-Kind = Literal["denials", "escapes"]
+Kind = Literal["denials", "escapes", "forgery"]
 _KEPT = 10_000
 _REASON_CHARS = 500
 

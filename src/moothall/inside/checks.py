@@ -19,6 +19,8 @@ PLUGINS = "/opt/moothall/plugins"
 _GO_FACTOR = 6  # Go's limit is of a package's tests, not of one
 _PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
 _NO_PROGRAM = (126, 127)
+_MAIN, _UNITTEST = "moothall_main", "moothall_unittest"
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _NODE = frozenset({"npm", "pnpm", "yarn", "npx", "node"})
 
 # What the tools tests.* run where the profile says nothing better.
@@ -38,7 +40,7 @@ def is_pytest(argv: Sequence[str]) -> bool:
         return True
     if words[1:2] == ("run",) and any(_program(word) in {"pytest", "py.test"} for word in words[2:4]):
         return True  # uv run pytest, poetry run pytest
-    return any(words[at : at + 2] == ("-m", "pytest") for at in range(1, len(words) - 1))
+    return any(words[at] == "-m" and words[at + 1] in {"pytest", _MAIN} for at in range(1, len(words) - 1))
 
 
 def _is_unittest(argv: Sequence[str]) -> bool:
@@ -94,15 +96,23 @@ def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _pytest(argv: tuple[str, ...], paths: Sequence[str], keyword: str) -> tuple[str, ...]:
-    before, after = _split(argv)
+    before, after = _split(_safe(argv))
     options = ("-q", "--rootdir=.", *((f"-k={keyword}",) if keyword else ()))
     return (*before, *options, "--", *(_operands(paths) if paths else after))
+
+
+def _safe(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Start pytest by our own module, which loads it before anything of the working directory; see `moothall_main`."""
+    for at in range(1, min(len(argv), 8) - 1):
+        if argv[at : at + 2] == ("-m", "pytest") and _PYTHON.fullmatch(_program(argv[at - 1])):
+            return (*argv[: at + 1], _MAIN, *argv[at + 2 :])
+    return argv
 
 
 def _unittest(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
     at = argv.index("unittest")
     said = argv[at + 1 :] if not paths else _operands(paths)
-    return (*argv[:at], "moothall_unittest", *said, *(word for case in cases for word in ("-k", case)))
+    return (*argv[:at], _UNITTEST, *said, *(word for case in cases for word in ("-k", case)))
 
 
 def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], seconds: float) -> tuple[str, ...]:
@@ -134,9 +144,11 @@ def _cargo(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) ->
     return (*before, *options, *(("--", *last) if last else ()))
 
 
-def variables(*, seconds: float, cases: Sequence[str] = (), plugins: str = PLUGINS, folder: str = FOLDER) -> dict[str, str]:
-    """Return what a check's environment holds beside the usual: whichever runner it starts is told to report to `folder`, by
-    the reporters in `plugins`, and to end a case after `seconds`.
+def variables(
+    argv: Sequence[str] = (), *, seconds: float, cases: Sequence[str] = (), plugins: str = PLUGINS, folder: str = FOLDER
+) -> dict[str, str]:
+    """Return what the environment of the command `argv` holds beside the usual: whichever runner it starts is told to report to
+    `folder`, by the reporters in `plugins`, and to end a case after `seconds`.
     """
     pytest = ("-p moothall_pytest", "--continue-on-collection-errors", "--tb=short", f"-o cache_dir={folder}-cache")
     found = {
@@ -148,6 +160,8 @@ def variables(*, seconds: float, cases: Sequence[str] = (), plugins: str = PLUGI
         "GOFLAGS": "-count=1",  # what was green is run, not remembered
         "RUFF_OUTPUT_FORMAT": "concise",
     }
+    if {_MAIN, _UNITTEST} & {*argv[:8]}:
+        found["PYTHONSAFEPATH"] = "1"  # they put the working directory on the path themselves, once the runner is loaded
     titles = [case.partition("::")[2] or case for case in cases]
     if titles:
         found["MOOTHALL_ONLY"] = "|".join(f"{re.escape(title.replace(' > ', ' '))}$" for title in titles)

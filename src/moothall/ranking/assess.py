@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import COUNTER, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, CrossRun, Proposal, Review
 from moothall.domain.repository import Profile
@@ -29,7 +29,7 @@ class Assessment:
     """The facts that ranking needs of one candidate; the fields mean what they mean in `Candidate`.
 
     `evidence` has one entry for every check, also for one that did not run. `still_red` are cases that were red on the base and
-    still are.
+    still are; `look` lines of it that reach for what judges it, as `reach.reaches` says.
     """
 
     applies: bool
@@ -40,6 +40,7 @@ class Assessment:
     evidence: tuple[Evidence, ...] = ()
     fixed: tuple[str, ...] = ()
     still_red: tuple[str, ...] = ()
+    look: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -59,15 +60,19 @@ def as_candidate(
 ) -> Candidate:
     """Return what ranking looks at. `evidence` is what was told of single checks, the assessment's own where nothing is given.
 
-    Passing another author's accepted tests proves too: they ran only where they fail on the base.
+    Passing another author's accepted tests proves too: they ran only where they fail on the base. What reaches for what judges it is
+    not proven, nor is what a counter-proof was asked of and did not stand.
     """
+    told = found.evidence if evidence is None else evidence
+    doubtful = found.look or any(item.check == COUNTER and item.verdict in RED for item in told)
     return Candidate(
         proposal,
         applies=found.applies,
-        evidence=found.evidence if evidence is None else evidence,
+        evidence=told,
         required=found.required,
         regressions=found.regressions,
-        proven=found.proven or any(run.passed and run.author != proposal.seat for run in cross),
+        proven=not doubtful and (found.proven or any(run.passed and run.author != proposal.seat for run in cross)),
+        look=found.look,
         cross=cross,
         behaviour=found.behaviour,
         reviews=reviews,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.evidence import COUNTER, Evidence, Verdict
 from moothall.domain.proposal import Candidate
 
 _SHOWN = 3
@@ -35,6 +35,9 @@ def _failures(candidate: Candidate) -> Iterable[str]:
             yield f"Required check {plain(name)} is missing."
         elif bad:
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
+    for item in candidate.evidence:
+        if item.check == COUNTER and item.verdict is Verdict.FAILED:
+            yield f"Forged: {plain(item.why, 300)}."
     if lost := candidate.regressions:
         yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {named(lost)}."
 

@@ -25,12 +25,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from moothall.domain.evidence import Verdict
+from moothall.domain.evidence import COUNTER, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Place
 from moothall.ranking.gates import counts, gate_failures, named, plain
 
 _NEUTRAL = 500
+_LINES = 5
 _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
 
@@ -110,7 +111,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             candidate=candidate,
             failures=failed,
             proven=candidate.proven and not candidate.about_text,
-            fixed=0 if candidate.about_text else len(candidate.fixed),
+            fixed=0 if candidate.about_text or candidate.look else len(candidate.fixed),
             cross=sum(votes.values()),
             authors=len(votes),
             cluster=0 if candidate.about_text or failed else len(clusters[candidate.behaviour or answer]),
@@ -122,6 +123,10 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
         for candidate, failed, answer, votes in zip(candidates, failures, answers, map(_votes, candidates), strict=True)
     ]
     return sorted(found, key=lambda item: item.key)
+
+
+def _counter(candidate: Candidate) -> Evidence | None:
+    return next((item for item in candidate.evidence if item.check == COUNTER), None)
 
 
 def _answer(candidate: Candidate) -> str:
@@ -199,10 +204,7 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield _reviews(item)
         return
     yield from item.failures or (_passed(item.candidate),)
-    if item.proven:
-        yield _proof(item.candidate.fixed)
-    else:
-        yield "Unproven: no test that failed on the base, and that its author did not write, passes."
+    yield from _evidence(item)
     if still := [case for found in item.candidate.evidence for case in found.red_before]:
         yield f"Red before and still: {named(still)}."
     if flaky := [case for found in item.candidate.evidence for case in found.flaky]:
@@ -214,6 +216,20 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     if item.reviewers:
         yield _reviews(item)
     yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."
+
+
+def _evidence(item: _Standing) -> Iterable[str]:
+    counter = _counter(item.candidate)
+    if item.proven:
+        yield _proof(item.candidate.fixed)
+        if counter is not None:
+            yield f"Counter-proof: {plain(counter.why, 300)}."
+    elif look := item.candidate.look:
+        yield f"Unproven: a person should look. It adds code that reaches for what judges it: {'; '.join(plain(line, 160) for line in look[:_LINES])}."
+    elif counter is not None and counter.verdict is not Verdict.MISSING:
+        yield f"Unproven: {plain(counter.why, 300)}."
+    else:
+        yield "Unproven: no test that failed on the base, and that its author did not write, passes."
 
 
 def _proof(fixed: Sequence[str]) -> str:

@@ -34,7 +34,8 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.detect import CONFIGURATION, MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted
+from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted
+from moothall.repositories.proof import CONFIGURATION
 from moothall.repositories.rules import TEST_PATTERNS, why_path
 
 OWN_FILE = ".moothall.toml"

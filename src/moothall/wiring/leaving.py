@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from moothall.domain.repository import Prepared
-from moothall.ports import Workspace, Workspaces
+from moothall.ports import NOTHING, Workspace, Workspaces
 
 
 class Leaving:
@@ -17,10 +17,17 @@ class Leaving:
 
     @asynccontextmanager
     async def open(
-        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+        self,
+        prepared: Prepared,
+        name: str,
+        *,
+        patch: str = "",
+        extra: str = "",
+        judged: bool = False,
+        instead: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[Workspace]:
         """Open a workspace."""
-        async with self._workspaces.open(prepared, name, patch=patch, extra=extra, judged=judged) as workspace:
+        async with self._workspaces.open(prepared, name, patch=patch, extra=extra, judged=judged, instead=instead) as workspace:
             try:
                 yield workspace
             finally:

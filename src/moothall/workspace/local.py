@@ -7,7 +7,7 @@ import base64
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,11 +33,12 @@ from moothall.errors import (
 )
 from moothall.inside import checks, syntax
 from moothall.inside.fullpython import COMMAND
-from moothall.repositories import rules
+from moothall.ports import NOTHING
+from moothall.repositories import proof, rules
 from moothall.repositories.changes import Caps, collect
 from moothall.repositories.clone import Change, TrustedClone
-from moothall.repositories.detect import CONFIGURATION
 from moothall.repositories.gitremote import Remote
+from moothall.repositories.profile import TEXT_BYTES
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import sessions
 from moothall.workspace import limits
@@ -163,7 +164,7 @@ class LocalWorkspace:
             "check",
             wall_seconds=limit.seconds,
             argv=command,
-            env={**self._box.variables(), **checks.variables(seconds=limit.case_seconds, cases=cases)},
+            env={**self._box.variables(), **checks.variables(command, seconds=limit.case_seconds, cases=cases)},
             check={
                 "name": name,
                 "folder": profile.folders.get(name, ""),
@@ -315,11 +316,18 @@ class LocalWorkspaces:
 
     @asynccontextmanager
     async def open(
-        self, prepared: Prepared, name: str, *, patch: str = "", extra: str = "", judged: bool = False
+        self,
+        prepared: Prepared,
+        name: str,
+        *,
+        patch: str = "",
+        extra: str = "",
+        judged: bool = False,
+        instead: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._wanted(prepared.base, clone, patch, extra, judged=judged)
+        changes = await self._wanted(prepared.base, clone, patch, extra, instead, judged=judged)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"
@@ -329,33 +337,30 @@ class LocalWorkspaces:
             await workspace.write(changes)
             yield workspace
 
-    async def _wanted(self, base: Base, clone: TrustedClone, patch: str, extra: str, *, judged: bool) -> list[Change]:
+    async def _wanted(
+        self, base: Base, clone: TrustedClone, patch: str, extra: str, instead: Mapping[str, str], *, judged: bool
+    ) -> list[Change]:
         """Return the changes that a workspace begins with."""
+        kept: frozenset[str] = frozenset()
+        existed = set(await clone.files(base.sha))
+        protected = base.profile.protected
+        if judged:
+            package = await clone.read(base.sha, "package.json", TEXT_BYTES) if "package.json" in existed else b""
+            kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
         wanted: dict[str, Change] = {}
         if patch.strip():
             made = await clone.apply(base.sha, patch)
             wanted |= {change.path: change for change in await clone.changes(base.sha, made.commit_sha)}
+        if judged:
+            wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
+            for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
+                wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, TEXT_BYTES))
         if extra.strip():
             made = await clone.apply(base.sha, extra)
             tests = set(made.tests)
+            if judged:
+                tests = {path for path in tests if path not in kept and (path in existed or not proof.steers(path))}
             wanted |= {change.path: change for change in await clone.changes(base.sha, made.commit_sha) if change.path in tests}
-        if judged:
-            existed = set(await clone.files(base.sha))
-            protected = base.profile.protected
-            kept = frozenset(path for path in existed if rules.matches(protected, path))
-            wanted = {path: change for path, change in wanted.items() if not _touches(path, kept, existed)}
+        for path, text in instead.items():
+            wanted[path] = Change(path, rules.FILE, text.encode())
         return list(wanted.values())
-
-
-def _touches(path: str, kept: frozenset[str], existed: set[str]) -> bool:
-    """Whether a change at `path` would change one of the `kept` files, or what pytest does with them.
-
-    A file in the place of a folder would take the tests in it away, and a new conftest.py or pytest.ini
-    could make every test pass.
-    """
-    folders = [path[:at] for at, char in enumerate(path) if char == "/"]
-    if path in kept or any(folder in kept for folder in folders):
-        return True
-    if any(other.startswith(f"{path}/") for other in kept):
-        return True
-    return path not in existed and rules.matches(CONFIGURATION, path)

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from moothall.config import Limits
 from moothall.domain.event import EventType
+from moothall.domain.evidence import COUNTER
+from moothall.domain.topic import Channel
 from support.council import (
     ONE,
     THREE,
@@ -154,3 +157,47 @@ async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
     assert verdicts(events)[ONE, "tests"] == "failed"
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
     assert applies["assessment"]["proven"] is False
+
+
+FORGED = "\n\ndef hello_world():\n    class Same(str):\n        __hash__ = None\n        __eq__ = __ne__ = lambda self, other: True\n\n    return Same()\n"
+
+
+async def test_a_forged_proof_is_out_and_the_next_is_tried(council: Any) -> None:
+    longer = SOLUTION + "\n" + "".join(f"NUMBER_{number} = {number}\n" for number in range(9))
+    async with council(by_seat(one=append(FORGED), two=append(FORGED), three=append(longer))) as house:
+        events = await house.run(house.deliberation("vote", max_turns=1))
+        alerts = [
+            recorded.event.data
+            async for recorded in house.bus.replay((Channel.AUDIT.all,))
+            if recorded.event.type is EventType.GUARD_ALERTED
+        ]
+    shown = verdicts(events)
+    assert {seat: shown.get((seat, COUNTER)) for seat in (ONE, TWO, THREE)} == {ONE: "failed", TWO: "failed", THREE: "passed"}
+    assert {(alert["kind"], alert["seat"]) for alert in alerts} == {("forgery", ONE), ("forgery", TWO)}
+
+
+async def test_code_that_reaches_for_the_runner_is_not_proven_and_its_lines_are_shown(council: Any) -> None:
+    async with council(by_seat(one=append("\nimport gc\n" + SOLUTION))) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
+    assert applies["evidence"]["look"] == applies["assessment"]["look"] == ["src/utils.py:8: import gc"]
+    assert (ONE, COUNTER) not in verdicts(events)
+
+
+async def test_no_counter_proof_where_it_is_switched_off(council: Any) -> None:
+    async with council(by_seat(one=append()), limits=Limits(counter_proofs=0)) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    assert (ONE, COUNTER) not in verdicts(events)
+    assert not any("counter" in name for name in house.workspaces.opened)
+
+
+async def test_what_is_red_in_new_tests_of_its_author_speaks_against_it(council: Any) -> None:
+    red = act(
+        ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
+        ("files.write", {"path": "tests/test_more.py", "content": "def test_more():\n    assert False\n"}),
+    )
+    async with council(by_seat(one=red)) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    tests = next(data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "tests")
+    assert (tests["verdict"], tests["proven"]) == ("failed", True)
+    assert any("tests/test_more.py" in case for case in tests["red"]), tests

@@ -118,4 +118,7 @@ class Runner(unittest.TextTestRunner):
 
 
 if __name__ == "__main__":
+    os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone
+    if sys.path[:1] != [os.getcwd()] and "" not in sys.path[:1]:
+        sys.path.insert(0, os.getcwd())  # as `-m unittest` does, and not before unittest was loaded
     unittest.main(module=None, argv=["python -m unittest", *sys.argv[1:]], testRunner=Runner)

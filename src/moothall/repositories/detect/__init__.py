@@ -28,22 +28,6 @@ _NOT_OWN = re.compile(
     re.IGNORECASE,
 )
 
-# What can change the result of a Python or JavaScript test without being one.
-CONFIGURATION: tuple[str, ...] = (
-    "conftest.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "tox.ini",
-    "/setup.cfg",
-    "/pyproject.toml",
-    "sitecustomize.py",
-    "usercustomize.py",
-    "*.pth",
-    "jest.config.*",
-    "vitest.config.*",
-    ".mocharc.*",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Detected:

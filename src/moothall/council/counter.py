@@ -1,0 +1,220 @@
+"""Counter-proof: the tests that prove a would-be winner, run again in other words. A verdict that does not follow them is forged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from moothall.config import Limits
+from moothall.council.facts import Facts
+from moothall.council.watching import checked
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Proposal
+from moothall.domain.repository import Prepared
+from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.guard.alerts import Alert, alert_event
+from moothall.ports import Reader, Workspaces
+from moothall.ranking.authors import containers
+from moothall.ranking.gates import named
+from moothall.ranking.patched import file_diffs
+from moothall.ranking.rewrite import KINDS, Kind, Place, places, rewrite
+from moothall.telemetry import get_logger, metrics
+
+log = get_logger(__name__)
+
+_TEXT = 1_000_000
+_TRIES = 3
+_SAID: Mapping[Kind, str] = {
+    "neutral": "is not green where the test means the same in other words",
+    "end": "stays green where the test ends by failing",
+    "expect": "stays green where the test expects something else",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The tests in one kind of other words: files, and by check the cases that a verdict is expected of."""
+
+    files: Mapping[str, str]
+    cases: Mapping[str, tuple[str, ...]]
+
+
+def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
+    """The cases of which a verdict is expected, with what became of them; empty where nothing was told."""
+    return [(case, runs[check].cases.get(case, "")) for check, cases in made.cases.items() for case in cases]
+
+
+@dataclass(frozen=True, slots=True)
+class CounterProof:
+    """Makes counter-proofs of one deliberation's candidates, each in fresh workspaces side by side."""
+
+    prepared: Prepared
+    workspaces: Workspaces
+    reader: Reader
+    facts: Facts
+    limits: Limits
+    places: asyncio.Semaphore
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    async def of(self, proposal: Proposal, diff: str, fixed: Sequence[str]) -> Evidence:
+        """Return what the rewritten tests say of a candidate, published. `diff` is its patch, `fixed` the cases that prove it."""
+        begun = datetime.now(UTC)
+        name = f"counter-{digest(self.facts.d.task_id, diff)[:12]}"
+        seed = digest(self.facts.d.task_id, str(self.facts.d.seed), diff)
+        chosen = sorted(fixed, key=lambda case: digest(seed, case))[: self.limits.counter_cases]
+        try:
+            found = await self._judged(proposal, diff, chosen, seed, name)
+        except (WorkspaceFailed, SandboxUnavailable, PatchRefused) as error:
+            found = Verdict.ERRORED, f"the counter-proof could not be made: {error.message}", ()
+        return await self.publish(proposal, *found, round((datetime.now(UTC) - begun).total_seconds() * 1000))
+
+    async def publish(
+        self, proposal: Proposal, verdict: Verdict, why: str, forged: Sequence[str] = (), duration_ms: int = 0
+    ) -> Evidence:
+        """Record what a counter-proof came to; a forged verdict raises an alert."""
+        evidence = Evidence(COUNTER, verdict, failed=len(forged), duration_ms=duration_ms, red=tuple(forged[:20]), why=why)
+        await self.facts.say(
+            EventType.CHECK_FINISHED,
+            f"{proposal.candidate}/{proposal.fingerprint}/check/{COUNTER}",
+            seat=proposal.seat,
+            candidate=proposal.candidate,
+            fingerprint=proposal.fingerprint,
+            evidence=dump(evidence),
+        )
+        if verdict is Verdict.FAILED:
+            await self._alert(proposal, why)
+        return evidence
+
+    async def _alert(self, proposal: Proposal, why: str) -> None:
+        d = self.facts.d
+        alert = Alert(
+            kind="forgery",
+            count=1,
+            seconds=0.0,
+            principal=d.principal,
+            task_id=d.task_id,
+            seat=proposal.seat,
+            workspace="",
+            tool=COUNTER,
+            reason=why[:500],
+            request_id=f"{d.task_id}/{proposal.candidate}/{proposal.fingerprint}",
+        )
+        metrics.GUARD_ALERTS.add("forgery")
+        log.warning("a candidate's verdict is forged", task=d.task_id, candidate=proposal.candidate, reason=why)
+        await self.facts.publisher.post(alert_event(alert, d.tenant, self.facts.source))
+
+    async def _judged(
+        self, proposal: Proposal, diff: str, cases: Sequence[str], seed: str, name: str
+    ) -> tuple[Verdict, str, Sequence[str]]:
+        texts = await self._changed(diff, proposal.own_tests)
+        kinds = {kind: await self._rewritten(cases, kind, seed, texts) for kind in KINDS}
+        kinds = {kind: made for kind, made in kinds.items() if made.files}
+        if not kinds:
+            return (
+                Verdict.MISSING,
+                "none of the tests that prove it could be put in other words, so nothing was decided by that",
+                (),
+            )
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                kind: group.create_task(self._run(diff, f"{name}-{kind}", made), name=f"{name}-{kind}")
+                for kind, made in kinds.items()
+            }
+        for kind, task in tasks.items():
+            if kind == "neutral":
+                wrong, lost = await self._red(diff, name, kinds[kind], task.result())
+                if lost and not wrong:
+                    return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named(lost)}", ()
+            else:
+                wrong = [case for case, result in _results(kinds[kind], task.result()) if result == "passed"]
+            if wrong:
+                return Verdict.FAILED, f"the verdict does not follow the tests: {named(wrong)} {_SAID[kind]}", wrong
+        counts = {kind: sum(map(len, made.cases.values())) for kind, made in kinds.items()}
+        left = f"; of {len(cases) - counts['end']} no ending could be changed" if counts.get("end", 0) < len(cases) else ""
+        expect = counts.get("expect", 0)
+        values = f"{expect} turn red with other expectations" if expect else "no expectation could be changed, so none decided"
+        return (
+            Verdict.PASSED,
+            f"{counts.get('neutral', 0)} tests stay green in other words and {counts.get('end', 0)} turn red with another end; {values}{left}",
+            (),
+        )
+
+    async def _red(self, diff: str, name: str, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
+        """Return the cases that are red in other words that mean the same, and those that were not told of.
+
+        Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
+        """
+        if all(result == "passed" for _, result in _results(made, runs)):
+            return [], []
+        control = dict(_results(made, await self._run(diff, f"{name}-control", Rewritten({}, made.cases))))
+        again = dict(_results(made, await self._run(diff, f"{name}-again", made)))
+        wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
+        return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
+
+    async def _changed(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
+        """The texts of changed files that hold tests of the base beside code, as they are after the change."""
+        found: dict[str, str] = {}
+        for part in file_diffs(diff):
+            if part.path.endswith(".rs") and part.path not in own_tests and not part.new and part.path in self.prepared.files:
+                found[part.path] = part.applied(await self._read(part.path))
+        return found
+
+    async def _read(self, path: str) -> str:
+        if path not in self._texts:
+            self._texts[path] = ""
+            with suppress(NotFound):
+                self._texts[path] = await self.reader.read(self.prepared.base, path, _TEXT)
+        return self._texts[path]
+
+    async def _rewritten(self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str]) -> Rewritten:
+        wanted: dict[str, list[Place]] = {}
+        for case in cases:
+            for place in places(case, self.prepared.files):
+                wanted.setdefault(place.path, []).append(place)
+        files: dict[str, str] = {}
+        seen: dict[str, None] = {}
+        for path, found in wanted.items():
+            text = changed.get(path) or await self._read(path)
+            if len(text) >= _TEXT or "\ufffd" in text:
+                continue  # not all of it, or not as it is
+            made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path))
+            if done and made != text:
+                files[path] = made
+                seen |= {place.case: None for place in found if place.names in done}
+        by_check: dict[str, tuple[str, ...]] = {}
+        for case in seen:
+            check = self._check_of(case)
+            by_check[check] = (*by_check.get(check, ()), case)
+        return Rewritten(files, by_check)
+
+    def _check_of(self, case: str) -> str:
+        profile = self.prepared.base.profile
+        above = {case, *containers(case)}
+        required = [name for name in profile.checks if name not in profile.advisory]
+        for name in required:
+            if name in self.prepared.runs and not above.isdisjoint(self.prepared.runs[name].cases):
+                return name
+        return next((name for name in required if name.startswith("tests")), required[0] if required else "tests")
+
+    async def _run(self, diff: str, name: str, made: Rewritten) -> dict[str, CheckRun]:
+        for _ in range(_TRIES - 1):
+            with suppress(WorkspaceFailed, SandboxUnavailable):  # an executor may be killed under a check
+                return await self._ran(diff, name, made)
+        return await self._ran(diff, name, made)
+
+    async def _ran(self, diff: str, name: str, made: Rewritten) -> dict[str, CheckRun]:
+        runs: dict[str, CheckRun] = {}
+        async with (
+            self.places,
+            self.workspaces.open(self.prepared, name, patch=diff, judged=True, instead=made.files) as workspace,
+        ):
+            for check, cases in made.cases.items():
+                with checked(check, name) as noted:
+                    runs[check] = noted(await workspace.check(check, deadline=self.facts.d.deadline, cases=cases))
+        return runs

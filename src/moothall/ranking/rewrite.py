@@ -1,0 +1,150 @@
+"""Tests in other words, for a counter-proof. Pure.
+
+`neutral` means the same, `end` runs the body and then fails, `expect` wants other values than the test does. The first two have
+the same shape and differ by a number alone, so that telling them apart takes running them. Names and numbers come from a seed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal
+
+from moothall.domain.ids import digest
+from moothall.ranking.brackets import closing
+from moothall.ranking.rewrite_python import rewrite_python
+
+Kind = Literal["neutral", "end", "expect"]
+KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
+_PARAMETERS = re.compile(r"\[.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a case is written: a file, and the names that lead to it there. `case` is what a rewriting is seen by."""
+
+    path: str
+    names: tuple[str, ...]
+    case: str
+
+
+def places(case: str, files: Sequence[str]) -> Iterator[Place]:
+    """Yield where a case may be written, by what its runner calls it."""
+    head, mark, rest = case.partition("::")
+    if not mark:
+        yield from _dotted(case, files)
+    elif head.endswith(".py"):
+        names = tuple(_PARAMETERS.sub("", rest).split("::"))
+        yield from (Place(path, names, case) for path in files if path == head or path.endswith(f"/{head}"))
+    elif " " in head and (path := head.rpartition(" ")[2]).endswith(".rs"):
+        yield from _rust_files(head, path, rest, case, files)
+    elif re.search(r"\.[cm]?[jt]sx?$", head):
+        yield from (
+            Place(path, (rest.rpartition(" > ")[2],), case) for path in files if path == head or path.endswith(f"/{head}")
+        )
+    else:
+        name = rest.partition("/")[0]
+        folders = [head.split("/")[at:] for at in range(len(head.split("/")) + 1)]
+        for folder in map("/".join, folders):
+            inside = [path for path in files if path.endswith("_test.go") and path.rpartition("/")[0] == folder]
+            if inside:
+                yield from (Place(path, (name,), f"{head}::{name}") for path in inside)
+                return
+
+
+def _dotted(case: str, files: Sequence[str]) -> Iterator[Place]:
+    parts = case.split(".")
+    for at in range(len(parts) - 1, 0, -1):
+        end = "/".join(parts[:at]) + ".py"
+        for path in files:
+            if path == end or path.endswith(f"/{end}"):
+                yield Place(path, tuple(parts[at:]), case)
+
+
+def _rust_files(head: str, path: str, rest: str, case: str, files: Sequence[str]) -> Iterator[Place]:
+    names = rest.partition(" #")[0].split("::")
+    folder = path.rpartition("/")[0]
+    modules = ["/".join([folder, *names[:at]]) for at in range(1, len(names))]
+    wanted = [path, *(f"{module}{end}" for module in modules for end in (".rs", "/mod.rs"))]
+    yield from (Place(each, (names[-1],), case) for each in wanted if each in files and head)
+
+
+def rewrite(
+    path: str, text: str, targets: AbstractSet[tuple[str, ...]], kind: Kind, seed: str
+) -> tuple[str, frozenset[tuple[str, ...]]]:
+    """Return the text of a test file with the tests `targets` in other words, and those that could be."""
+    word, short = _words(seed)
+    number = len(word) + (0 if kind == "neutral" else 1 + len(short) % 3)
+    if path.endswith(".py"):
+        return rewrite_python(text, targets, kind, word=word, name=f"_{short}", number=number)
+    done: set[tuple[str, ...]] = set()
+    write = {".go": _go, ".rs": _rust}.get(path[path.rfind(".") :], _script)
+    for target in sorted(targets) if kind != "expect" else ():
+        made = write(text, target[-1], word, f"{short}Length" if write is not _rust else f"{short}_length", number)
+        if made:
+            text = made
+            done.add(target)
+    return text, frozenset(done)
+
+
+def _words(seed: str) -> tuple[str, str]:
+    letters = [chr(ord("a") + int(char, 16)) for char in digest("rewrite", seed)]
+    size = 4 + ord(letters[0]) % 9
+    return "".join(letters[1 : 1 + size]), "".join(letters[20 : 25 + ord(letters[19]) % 4])
+
+
+def _go(text: str, test: str, word: str, name: str, number: int) -> str:
+    found = re.search(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text)
+    if not found or found[1] == "_":
+        return ""
+    more = f' {name} := len("{word}"); defer func() {{ if {name} != {number} {{ {found[1]}.Errorf("it is %d", {name}) }} }}();'
+    return text[: found.end()] + more + text[found.end() :]
+
+
+def _rust(text: str, test: str, word: str, name: str, number: int) -> str:
+    pattern = rf"(?P<marks>(?:#\[[^\]]*\]\s*)+)(?:pub(?:\([^)]*\))? +)?fn +{re.escape(test)} *\( *\) *(?P<result>->[^{{;]*)?\{{"
+    found = list(re.finditer(pattern, text))
+    if (
+        len(found) != 1
+        or not re.search(r"#\[test\]", found[0]["marks"])
+        or "should_panic" in found[0]["marks"]
+        or "impl " in (found[0]["result"] or "")
+    ):
+        return ""
+    start, end = found[0].end(), closing(text, found[0].end() - 1, "rust")
+    if not end:
+        return ""
+    result = f"{(found[0]['result'] or '').strip()} "
+    body = text[start : end - 1]
+    made = f' let {name} = (|| {result}{{{body}}})(); assert_eq!("{word}".len(), {number}); {name} '
+    return text[:start] + made + text[end - 1 :]
+
+
+def _said(text: str, name: str, number: int) -> str:
+    """How a script says that a number is another, in the words of its own tests: a patch may have replaced these."""
+    if re.search(r"\bassert\.(?:strictEqual|equal)\(", text):
+        return f"assert.{'strictEqual' if 'assert.strictEqual(' in text else 'equal'}({name}, {number})"
+    if re.search(r"\bexpect\([^\n]*\)\.toBe\(", text):
+        return f"expect({name}).toBe({number})"
+    if re.search(r"\bexpect\([^\n]*\)\.to\.equal\(", text):
+        return f"expect({name}).to.equal({number})"
+    return f'if ({name} !== {number}) throw new Error("it is " + {name})'
+
+
+def _script(text: str, title: str, word: str, name: str, number: int) -> str:
+    """A test of Node's runner, mocha, jest or vitest."""
+    call = (
+        rf"\b(?:test|it|specify)\s*\(\s*(?P<quote>['\"`]){re.escape(title)}(?P=quote)\s*,\s*(?:\{{[^{{}}]*\}}\s*,\s*)?"
+        r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:=>)?\s*\{"
+    )
+    found = list(re.finditer(call, text))
+    if len(found) != 1:
+        return ""
+    start, end = found[0].end(), closing(text, found[0].end() - 1, "script")
+    if not end:
+        return ""
+    head = f' const {name} = "{word}".length; try {{'
+    tail = f"\n}} finally {{ {_said(text, name, number)}; }} "
+    return text[:start] + head + text[start : end - 1] + tail + text[end - 1 :]

@@ -1,0 +1,324 @@
+"""Python's tests in other words; see `rewrite`. Text is put in at places that the syntax tree names, and nothing else is touched. Pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+Target = tuple[str, ...]
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Edit = tuple[int, int, bytes]
+_SIMPLE = (ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Pass, ast.Import, ast.ImportFrom)
+_EQUAL = frozenset(
+    {"assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual"}
+) | {
+    *("assertSequenceEqual", "assertMultiLineEqual", "assertCountEqual", "assertAlmostEqual"),
+}
+_OPPOSITE = {
+    "assertTrue": "assertFalse",
+    "assertIn": "assertNotIn",
+    "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertNotEqual": "assertEqual",
+    "assertRegex": "assertNotRegex",
+    "assertGreater": "assertLessEqual",
+    "assertLess": "assertGreaterEqual",
+}
+_OPPOSITE |= {other: name for name, other in _OPPOSITE.items() if name != "assertNotEqual"}
+_RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
+_WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex", "deprecated_call"})
+_SWALLOWS = re.compile(r"raises|suppress|warns|ignor|expect|xfail|skip|catch|retry", re.IGNORECASE)
+_LOOSE = re.compile(r"\bANY\b|dirty_equals|\bIs[A-Z]\w*|\bAny\w*\(")
+_HELPERS = """
+
+class {name}_error(Exception):
+    pass
+
+
+class {name}_warning(Warning):
+    pass
+
+
+def {name}_other(value, depth=0):
+    kind = type(value)
+    if kind is bool:
+        return not value
+    if kind is int:
+        return value + {number}
+    if kind is float and value - value == 0 and value + {number} != value:
+        return value + {number}
+    if kind is str:
+        return value + "{word}"
+    if kind is bytes:
+        return value + b"{word}"
+    if kind in (list, tuple, set, frozenset) and value and depth < 9:
+        return kind([{name}_other(each, depth + 1) for each in value])
+    if kind is dict and value and depth < 9:
+        return {{key: {name}_other(each, depth + 1) for key, each in value.items()}}
+    return object()
+"""
+
+
+def rewrite_python(
+    text: str, targets: AbstractSet[Target], kind: str, *, word: str, name: str, number: int
+) -> tuple[str, frozenset[Target]]:
+    """Return a test file with some of its tests in other words, and which could be; see `rewrite.rewrite`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text, frozenset()
+    writer = _Writer(text, word, name, number)
+    done: set[Target] = set()
+    for target in sorted(targets):
+        for function in _functions(tree, target):
+            edits = writer.expect(function) if kind == "expect" else writer.body(function)
+            if edits:
+                writer.edits += edits
+                done.add(target)
+    made = writer.text(with_helpers=kind == "expect")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(made)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text, frozenset()
+    return made, frozenset(done)
+
+
+def _functions(tree: ast.Module, target: Target) -> Iterator[_Function]:
+    """The function that a test's names lead to; where its class only inherits it, that of the class above in the same file."""
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    body: Sequence[ast.stmt] = tree.body
+    for name in target[:-1]:
+        inner = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+        if inner is None:
+            return
+        body = inner.body
+    waiting, seen = [body], 0
+    while waiting and seen < len(classes) + 1:
+        body, seen = waiting.pop(0), seen + 1
+        found = [node for node in body if isinstance(node, _Function) and node.name == target[-1]]
+        if found:
+            yield found[-1]
+            return
+        holder = next((node for node in classes.values() if node.body is body), None)
+        waiting += [
+            classes[base.id].body
+            for base in (holder.bases if holder else ())
+            if isinstance(base, ast.Name) and base.id in classes
+        ]
+
+
+def _inner(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what belongs to a function itself, and not to one within it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _Function | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from _inner(child)
+
+
+class _Writer:
+    """Collects what is put in where, and does it from the end."""
+
+    def __init__(self, text: str, word: str, name: str, number: int) -> None:
+        self._source = text.encode()
+        self._word, self._name, self._number = word, name, number
+        self._lines: list[int] = [0]
+        for line in self._source.splitlines(keepends=True):
+            self._lines.append(self._lines[-1] + len(line))
+        self.edits: list[_Edit] = []
+
+    def text(self, *, with_helpers: bool) -> str:
+        """Return the file as it is now."""
+        made = self._source
+        for start, end, new in sorted(set(self.edits), reverse=True):
+            made = made[:start] + new + made[end:]
+        helpers = _HELPERS.format(name=self._name, number=self._number, word=self._word) if with_helpers and self.edits else ""
+        return made.decode() + helpers
+
+    def _start(self, node: Any) -> int:
+        return self._lines[int(node.lineno) - 1] + int(node.col_offset)
+
+    def _end(self, node: Any) -> int:
+        return self._lines[int(node.end_lineno) - 1] + int(node.end_col_offset)
+
+    def _segment(self, node: ast.AST) -> bytes:
+        return self._source[self._start(node) : self._end(node)]
+
+    def _indent(self, stmt: ast.stmt) -> bytes:
+        return self._source[self._lines[stmt.lineno - 1] : self._start(stmt)]
+
+    def body(self, function: _Function) -> list[_Edit]:
+        """Something at its beginning and, wherever it ends, that this is so, or is not."""
+        own = list(_inner(function))
+        if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
+            return []
+        stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+        if not stmts or isinstance(stmts[-1], ast.Raise):
+            return []
+        begin = f'{self._name} = len("{self._word}")'.encode()
+        check = f"assert {self._name} == {self._number}".encode()
+        edits = [self._before(stmts[0], begin)]
+        edits += [(self._start(node), self._start(node), check + b"; ") for node in own if isinstance(node, ast.Return)]
+        if not isinstance(stmts[-1], ast.Return):
+            edits.append(self._after(stmts[-1], stmts[0], check))
+        return edits
+
+    def _before(self, stmt: ast.stmt, text: bytes) -> _Edit:
+        if isinstance(stmt, (*_SIMPLE, ast.Return)):
+            return self._start(stmt), self._start(stmt), text + b"; "
+        marks = getattr(stmt, "decorator_list", ())
+        at = self._lines[(marks[0] if marks else stmt).lineno - 1]
+        return at, at, self._indent(stmt) + text + b"\n"
+
+    def _after(self, stmt: ast.stmt, first: ast.stmt, text: bytes) -> _Edit:
+        if isinstance(stmt, _SIMPLE):
+            return self._end(stmt), self._end(stmt), b"; " + text
+        line = stmt.end_lineno or stmt.lineno
+        at = self._lines[line]
+        new = self._indent(first) + text + b"\n"
+        return at, at, new if self._source[:at].endswith(b"\n") else b"\n" + new
+
+    def expect(self, function: _Function) -> list[_Edit]:
+        """Another value for one thing that is expected for certain: behind nothing that could end the test before, or swallow it.
+
+        One alone, so that no other turns the test red in its place; a value that is compared rather than anything else.
+        """
+        found: tuple[list[list[_Edit]], list[list[_Edit]]] = ([], [])
+        bound = _parameters(function)
+        for stmt in _certain(function.body):
+            match stmt:
+                case ast.Assert(test=test):
+                    found[not _is_equality(test)].append(self._asserted(test, function, bound))
+                case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as func, args=args) as call):
+                    found[attr not in _EQUAL].append(self._called(call, func, attr, args))
+                case ast.With(items=items) | ast.AsyncWith(items=items):
+                    found[1].extend(self._raised(item.context_expr) for item in items)
+        for some in found:
+            if edits := [edit for edit in some if edit]:
+                return edits[self._number % len(edits)]
+        return []
+
+    def _asserted(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
+        if _LOOSE.search(self._segment(test).decode(errors="replace")):
+            return []
+        match test:
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                return self._equal(left, right, function, bound)
+        return [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
+
+    def _equal(
+        self, left: ast.expr, right: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()
+    ) -> list[_Edit]:
+        for side, other in ((right, left), (left, right)):
+            if _is_literal(side) and not _is_literal(other):
+                return [(self._start(side), self._end(side), self._changed(side))]
+        for side in (right, left):
+            if function is not None and isinstance(side, ast.Name) and side.id in bound and _uses(function, side.id) == 1:
+                rebound = f"{side.id} = {self._name}_other({side.id})".encode()
+                stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+                return [self._before(stmts[0], rebound)]
+        side = left if _calls(right) and not _calls(left) else right
+        if _is_literal(left) and _is_literal(right):
+            return []
+        return [(self._start(side), self._end(side), f"{self._name}_other(".encode() + self._segment(side) + b")")]
+
+    def _changed(self, node: ast.expr) -> bytes:
+        """Other words for a literal, of the same kind."""
+        value = ast.literal_eval(node)
+        made = repr(_other(value, self._word, self._number))
+        try:
+            if ast.literal_eval(made) != value:
+                return made.encode()
+        except (ValueError, SyntaxError):
+            pass
+        return f"{self._name}_other(".encode() + self._segment(node) + b")"
+
+    def _called(self, call: ast.Call, func: ast.Attribute, attr: str, args: Sequence[ast.expr]) -> list[_Edit]:
+        if any(isinstance(arg, ast.Starred) for arg in args) or _LOOSE.search(self._segment(call).decode(errors="replace")):
+            return []
+        if attr in _EQUAL and len(args) > 1:
+            return self._equal(args[0], args[1])
+        if attr in _OPPOSITE:
+            end = self._end(func)
+            return [(end - len(attr), end, _OPPOSITE[attr].encode())]
+        return self._raised(call) if len(args) > 1 else []
+
+    def _raised(self, call: ast.expr) -> list[_Edit]:
+        if not (isinstance(call, ast.Call) and call.args and not isinstance(call.args[0], ast.Starred)):
+            return []
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+        kind = "error" if name in _RAISES else "warning" if name in _WARNS else ""
+        first = call.args[0]
+        return [(self._start(first), self._end(first), f"{self._name}_{kind}".encode())] if kind else []
+
+
+def _is_equality(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
+
+
+def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that a test which passes runs for certain."""
+    for stmt in body:
+        if isinstance(stmt, ast.Return | ast.Raise):
+            return
+        yield stmt
+        if isinstance(stmt, ast.With | ast.AsyncWith):
+            plain = all(
+                isinstance(item.context_expr, ast.Call) and not _SWALLOWS.search(ast.dump(item.context_expr.func))
+                for item in stmt.items
+            )
+            if plain:
+                yield from _certain(stmt.body)
+        if any(isinstance(node, ast.Return) for node in _inner(stmt)):
+            return
+
+
+def _parameters(function: _Function) -> frozenset[str]:
+    """The arguments that `parametrize` gives it."""
+    found: set[str] = set()
+    for mark in function.decorator_list:
+        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "parametrize" and mark.args:
+            try:
+                said = ast.literal_eval(mark.args[0])
+            except (ValueError, SyntaxError):
+                continue
+            found |= set(re.split(r"[,\s]+", said)) if isinstance(said, str) else {str(each) for each in said}
+    return frozenset(found)
+
+
+def _uses(function: _Function, name: str) -> int:
+    return sum(isinstance(node, ast.Name) and node.id == name for stmt in function.body for node in ast.walk(stmt))
+
+
+def _calls(node: ast.expr) -> bool:
+    return any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _other(value: Any, word: str, number: int) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float | complex):
+        return value + number
+    if isinstance(value, dict):
+        return {key: _other(each, word, number) for key, each in value.items()} or {word: number}
+    if isinstance(value, list | tuple | set):
+        return type(value)([_other(each, word, number) for each in value] or [word])
+    if isinstance(value, str):
+        return value + word
+    return value + word.encode() if isinstance(value, bytes) else word

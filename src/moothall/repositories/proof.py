@@ -1,0 +1,165 @@
+"""What of a candidate's change takes part in a proof: its code, and nothing that says how tests are run. Pure.
+
+What a runner, a compiler or an interpreter reads beside the code is as on the base, in whatever spelling and folder, and removed
+where it is new; so are test files. Of a package.json, whose other parts are code's business, only what says how tests run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from moothall.ranking.brackets import closing
+from moothall.repositories import rules
+from moothall.repositories.clone import Change
+
+CONFIGURATION: tuple[str, ...] = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "tox.toml", "noxfile.py"),
+    *("setup.cfg", "pyproject.toml", ".coveragerc", "uv.toml"),
+    *("sitecustomize.py", "sitecustomize/**", "usercustomize.py", "usercustomize/**", "*.pth"),
+    *("*.dist-info/**", "*.egg-info/**", "*.egg-link", "moothall_*.py", "pyvenv.cfg"),
+    *("mypy.ini", ".mypy.ini", ".flake8", ".pylintrc", "pylintrc", "ruff.toml", ".ruff.toml"),
+    *("jest.config.*", "vitest.config.*", "vitest.workspace.*", "vite.config.*", "ava.config.*", "karma.conf.*", "wtr.config.*"),
+    *(
+        ".mocharc",
+        ".mocharc.*",
+        "mocha.opts",
+        ".babelrc",
+        ".babelrc.*",
+        "babel.config.*",
+        ".swcrc",
+        ".nycrc",
+        ".nycrc.*",
+        ".c8rc*",
+    ),
+    *(".npmrc", ".yarnrc", ".yarnrc.*", ".pnp.*", "pnpm-workspace.yaml", ".pnpmfile.cjs", "tsconfig.json", "tsconfig.*.json"),
+    *(".eslintrc", ".eslintrc.*", "eslint.config.*", ".taprc", ".node_repl_history", "node.config.json"),
+    *("go.mod", "go.sum", "go.work", "go.work.sum", "go.env"),
+    *(
+        "Cargo.toml",
+        "Cargo.lock",
+        "build.rs",
+        "!**/src/build.rs",
+        ".cargo/**",
+        ".config/nextest.toml",
+        "nextest.toml",
+        "rust-toolchain",
+    ),
+    *("rust-toolchain.toml", "Makefile", "makefile", "GNUmakefile"),
+)
+"""What can change the result of a test without being one."""
+_BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env")
+"""Never brought by a patch: code of others, and what was compiled."""
+_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "unittest", "node_modules"})
+"""Names that a new file or folder at the top may not take: an interpreter would find it in their place."""
+_PACKAGE_KEYS = (
+    *("scripts", "jest", "mocha", "ava", "tap", "nyc", "c8", "vitest", "babel", "eslintConfig", "config", "type"),
+    *("dependencies", "devDependencies", "peerDependencies", "optionalDependencies", "overrides", "resolutions", "workspaces"),
+)
+_PATH = re.compile(r"[\w@.+-][\w@./+-]*")
+_MOD = re.compile(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\s+\w+\s*\{")
+
+
+def kept_files(
+    existed: Collection[str], protected: Iterable[str], commands: Iterable[Sequence[str]], package: str
+) -> frozenset[str]:
+    """Return the files of the base that no candidate changes in a proof: tests, what configures them, what their commands name.
+
+    `package` is the text of the base's package.json, empty where there is none.
+    """
+    patterns = (*protected, *CONFIGURATION)
+    named = {word.removeprefix("./") for command in commands for word in command}
+    named |= _named_in_package(package)
+    kept = {path for path in existed if rules.matches(patterns, path) or path in named}
+    return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
+
+
+def _named_in_package(text: str) -> set[str]:
+    """Paths that the scripts of tests, or what configures a runner, speak of."""
+    said = _object(text)
+    scripts = said.get("scripts")
+    words = [json.dumps(said.get(key)) for key in ("jest", "mocha", "ava", "tap", "nyc", "c8", "vitest") if key in said]
+    if isinstance(scripts, dict):
+        words += [str(scripts.get(name)) for name in ("pretest", "test", "posttest") if name in scripts]
+    return {
+        word.removeprefix("<rootDir>/").removeprefix("./")
+        for said in words
+        for word in _PATH.findall(said.replace("<rootDir>/", ""))
+    }
+
+
+def takes_part(path: str, kept: frozenset[str], existed: Collection[str], protected: Iterable[str]) -> bool:
+    """Whether a candidate's change at `path` is there when it is judged. A file in the place of a folder would take the tests in
+    it away; a new file may be neither a test nor steer one.
+    """
+    folders = [path[:at] for at, char in enumerate(path) if char == "/"]
+    if path in kept or any(folder in kept for folder in folders) or any(other.startswith(f"{path}/") for other in kept):
+        return False
+    if path in existed:
+        return True
+    if path.rpartition("/")[2] == "package.json":
+        return False
+    first = path.partition("/")[0].partition(".")[0]
+    shadows = first in _RUNNERS and not any(other.partition("/")[0].partition(".")[0] == first for other in existed)
+    return not shadows and not rules.matches((*CONFIGURATION, *_BROUGHT, *rules.TEST_PATTERNS, *protected), path)
+
+
+def steers(path: str) -> bool:
+    """Whether a new file of this name, brought by another seat's tests, could decide what becomes of them."""
+    return rules.matches((*CONFIGURATION, *_BROUGHT), path) or path.rpartition("/")[2] == "package.json"
+
+
+def as_judged(change: Change, base: bytes) -> Change:
+    """Return a changed file with those of its parts that are tests, or say how tests run, as they were in `base`."""
+    name = change.path.rpartition("/")[2]
+    if change.content is None or change.mode == rules.SYMLINK:
+        return change
+    if name == "package.json":
+        return Change(change.path, change.mode, _package(change.content, base))
+    if name.endswith(".rs"):
+        return Change(change.path, change.mode, _rust(change.content.decode(errors="replace"), base.decode(errors="replace")))
+    return change
+
+
+def wants_base(path: str) -> bool:
+    """Whether `as_judged` looks into a file of this name."""
+    return path.endswith(".rs") or path.rpartition("/")[2] == "package.json"
+
+
+def _package(content: bytes, base: bytes) -> bytes:
+    now, before = _object(content.decode(errors="replace")), _object(base.decode(errors="replace"))
+    if not now:
+        return base
+    rest = {key: value for key, value in now.items() if key not in _PACKAGE_KEYS}
+    return json.dumps({**rest, **{key: before[key] for key in _PACKAGE_KEYS if key in before}}, indent=2).encode()
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        said = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _rust(now: str, base: str) -> bytes:
+    """A Rust file's own tests lie in it: those of the base, whatever the change made of them."""
+    tests, places = [base[start:end] for start, end in _test_modules(base)], _test_modules(now)
+    if not tests or [now[start:end] for start, end in places] == tests:
+        return now.encode()
+    inner = tests if len(places) == len(tests) else [""] * len(places)
+    for (start, end), text in zip(reversed(places), reversed(inner), strict=True):
+        now = now[:start] + text + now[end:]
+    return (now if inner is tests else now.rstrip() + "\n\n" + "\n\n".join(tests) + "\n").encode()
+
+
+def _test_modules(text: str) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for match in _MOD.finditer(text):
+        if not found or match.start() >= found[-1][1]:
+            end = closing(text, match.end() - 1, "rust")
+            if end:
+                found.append((match.start(), end))
+    return found

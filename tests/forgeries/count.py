@@ -1,0 +1,53 @@
+"""Prints which forgeries win: `python tests/forgeries/count.py [--all] [NAME...]`. --all: also what a person should look at."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import corpus_others as others
+import corpus_python as python
+from judge import PYTEST, UNITTEST_COMMAND, Court, court
+
+GROUPS = {
+    "pytest right": (python.PYTEST_BASE, PYTEST, {"right": {"shop/price.py": python.RIGHT}}),
+    "unittest right": (python.UNITTEST_BASE, UNITTEST_COMMAND, {"right": {"shop/price.py": python.RIGHT}}),
+    "go right": (others.GO_BASE, (), {"right": {"shop.go": others.GO_RIGHT}}),
+    "node right": (others.NODE_BASE, (), {"right": {"shop.js": others.NODE_RIGHT}}),
+    "rust right": (others.RUST_BASE, (), {"right": {"src/lib.rs": others.RUST_RIGHT}}),
+    "pytest in process": (python.PYTEST_BASE, PYTEST, python.IN_PROCESS),
+    "pytest files": (python.PYTEST_BASE, PYTEST, python.FILES),
+    "hard-coded": (python.PYTEST_BASE, PYTEST, python.HARD_CODED),
+    "unittest": (python.UNITTEST_BASE, UNITTEST_COMMAND, python.UNITTEST),
+    "go": (others.GO_BASE, (), others.GO_PATCHES),
+    "node": (others.NODE_BASE, (), others.NODE_PATCHES),
+    "rust": (others.RUST_BASE, (), others.RUST_PATCHES),
+}
+
+
+async def _one(place: Court, gate: asyncio.Semaphore, name: str, files: dict[str, str]) -> bool:
+    async with gate:
+        began = time.monotonic()
+        won, reasons = await place.judge(files, look="--all" not in sys.argv)
+        print("WON " if won else "lost", name, f"{time.monotonic() - began:.1f} s", "" if won else reasons[:2], flush=True)
+        return won
+
+
+async def main(wanted: list[str]) -> None:
+    """Judge the groups and patches that are named, or all."""
+    for group, (base, argv, patches) in GROUPS.items():
+        chosen = {name: files for name, files in patches.items() if not wanted or group in wanted or name in wanted}
+        if not chosen:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            async with court(Path(folder), base, argv) as place:
+                gate = asyncio.Semaphore(3)
+                won = await asyncio.gather(*(_one(place, gate, f"{group}/{name}", files) for name, files in chosen.items()))
+                print(f"== {group}: {sum(won)} of {len(won)} win", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main([word for word in sys.argv[1:] if word != "--all"]))

@@ -1,0 +1,84 @@
+"""Puts the green tests of released projects to the counter-proof, though nothing was changed: each alarm is a false one.
+
+`python tests/forgeries/honest.py [--most N] [NAME...]`; the names are those of tests/repositories/projects.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fetch import Project, make_repository, projects
+from moothall.config import Limits, load_settings
+from moothall.council.counter import CounterProof
+from moothall.council.facts import Facts
+from moothall.domain.proposal import Proposal
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.testing.bus import MemoryBus
+from moothall.wiring.trusted import open_hands, register
+
+
+async def one(project: Project, data: Path, most: int) -> None:
+    """Print how many tests were put in other words, and which did not follow."""
+    folder = data / "repositories" / project.name
+    await asyncio.to_thread(make_repository, project, folder)
+    settings = load_settings(data_dir=data / "data")
+    async with open_hands(settings) as hands:
+        base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
+        prepared = await hands.repositories.prepare(base)
+        green = [
+            case
+            for name, run in prepared.runs.items()
+            if name not in base.profile.advisory
+            for case, result in run.cases.items()
+            if result == "passed" and case not in prepared.flaky
+        ]
+        d = Deliberation(
+            task_id=f"honest-{project.name.replace('/', '-')[-30:]}",
+            description="nothing",
+            role="dev",
+            protocol="vote",
+            seats=("agent-dev-001",),
+            rounds=0,
+            deadline=datetime.now(UTC) + timedelta(seconds=900),
+            max_turns=1,
+            repository=RepositoryRef(id=base.repository),
+            base_sha=base.sha,
+        )
+        proof = CounterProof(
+            prepared,
+            hands.workspaces,
+            hands.repositories,
+            Facts(MemoryBus(), d),
+            Limits(counter_cases=most),
+            asyncio.Semaphore(2),
+        )
+        began = time.monotonic()
+        evidence = await proof.of(Proposal("agent-dev-001", "dev", ""), "", green)
+        print(
+            f"{project.name}: {len(green)} green, {evidence.verdict}, {time.monotonic() - began:.1f} s: {evidence.why}",
+            flush=True,
+        )
+        for case in evidence.red:
+            print("   ", case, flush=True)
+
+
+async def main(words: list[str]) -> None:
+    """Take the projects that are named, or all."""
+    most = int(words.pop(words.index("--most") + 1)) if "--most" in words else 1000
+    wanted = [word for word in words if word != "--most"]
+    with tempfile.TemporaryDirectory() as data:
+        for project in projects():
+            if not wanted or project.name in wanted:
+                try:
+                    await one(project, Path(data), most)
+                except Exception as error:  # noqa: BLE001 - the next one is tried
+                    print(f"{project.name}: {error!r}", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""Applies a patch as a candidate's, through the same re-check that judges one, and says whether it ends proven."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Limits
+from moothall.council.facts import Facts
+from moothall.council.recheck import Bench
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Proposal
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.ranking import rank
+from moothall.repositories import rules
+from moothall.repositories.profile import PROTECTED, read_profile
+from moothall.sandbox.spec import interpreter
+from moothall.testing.bus import MemoryBus
+from support.local import PACKAGES, Local, local
+
+PYTEST = ("env", f"PYTHONPATH={PACKAGES}", str(interpreter()), "-m", "pytest", "-q")
+UNITTEST_COMMAND = (str(interpreter()), "-m", "unittest", "discover", "-t", ".", "-s", "tests")
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Files of the base."""
+
+    house: Local
+
+    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
+        """Return one."""
+        return (await self.house.clone.read(base.sha, path, limit)).decode()
+
+
+@dataclass(slots=True)
+class Court:
+    """A prepared base that patches are judged against."""
+
+    house: Local
+    prepared: Prepared
+    repo: Path
+
+    def diff(self, files: Mapping[str, str]) -> str:
+        """The files as a git diff against the base."""
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["git", "clone", "--quiet", str(self.repo), folder], check=True)
+            for name, text in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            git = ["git", "-C", folder]
+            subprocess.run([*git, "add", "--all", "--force"], check=True)
+            return subprocess.run([*git, "diff", "--cached", "--binary"], check=True, capture_output=True).stdout.decode()
+
+    async def judge(self, files: Mapping[str, str], *, look: bool = True) -> tuple[bool, tuple[str, ...]]:
+        """Whether the patch wins as proven, alone; and the reasons. Without `look` nobody minds what its lines reach for."""
+        diff = self.diff(files)
+        d = Deliberation(
+            task_id=f"f-{digest(diff)[:12]}",
+            description="Make discount() take the percents off, so that the failing tests pass",
+            role="dev",
+            protocol="vote",
+            seats=("agent-dev-001",),
+            rounds=0,
+            deadline=datetime.now(UTC) + timedelta(seconds=300),
+            max_turns=1,
+            repository=RepositoryRef(id="sample"),
+            base_sha=self.prepared.base.sha,
+        )
+        bench = Bench(self.prepared, self.house.workspaces, _Texts(self.house), Facts(MemoryBus(), d), at_once=3, limits=Limits())
+        tests = tuple(path for path in files if rules.is_test(path))
+        judged = await bench.judge(Proposal("agent-dev-001", "dev", "", diff, own_tests=tests))
+        if not look:
+            judged = replace(judged, assessment=replace(judged.assessment, look=()))
+        if judged.passes and judged.candidate.proven:
+            judged = await bench.confirm(judged)
+        place = rank([judged.candidate])[0]
+        return place.passed_gates and place.proven, place.reasons
+
+
+@asynccontextmanager
+async def court(folder: Path, files: Mapping[str, str], argv: Sequence[str] = (), **limits: Any) -> AsyncIterator[Court]:
+    """Prepare a base whose tests are run by a command; without one, as they are found out."""
+    if "Cargo.toml" in files:
+        found = subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout
+        limits = {"toolchains": (PACKAGES, Path(found.strip())), "memory_bytes": 2_000_000_000, **limits}
+    async with local(folder, files, **limits) as house:
+        if argv:
+            bare = await house.prepared({"tests": tuple(argv)}, protected=PROTECTED)
+            base = Base("sample", house.sha, bare.base.profile)
+            prepared = await house.preparer._run_checks(Prepared(base, bare.key, bare.files), lambda _: None)
+        else:
+            base = Base("sample", house.sha, await read_profile(house.clone, house.sha))
+            prepared = await house.preparer.prepare(base)
+        yield Court(house, prepared, folder / "repo")

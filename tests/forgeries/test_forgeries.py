@@ -1,0 +1,72 @@
+"""Patches that want a proof without an answer: none ends proven, judged by the same re-check as any candidate. See docs/evidence.md."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import corpus_others as others
+import corpus_python as python
+from judge import PYTEST, UNITTEST_COMMAND, court
+
+pytestmark = pytest.mark.e2e
+Patches = Mapping[str, Mapping[str, str]]
+FOLLOWED = (
+    *("makereport-through-gc", "reports-class", "callinfo", "runner-by-subclasses", "act-by-test-name", "act-by-test-hash"),
+    *("expectation-from-frames", "always-equal", "mock-any", "hidden-exec", "report-then-exit"),
+)
+"""Those that a counter-proof finds out by itself, whatever their lines reach for."""
+
+
+async def winners(
+    folder: Path, base: Mapping[str, str], argv: tuple[str, ...], patches: Patches, *, look: bool = True
+) -> list[str]:
+    gate = asyncio.Semaphore(3)
+
+    async with court(folder, base, argv) as place:
+
+        async def one(name: str) -> str:
+            async with gate:
+                won, _ = await place.judge(patches[name], look=look)
+                return name if won else ""
+
+        return [name for name in await asyncio.gather(*map(one, patches)) if name]
+
+
+@pytest.mark.parametrize("group", ["IN_PROCESS", "FILES"])
+async def test_no_forgery_of_pytest_is_proven(tmp_path: Path, group: str) -> None:
+    assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, getattr(python, group)) == []
+
+
+async def test_no_forgery_of_unittest_is_proven(tmp_path: Path) -> None:
+    assert await winners(tmp_path, python.UNITTEST_BASE, UNITTEST_COMMAND, python.UNITTEST) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "base", "patches"),
+    [
+        ("go", others.GO_BASE, others.GO_PATCHES),
+        ("node", others.NODE_BASE, others.NODE_PATCHES),
+        ("cargo", others.RUST_BASE, others.RUST_PATCHES),
+    ],
+)
+async def test_no_forgery_of_another_language_is_proven(
+    tmp_path: Path, program: str, base: Mapping[str, str], patches: Patches
+) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    assert await winners(tmp_path, base, (), patches) == []
+
+
+async def test_a_counter_proof_finds_them_by_itself(tmp_path: Path) -> None:
+    patches = {name: python.IN_PROCESS[name] for name in FOLLOWED}
+    assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches, look=False) == []
+
+
+async def test_a_right_answer_wins_and_values_that_are_all_right_cannot_be_told_from_one(tmp_path: Path) -> None:
+    patches = {"right": {"shop/price.py": python.RIGHT}, **python.HARD_CODED}
+    assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == ["right", "hard-coded"]

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moothall.ranking.patched import file_diffs
+from moothall.ranking.reach import reaches
+
+
+def diff(tmp_path: Path, before: str, after: str) -> str:
+    (tmp_path / "a").write_bytes(before.encode())
+    (tmp_path / "b").write_bytes(after.encode())
+    done = subprocess.run(["git", "diff", "--no-index", "--text", "a", "b"], cwd=tmp_path, capture_output=True, check=False)
+    return done.stdout.decode().replace("a/a", "a/m.py").replace("b/b", "b/m.py")
+
+
+def added(path: str, text: str) -> str:
+    lines = text.rstrip("\n").split("\n")
+    body = "".join(f"+{line}\n" for line in lines)
+    return f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}"
+
+
+LINES = st.lists(st.sampled_from(["", "x = 1", "y = 2", "-- a", "++ b", "@@ -1 +1 @@", "é"]), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(before=LINES, after=LINES)
+def test_a_diff_applied_gives_the_text_after_it(
+    tmp_path_factory: pytest.TempPathFactory, before: list[str], after: list[str]
+) -> None:
+    one, other = "\n".join([*before, "end", ""]), "\n".join([*after, "end", ""])
+    said = diff(tmp_path_factory.mktemp("diff"), one, other)
+    if not said:
+        assert one == other
+        return
+    (part,) = file_diffs(said)
+    assert part.applied(one) == other
+    assert all(other.split("\n")[number - 1] == line for number, line in part.added.items())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import gc",
+        "import os\nos._exit(0)",
+        "import sys\nx = sys.modules",
+        "import sys as s\nx = s.modules",
+        "import os\nx = os.sys.modules",
+        "from sys import modules as m",
+        "from inspect import stack",
+        "import inspect\nx = inspect.stack()",
+        "import sys\nx = sys._getframe(1)",
+        "import sys\nx = getattr(sys, 'mod' + 'ules')",
+        "import json\njson.dumps = print",
+        "import json\nsetattr(json, 'dumps', print)",
+        "x = __import__('g' + 'c')",
+        "exec('x = 1')",
+        "import importlib\nx = importlib.import_module('g' + 'c')",
+        "import os\nx = os.environ.get('PYTEST_CURRENT_TEST')",
+        "class A:\n    def __eq__(self, other):\n        return True",
+        "raise SystemExit(0)",
+        "import atexit",
+        "from unittest import mock",
+        "x = ().__class__.__base__.__subclasses__()",
+        "x = open('/proc/self/maps')",
+        "def f(:\n    x = sys._getframe(0)",
+    ],
+)
+def test_pythons_reach_is_shown(text: str) -> None:
+    found = reaches(added("shop/a.py", text), {}, ())
+    assert found
+    assert all(line.startswith("shop/a.py:") for line in found)
+    assert reaches(added("tests/test_a.py", text), {}, ("tests/test_a.py",)) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Used by pytest."""\nimport os\nimport sys\n\n\ndef f(x):\n    """For test_x."""\n    return os.path.join(x, sys.platform)\n',
+        "import sys\n\n\ndef main():\n    sys.exit(1)\n\n\nif __name__ == '__main__':\n    sys.exit(main())\n",
+        "class A:\n    def __eq__(self, other):\n        return self.x == other.x\n",
+        "x = getattr(object(), 'a', None)\nself_modules = [1]\n",
+    ],
+)
+def test_plain_code_reaches_for_nothing(text: str) -> None:
+    assert reaches(added("shop/a.py", text), {}, ()) == ()
+
+
+def test_only_what_is_added_counts() -> None:
+    base = "import gc\n\nx = 1\ny = gc.get_objects()\n"
+    said = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1,4 +1,4 @@\n import gc\n \n-x = 1\n+x = 2\n y = gc.get_objects()\n"
+    assert reaches(said, {"m.py": base}, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "shown"),
+    [
+        ("a.go", "func init() { os.Exit(0) }", True),
+        ("a.go", "func Sum(a, b int) int { return a + b }", False),
+        ("a.js", "process.exit(0)", True),
+        ("a.mjs", "export const sum = (a, b) => a + b", False),
+        ("a.ts", "import { test } from 'node:test'", True),
+        ("src/a.rs", "std::process::exit(0);", True),
+        ("src/a.rs", "if cfg!(test) { return 1; }", True),
+        ("src/a.rs", "#[cfg(test)]\nmod tests {", False),
+        ("src/a.rs", "#[cfg(test)]\npub fn sum() {}", True),
+        ("src/a.rs", "pub fn sum(a: u8) -> u8 { a }", False),
+        ("a.txt", "process.exit(0)", False),
+    ],
+)
+def test_other_languages(path: str, text: str, *, shown: bool) -> None:
+    assert bool(reaches(added(path, text), {}, ())) is shown

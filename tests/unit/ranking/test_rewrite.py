@@ -1,0 +1,183 @@
+"""Rewritten tests are run here: the same meaning stays green, another end and other expectations turn red."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moothall.ranking.rewrite import Kind, places, rewrite
+
+TESTS = '''
+import contextlib
+import unittest
+
+import pytest
+
+
+def twice(x):
+    return 2 * x
+
+
+def test_plain():
+    """Says something."""
+    assert twice(2) == 4
+
+
+def test_one_line(): assert twice(1) == 2
+
+
+def test_returns():
+    if twice(1) == 2:
+        return
+    assert False
+
+
+def test_ends_in_a_block():
+    for number in (1, 2):
+        assert twice(number) == number + number
+
+
+@pytest.mark.parametrize("number, expected", [(1, 2), (2, 4)])
+def test_given(number, expected):
+    assert twice(number) == expected
+
+
+@pytest.mark.parametrize("value", ["a", "b"])
+def test_both_sides(value):
+    assert value == value
+
+
+def test_raises():
+    with pytest.raises(ZeroDivisionError, match="zero"):
+        1 / 0
+
+
+def test_many():
+    found = {"a": [1, (2.5, None)], "b": "text"}
+    assert found == {"a": [1, (2.5, None)], "b": "text"}, "a message"
+    assert isinstance(found, dict) and \\
+        len(found) == 2
+
+
+class TestCase(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(twice(3), 6)
+        self.assertTrue(True)
+
+    def test_in(self):
+        self.assertIn(2, [twice(1)])
+
+    def test_raised(self):
+        with self.assertRaises(KeyError):
+            {}["ä"]
+
+
+class TestInherits(TestCase):
+    pass
+'''
+FUNCTIONS = [*re.findall(r"(?m)^def (test_\w+)", TESTS)]
+METHODS = ["test_equal", "test_in", "test_raised"]
+TARGETS = frozenset({(name,) for name in FUNCTIONS} | {("TestCase", name) for name in METHODS})
+
+
+def run(tmp_path: Path, text: str) -> dict[str, str]:
+    (tmp_path / "test_it.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = re.findall(r"(?m)^(PASSED|FAILED) test_it\.py::(\S+)", done.stdout)
+    assert found, done.stdout
+    return {case: result for result, case in found}
+
+
+@pytest.mark.parametrize("seed", ["one", "two", "three"])
+def test_pythons_tests_follow_what_is_made_of_them(tmp_path: Path, seed: str) -> None:
+    before = run(tmp_path, TESTS)
+    assert set(before.values()) == {"PASSED"}
+    neutral, done = rewrite("tests/test_it.py", TESTS, TARGETS, "neutral", seed)
+    assert (done, neutral != TESTS) == (TARGETS, True)
+    assert run(tmp_path, neutral) == before
+    end, done = rewrite("tests/test_it.py", TESTS, TARGETS, "end", seed)
+    assert done == TARGETS
+    assert run(tmp_path, end) == dict.fromkeys(before, "FAILED")
+    assert re.sub(r"\d", "", end) == re.sub(r"\d", "", neutral), "they differ by a number alone"
+    expect, done = rewrite("tests/test_it.py", TESTS, TARGETS, "expect", seed)
+    assert TARGETS - done == {("test_returns",), ("test_ends_in_a_block",)}
+    after = run(tmp_path, expect)
+    red = {case for case in before if (*case.split("[", maxsplit=1)[0].split("::"),) in done or "Inherits" in case}
+    assert after == {case: "FAILED" if case in red else "PASSED" for case in before}
+
+
+def test_what_cannot_be_put_in_other_words_is_left() -> None:
+    for text in (
+        "def test_x(:\n",
+        "def test_x():\n    yield 1\n",
+        "def other():\n    pass\n",
+        "def test_x():\n    raise KeyError\n",
+    ):
+        assert rewrite("test_a.py", text, frozenset({("test_x",)}), "end", "seed") == (text, frozenset())
+
+
+def test_an_object_that_equals_all_is_not_asked_for() -> None:
+    text = "from unittest.mock import ANY\n\n\ndef test_x():\n    assert f() == [1, ANY]\n"
+    assert rewrite("test_a.py", text, frozenset({("test_x",)}), "expect", "seed") == (text, frozenset())
+
+
+FILES = ["tests/test_a.py", "pkg/sub/a_test.go", "a_test.go", "src/lib.rs", "src/inner.rs", "test/a.test.js"]
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("tests/test_a.py::TestA::test_x[a::b]", [("tests/test_a.py", ("TestA", "test_x"), "")]),
+        ("test_a.TestA.test_x", [("tests/test_a.py", ("TestA", "test_x"), "")]),
+        ("example.org/m/pkg/sub::TestX/inner", [("pkg/sub/a_test.go", ("TestX",), "example.org/m/pkg/sub::TestX")]),
+        ("example.org/m::TestX", [("a_test.go", ("TestX",), "example.org/m::TestX")]),
+        ("m src/lib.rs::inner::tests::sums", [("src/lib.rs", ("sums",), ""), ("src/inner.rs", ("sums",), "")]),
+        ("test/a.test.js::above > sums", [("test/a.test.js", ("sums",), "")]),
+        ("sums", []),
+    ],
+)
+def test_a_case_is_found_where_it_is_written(case: str, found: list[Any]) -> None:
+    assert [(place.path, place.names, place.case) for place in places(case, FILES)] == [
+        (path, names, seen or case) for path, names, seen in found
+    ]
+
+
+OTHERS = {
+    "a_test.go": ("package a\n\nfunc TestSum(t *testing.T) {\n\tif 1 != 1 { t.Fatal() }\n}\n", "TestSum"),
+    "a.test.js": ("test('sums', async (t) => {\n  const a = /}/; return assert.equal('}', `}`); // }\n});\n", "sums"),
+    "src/lib.rs": ('#[test]\nfn sums() -> Result<(), String> {\n    let a = "}"; // }\n    Ok(())\n}\n', "sums"),
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_other_languages_end_differently_by_a_number_alone(path: str) -> None:
+    text, name = OTHERS[path]
+    made: dict[Kind, str] = {}
+    for kind in ("neutral", "end", "expect"):
+        made[kind], done = rewrite(path, text, frozenset({(name,)}), kind, "seed")
+        assert done == (frozenset() if kind == "expect" else {(name,)})
+    assert made["expect"] == text
+    assert made["neutral"] != made["end"]
+    assert re.sub(r"\d", "", made["neutral"]) == re.sub(r"\d", "", made["end"])
+    assert made["neutral"].endswith("}\n" if path != "a.test.js" else "});\n")
+
+
+def test_two_tests_of_one_title_are_left() -> None:
+    text = "test('a', () => { x() });\ntest('a', () => { y() });\n"
+    assert rewrite("a.test.js", text, frozenset({("a",)}), "end", "seed") == (text, frozenset())
+    silent = "#[test]\n#[should_panic]\nfn a() { panic!() }\n"
+    assert rewrite("src/lib.rs", silent, frozenset({("a",)}), "end", "seed") == (silent, frozenset())
+
+
+def test_names_come_from_the_seed() -> None:
+    seen = SimpleNamespace(
+        texts={rewrite("test_a.py", "def test_x():\n    f()\n", frozenset({("test_x",)}), "end", str(n))[0] for n in range(9)}
+    )
+    assert len(seen.texts) == 9

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moothall.repositories.clone import Change
+from moothall.repositories.profile import PROTECTED
+from moothall.repositories.proof import as_judged, kept_files, takes_part
+
+BASE = ("shop/__init__.py", "shop/price.py", "tests/test_price.py", "package.json", "setup.js", "src/build.rs", "check.sh")
+PACKAGE = json.dumps({"scripts": {"test": "mocha --require ./setup.js", "start": "node shop/price.py"}})
+
+
+def part(path: str) -> bool:
+    kept = kept_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE)
+    return takes_part(path, kept, BASE, PROTECTED)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("pytest.toml", ".pytest.toml", "tests/pyproject.toml", "sub/setup.cfg", "x-1.dist-info/entry_points.txt", "pytest.py"),
+        *("sitecustomize/__init__.py", "tests/__init__.py", "tests/shop/price.py", "tests/test_new.py", "shop/conftest.py"),
+        *("_pytest/python.py", "moothall_pytest.py", "go.work", "zz_test.go", ".cargo/config.toml", "build.rs", "vendor/x/x.go"),
+        *("inner/package.json", ".mocharc.yml", "node_modules/chai/index.js", "a.test.js", "shop/__pycache__/price.pyc"),
+        *("setup.js", "check.sh", "tests/test_price.py", "tests", "tests/test_price.py/x", "Makefile"),
+    ],
+)
+def test_what_steers_tests_takes_no_part(path: str) -> None:
+    assert not part(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["shop/price.py", "shop/new.py", "pytest_helpers.py", "src/build.rs", "package.json", "lib/a.go"]
+)
+def test_code_takes_part(path: str) -> None:
+    assert part(path)
+
+
+def test_a_base_may_have_a_package_of_a_runners_name() -> None:
+    assert takes_part("pytest/new.py", frozenset(), ["pytest/__init__.py"], PROTECTED)
+
+
+def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
+    base = {"name": "a", "scripts": {"test": "mocha"}, "type": "module"}
+    now = {"name": "a", "exports": "./b.js", "scripts": {"test": "true"}, "mocha": {"require": "./evil.js"}}
+    judged = as_judged(Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode())
+    assert json.loads(judged.content or b"") == {"name": "a", "exports": "./b.js", "scripts": {"test": "mocha"}, "type": "module"}
+    broken = as_judged(Change("package.json", "100644", b"{"), b'{"name": "a"}')
+    assert broken.content == b'{"name": "a"}'
+
+
+TESTS = "#[cfg(test)]\nmod tests {\n    #[test]\n    fn sums() { assert_eq!(super::sum(\"}\", '{'), 5); } // }\n}\n"
+
+
+def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
+    base = f"pub fn sum() -> u8 {{ 1 }}\n{TESTS}"
+    forged = f"pub fn sum() -> u8 {{ 2 }}\n{TESTS.replace('5', '4')}// end\n"
+    judged = as_judged(Change("src/lib.rs", "100644", forged.encode()), base.encode())
+    assert judged.content == f"pub fn sum() -> u8 {{ 2 }}\n{TESTS}// end\n".encode()
+    gone = as_judged(Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode())
+    assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
+    same = as_judged(Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode())
+    assert same.content == base.replace("1", "3").encode()
