@@ -13,7 +13,8 @@ from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import DEFAULT_PROTOCOL, DEFAULT_SEATS, Deliberation, DeliberationRequest
+from moothall.domain.protocol import DEFAULT_PROTOCOL
+from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 
 MOST_SEATS = 16

@@ -17,7 +17,7 @@ def roles(context: click.Context, parameter: click.Parameter, incomplete: str) -
 
 def protocols(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
     """Complete a protocol."""
-    from moothall.domain.task import PROTOCOLS
+    from moothall.domain.protocol import PROTOCOLS
 
     return [protocol for protocol in PROTOCOLS if protocol.startswith(incomplete)]
 

@@ -25,9 +25,9 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import (
     DEFAULT_SEATS,
-    PROTOCOLS,
     Deliberation,
     DeliberationRequest,
     RepositoryRef,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from moothall.domain.task import DEFAULT_PROTOCOL, PROTOCOLS, DeliberationRequest, ProtocolName
+from moothall.domain.protocol import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
+from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 
 _Apply = Callable[[DeliberationRequest, str], DeliberationRequest]
@@ -64,13 +65,13 @@ REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _seed
 
 def check_protocol(name: str) -> ProtocolName:
     """Return the protocol, the default one for an empty name. Raises `InvalidRequest`."""
-    wanted = name.strip().lower() or DEFAULT_PROTOCOL
-    chosen = next((known for known in PROTOCOLS if known == wanted), None)
-    if chosen is None:
-        near = get_close_matches(wanted, PROTOCOLS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
-    return chosen
+    chosen = name.strip().lower() or DEFAULT_PROTOCOL
+    for known in PROTOCOLS:
+        if known == chosen:
+            return known
+    near = get_close_matches(chosen, PROTOCOLS, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
 
 
 def filled(request: DeliberationRequest, params: Mapping[str, str], known: Mapping[str, _Apply]) -> DeliberationRequest:

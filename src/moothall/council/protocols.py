@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -45,8 +45,9 @@ from moothall.council.seats import find_approaches, outcome_of, propose, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.proposal import OUT_OF_PATIENCE, Review, SeatOutcome, SeatStatus
+from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
-from moothall.domain.task import PROTOCOLS, Deliberation, ProtocolName
+from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ranking import rank, ties
 
@@ -99,7 +100,7 @@ async def _sit(council: Council) -> None:
     seconds = (council.until - datetime.now(UTC)).total_seconds()
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
-            await _STEPS[council.d.protocol](council)
+            await _run(council)
             await _confirm(council)
     except TimeoutError:
         if not limit.expired():
@@ -177,56 +178,45 @@ async def _take(council: Council, leader: Judged, *, time_left: bool) -> None:
         ]
 
 
-async def _single(council: Council) -> None:
-    await _propose_all(council, council.sittings[:1])
+def _protocol(council: Council) -> Protocol:
+    return PROTOCOLS[council.d.protocol]
+
+
+async def _run(council: Council) -> None:
+    """Take the steps of the council's protocol."""
+    protocol = _protocol(council)
+    if protocol.one_seat:
+        await _propose_all(council, council.sittings[:1])
+    else:
+        await _take_seats(council)
+        await _revise_in_rounds(council, protocol)
+        await _cross_tests(council)
+    if protocol.reviews_ties:
+        await _review_ties(council)
     await _judge_by_peers(council)
 
 
-async def _vote(council: Council) -> None:
-    await _take_seats(council)
-    await _cross_tests(council)
-    await _judge_by_peers(council)
-
-
-async def _debate(council: Council) -> None:
-    await _take_seats(council)
+async def _revise_in_rounds(council: Council, protocol: Protocol) -> None:
     for round_ in range(1, council.d.rounds + 1):
-        if len(council.proposers) < _FIRST_SEATS or not _time_left(council):
-            break
-        given = answers(sitting.latest.proposal for sitting in council.proposers)
-        found = await hold_reviews(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
-        await _revise_all(council, council.proposers, round_, found)
-    await _cross_tests(council)
-    await _judge_by_peers(council)
+        if not _time_left(council):
+            return
+        if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
+            given = answers(sitting.latest.proposal for sitting in council.proposers)
+            found = await hold_reviews(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
+            await _revise_all(council, council.proposers, round_, found)
+        elif protocol.revises_on == "evidence" and not council.about_text and not _good(council):
+            # One that went in circles to the end has seen all this, and was none the wiser.
+            failed = [sitting for sitting in council.proposers if not sitting.latest.passes and not sitting.circles]
+            await _revise_all(council, failed, round_)
 
 
-async def _tests_then_verify(council: Council) -> None:
-    await _take_seats(council)
-    for round_ in range(1, council.d.rounds + 1):
-        if council.about_text or _good(council) or not _time_left(council):
-            break
-        # One that went in circles to the end has seen all this, and was none the wiser.
-        failed = [sitting for sitting in council.proposers if not sitting.latest.passes and not sitting.circles]
-        if not failed:
-            break
-        await _revise_all(council, failed, round_)
-    await _cross_tests(council)
+async def _review_ties(council: Council) -> None:
     tied = ties([item.candidate for item in council.judged])
     if tied and not (council.about_text or council.d.peer_review):
         given = _with_twins(council, answers(candidate.proposal for candidate in tied))
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
         authors = [min(answer.seats) for answer in given]
         await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
-    await _judge_by_peers(council)
-
-
-_STEPS: Mapping[ProtocolName, Callable[[Council], Awaitable[None]]] = {
-    "single": _single,
-    "vote": _vote,
-    "debate": _debate,
-    "tests_then_verify": _tests_then_verify,
-    "ask": _single,
-}
 
 
 async def _take_seats(council: Council) -> None:
@@ -251,12 +241,12 @@ def _in_turn(council: Council) -> bool:
     """Whether seats are filled one after the other: as little as `patience` where every answer is to be seen."""
     llm = council.parts.llm
     wanted = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
-    return wanted and not (council.about_text or council.d.peer_review) and PROTOCOLS[council.d.protocol].stops_early
+    return wanted and not (council.about_text or council.d.peer_review) and _protocol(council).stops_early
 
 
 async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
     if not council.approaches:
-        await find_approaches(council, len(council.sittings) if council.d.protocol != "single" else 1)
+        await find_approaches(council, 1 if _protocol(council).one_seat else len(council.sittings))
     tasks: list[tuple[Sitting, asyncio.Task[None]]] = []
     started = datetime.now(UTC)
     waiting: list[asyncio.Task[None]] = []
@@ -305,7 +295,7 @@ async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int
 
 def _decided(council: Council) -> bool:
     """The rule of early stop, as in the module's text."""
-    if council.about_text or council.d.peer_review or not PROTOCOLS[council.d.protocol].stops_early:
+    if council.about_text or council.d.peer_review or not _protocol(council).stops_early:
         return False
     if any(item.proposal.own_tests for item in council.judged):
         return False
@@ -315,7 +305,7 @@ def _decided(council: Council) -> bool:
 
 def _has_proven(council: Council) -> bool:
     """Whether the others are waited for with patience only."""
-    if not council.parts.limits.patience or council.d.peer_review or not PROTOCOLS[council.d.protocol].stops_early:
+    if not council.parts.limits.patience or council.d.peer_review or not _protocol(council).stops_early:
         return False
     return _proven(council)
 

@@ -7,36 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
 from moothall.domain.budget import Budget
 from moothall.domain.ids import ROLES, check_id
+from moothall.domain.protocol import PROTOCOLS, ProtocolName
 from moothall.errors import InvalidRequest
 
-ProtocolName = Literal["single", "vote", "debate", "tests_then_verify", "ask"]
-
-
-@dataclass(frozen=True, slots=True)
-class Protocol:
-    """What is known of a council's protocol before it runs; its steps are in `council/protocols.py`.
-
-    `rounds` of review and revision by default; `one_seat` however many are asked for; `stops_early` where the first answers
-    agree.
-    """
-
-    rounds: int = 0
-    one_seat: bool = False
-    stops_early: bool = False
-
-
-PROTOCOLS: Mapping[ProtocolName, Protocol] = {
-    "single": Protocol(one_seat=True),
-    "vote": Protocol(stops_early=True),
-    "debate": Protocol(rounds=1),
-    "tests_then_verify": Protocol(rounds=1, stops_early=True),
-    "ask": Protocol(one_seat=True),
-}
-DEFAULT_PROTOCOL: ProtocolName = "tests_then_verify"
 DEFAULT_SEATS = 3
 
 
@@ -123,7 +99,7 @@ class Deliberation:
         """Whether a proposal with this diff is text to be judged as text: of a question, or where there is no repository.
         Everywhere else an empty diff is no success.
         """
-        return self.base_sha is None or (self.protocol == "ask" and not diff.strip())
+        return self.base_sha is None or (PROTOCOLS[self.protocol].answers and not diff.strip())
 
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

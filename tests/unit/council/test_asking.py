@@ -11,7 +11,8 @@ from moothall.collector.fold import State
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import PROTOCOLS, Deliberation
+from moothall.domain.protocol import PROTOCOLS
+from moothall.domain.task import Deliberation
 from moothall.testing.model import step_of
 from support.council import ONE, act, append, finish, of, outcomes
 

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from moothall.council.params import check_protocol
+from moothall.domain.protocol import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
+
+
+def test_the_table_has_a_row_for_each_name() -> None:
+    assert tuple(PROTOCOLS) == get_args(ProtocolName)
+    assert check_protocol("") == DEFAULT_PROTOCOL
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_revises_in_rounds_only_where_it_says_on_what(name: ProtocolName) -> None:
+    protocol = PROTOCOLS[name]
+    assert check_protocol(f" {name.upper()} ") == name
+    assert bool(protocol.rounds) == bool(protocol.revises_on)
+    assert not (protocol.one_seat and (protocol.revises_on or protocol.reviews_ties or protocol.stops_early))
