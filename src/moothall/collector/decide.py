@@ -13,9 +13,9 @@ from typing import TypeVar
 from moothall.collector.fold import UNDATED, Fact, State
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import OUT_OF_PATIENCE, Candidate, Place, Proposal, SeatOutcome, SeatStatus
+from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Place, Proposal, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
-from moothall.ranking import Assessment, as_candidate, rank
+from moothall.ranking import rank
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -102,10 +102,11 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
         facts = _assessment(state, proposal)
         cross = [(key, fact.value) for key, fact in sorted(state.cross.items()) if key[:2] in of]
         # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
-        candidate = as_candidate(
-            proposal,
-            facts.value if facts else Assessment(applies=True, required=(RECHECK,)),
-            evidence=tuple(fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of),
+        assessment = facts.value if facts else Assessment(applies=True, required=(RECHECK,))
+        evidence = tuple(fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of)
+        candidate = Candidate(
+            proposal=proposal,
+            assessment=replace(assessment, evidence=evidence),
             cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
             reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
             about_text=asked.is_answer(proposal.diff),
@@ -196,7 +197,7 @@ def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[
                 reasons=place.reasons,
                 passed_gates=place.passed_gates,
                 proven=place.proven,
-                evidence=candidate.evidence,
+                evidence=candidate.assessment.evidence,
                 reviews=candidate.reviews,
                 content=proposal.content,
                 diff=proposal.diff,
@@ -204,7 +205,7 @@ def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[
                 revision=proposal.revision,
                 operations=proposal.operations,
                 created_at_ms=proposal.created_at_ms,
-                checks={item.check: str(item.verdict) for item in candidate.evidence},
+                checks={item.check: str(item.verdict) for item in candidate.assessment.evidence},
             )
         )
     return tuple(results)

@@ -17,10 +17,9 @@ from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import Outcome
-from moothall.domain.proposal import CrossRun, Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.proposal import Assessment, CrossRun, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest
-from moothall.ranking import Assessment
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from moothall import telemetry
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Proposal
+from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch, Prepared, checks_near
 from moothall.errors import PatchRefused
 from moothall.guard.seat import SeatContext
-from moothall.ranking import as_candidate, assess, passes_gates
+from moothall.ranking import assess, is_done, passes_gates
 
 _MOST_IDS = 200  # on a command line; more are run by their files
 _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
@@ -161,12 +161,12 @@ async def look(
         changed=patch.paths,
         task=task,
     )
-    candidate = as_candidate(Proposal(context.seat, context.role, "", patch.diff), found)
+    candidate = Candidate(Proposal(context.seat, context.role, "", patch.diff), found)
     return State(
         patch=patch,
         runs=runs,
         green=passes_gates(candidate),
-        proven=found.done,
+        proven=is_done(found),
         whole=len(chosen) == len(profile.checks) and all(item.whole for item in chosen),
         lost=found.regressions,
         fixed=found.fixed,

@@ -17,11 +17,11 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Candidate, CrossRun, Proposal
+from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Reader, Workspaces
-from moothall.ranking import Assessment, as_candidate, assess, changed_files, passes_gates
+from moothall.ranking import assess, changed_files, passes_gates
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
 from moothall.ranking.reach import changed_python, reaches
@@ -59,7 +59,7 @@ class Judged:
     def candidate(self) -> Candidate:
         """As ranking looks at it, without reviews."""
         evidence = (*self.assessment.evidence, *((self.counter,) if self.counter else ()))
-        return as_candidate(self.proposal, self.assessment, evidence=evidence, cross=self.cross)
+        return Candidate(self.proposal, replace(self.assessment, evidence=evidence), self.cross)
 
     @property
     def passes(self) -> bool:

@@ -24,7 +24,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.errors import (
     BudgetExceeded,
@@ -38,7 +38,6 @@ from moothall.errors import (
 )
 from moothall.guard.seat import Meter, SeatContext
 from moothall.ports import Workspace
-from moothall.ranking import Assessment
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

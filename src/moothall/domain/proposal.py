@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import Evidence
+from moothall.domain.evidence import COUNTER, RED, Evidence
 from moothall.domain.ids import digest
 
 
@@ -98,27 +98,47 @@ class CrossRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A proposal with all that is known of it; what ranking looks at.
+class Assessment:
+    """What the clean re-check found of a proposal.
 
     `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
-    on the base and are not any more, `fixed` those that were red there, not by the author, and are green now.
-    `cross` holds accepted tests of other authors only. `look` are lines that a person should look at before it counts as proven.
+    on the base and are not any more, `fixed` those that were red there, not by the author, and are green now; `still_red`
+    were red there and are. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
+    person should look at before it counts as proven.
     """
 
-    proposal: Proposal
-    applies: bool = True
-    evidence: tuple[Evidence, ...] = ()
+    applies: bool
     required: tuple[str, ...] = ()
     regressions: tuple[str, ...] = ()
     proven: bool = False
-    cross: tuple[CrossRun, ...] = ()
     behaviour: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    fixed: tuple[str, ...] = ()
+    still_red: tuple[str, ...] = ()
+    look: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposal with all that is known of it; what ranking looks at. `cross` holds accepted tests of other authors only."""
+
+    proposal: Proposal
+    assessment: Assessment
+    cross: tuple[CrossRun, ...] = ()
     reviews: tuple[Review, ...] = ()
     about_text: bool = False
-    fixed: tuple[str, ...] = ()
-    look: tuple[str, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Whether a test that its author did not write shows it. Tests of other seats ran only where they fail on the base.
+
+        What reaches for what judges it is not proven, nor is what a counter-proof was asked of and did not stand.
+        """
+        found = self.assessment
+        if found.look or any(item.check == COUNTER and item.verdict in RED for item in found.evidence):
+            return False
+        return found.proven or any(run.passed and run.author != self.proposal.seat for run in self.cross)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Who comes first, and why: gates, evidence, order. Pure; no model and no clock has a say here."""
 
-from moothall.ranking.assess import Assessment, as_candidate, assess
+from moothall.ranking.assess import assess, is_done
 from moothall.ranking.base import Diagnosis, diagnose
 from moothall.ranking.gates import passes_gates
 from moothall.ranking.order import changed_files, rank, ties
 
-__all__ = ["Assessment", "Diagnosis", "as_candidate", "assess", "changed_files", "diagnose", "passes_gates", "rank", "ties"]
+__all__ = ["Diagnosis", "assess", "changed_files", "diagnose", "is_done", "passes_gates", "rank", "ties"]

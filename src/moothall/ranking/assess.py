@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
-from moothall.domain.evidence import COUNTER, RED, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Candidate, CrossRun, Proposal, Review
+from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
 from moothall.ranking.authors import containers, may_be_own, same_file
 from moothall.ranking.relevance import concerns
@@ -24,61 +23,10 @@ _NAMED = 20
 _FIXED = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """The facts that ranking needs of one candidate; the fields mean what they mean in `Candidate`.
-
-    `evidence` has one entry for every check, also for one that did not run. `still_red` are cases that were red on the base and
-    still are; `look` lines of it that reach for what judges it, as `reach.reaches` says.
-    """
-
-    applies: bool
-    required: tuple[str, ...] = ()
-    regressions: tuple[str, ...] = ()
-    proven: bool = False
-    behaviour: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    fixed: tuple[str, ...] = ()
-    still_red: tuple[str, ...] = ()
-    look: tuple[str, ...] = ()
-
-    @property
-    def done(self) -> bool:
-        """Whether it is proven, and nothing beside what it mended is still red: no case of the same file or package."""
-        mended = {container for case in self.fixed for container in containers(case)[-1:]}
-        return self.proven and not any(mended & set(containers(case)) for case in self.still_red)
-
-
-def as_candidate(
-    proposal: Proposal,
-    found: Assessment,
-    *,
-    evidence: tuple[Evidence, ...] | None = None,
-    cross: tuple[CrossRun, ...] = (),
-    reviews: tuple[Review, ...] = (),
-    about_text: bool = False,
-) -> Candidate:
-    """Return what ranking looks at. `evidence` is what was told of single checks, the assessment's own where nothing is given.
-
-    Passing another author's accepted tests proves too: they ran only where they fail on the base. What reaches for what judges it is
-    not proven, nor is what a counter-proof was asked of and did not stand.
-    """
-    told = found.evidence if evidence is None else evidence
-    doubtful = found.look or any(item.check == COUNTER and item.verdict in RED for item in told)
-    return Candidate(
-        proposal,
-        applies=found.applies,
-        evidence=told,
-        required=found.required,
-        regressions=found.regressions,
-        proven=not doubtful and (found.proven or any(run.passed and run.author != proposal.seat for run in cross)),
-        look=found.look,
-        cross=cross,
-        behaviour=found.behaviour,
-        reviews=reviews,
-        about_text=about_text,
-        fixed=found.fixed,
-    )
+def is_done(found: Assessment) -> bool:
+    """Whether it is proven, and nothing beside what it mended is still red: no case of the same file or package."""
+    mended = {container for case in found.fixed for container in containers(case)[-1:]}
+    return found.proven and not any(mended & set(containers(case)) for case in found.still_red)
 
 
 def assess(

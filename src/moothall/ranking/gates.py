@@ -24,21 +24,22 @@ def passes_gates(candidate: Candidate) -> bool:
 
 
 def _failures(candidate: Candidate) -> Iterable[str]:
+    found = candidate.assessment
     if not candidate.proposal.diff.strip():
         yield "The patch is empty."
-    elif not candidate.applies:
+    elif not found.applies:
         yield "The patch does not apply on a clean checkout."
-    for name in dict.fromkeys(candidate.required):
-        runs = [item for item in candidate.evidence if item.check == name]
+    for name in dict.fromkeys(found.required):
+        runs = [item for item in found.evidence if item.check == name]
         bad = next((item for item in runs if item.verdict is not Verdict.PASSED), None)
         if not runs or (bad and bad.verdict is Verdict.MISSING):
             yield f"Required check {plain(name)} is missing."
         elif bad:
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
-    for item in candidate.evidence:
+    for item in found.evidence:
         if item.check == COUNTER and item.verdict is Verdict.FAILED:
             yield f"Forged: {plain(item.why, 300)}."
-    if lost := candidate.regressions:
+    if lost := found.regressions:
         yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {named(lost)}."
 
 

@@ -104,17 +104,17 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     clusters: dict[str, set[str]] = {}
     for candidate, failed, answer in zip(candidates, failures, answers, strict=True):
         if not failed:
-            clusters.setdefault(candidate.behaviour or answer, set()).add(candidate.proposal.seat)
+            clusters.setdefault(candidate.assessment.behaviour or answer, set()).add(candidate.proposal.seat)
     opinions = _opinions(candidates, answers)
     found = [
         _Standing(
             candidate=candidate,
             failures=failed,
             proven=candidate.proven and not candidate.about_text,
-            fixed=0 if candidate.about_text or candidate.look else len(candidate.fixed),
+            fixed=0 if candidate.about_text or candidate.assessment.look else len(candidate.assessment.fixed),
             cross=sum(votes.values()),
             authors=len(votes),
-            cluster=0 if candidate.about_text or failed else len(clusters[candidate.behaviour or answer]),
+            cluster=0 if candidate.about_text or failed else len(clusters[candidate.assessment.behaviour or answer]),
             review=opinions[answer][0],
             reviewers=opinions[answer][1],
             lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
@@ -126,7 +126,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
 
 
 def _counter(candidate: Candidate) -> Evidence | None:
-    return next((item for item in candidate.evidence if item.check == COUNTER), None)
+    return next((item for item in candidate.assessment.evidence if item.check == COUNTER), None)
 
 
 def _answer(candidate: Candidate) -> str:
@@ -205,9 +205,9 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         return
     yield from item.failures or (_passed(item.candidate),)
     yield from _evidence(item)
-    if still := [case for found in item.candidate.evidence for case in found.red_before]:
+    if still := [case for found in item.candidate.assessment.evidence for case in found.red_before]:
         yield f"Red before and still: {named(still)}."
-    if flaky := [case for found in item.candidate.evidence for case in found.flaky]:
+    if flaky := [case for found in item.candidate.assessment.evidence for case in found.flaky]:
         yield f"No evidence, since they differ from run to run: {named(flaky)}."
     if item.authors:
         yield f"Passes the tests of {item.cross} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
@@ -221,10 +221,10 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
 def _evidence(item: _Standing) -> Iterable[str]:
     counter = _counter(item.candidate)
     if item.proven:
-        yield _proof(item.candidate.fixed)
+        yield _proof(item.candidate.assessment.fixed)
         if counter is not None:
             yield f"Counter-proof: {plain(counter.why, 300)}."
-    elif look := item.candidate.look:
+    elif look := item.candidate.assessment.look:
         yield f"Unproven: a person should look. It adds code that reaches for what judges it: {'; '.join(plain(line, 160) for line in look[:_LINES])}."
     elif counter is not None and counter.verdict is not Verdict.MISSING:
         yield f"Unproven: {plain(counter.why, 300)}."
@@ -240,8 +240,8 @@ def _proof(fixed: Sequence[str]) -> str:
 
 
 def _passed(candidate: Candidate) -> str:
-    runs = {item.check: item for item in candidate.evidence if item.verdict is Verdict.PASSED}
-    said = [f"{plain(name)} passed{counts(runs[name])}" for name in dict.fromkeys(candidate.required)]
+    runs = {item.check: item for item in candidate.assessment.evidence if item.verdict is Verdict.PASSED}
+    said = [f"{plain(name)} passed{counts(runs[name])}" for name in dict.fromkeys(candidate.assessment.required)]
     return f"Passes every gate: {'; '.join(['the patch applies', *said, 'nothing that was green is red'])}."
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
-from moothall.ranking import Assessment, assess
+from moothall.ranking import assess, is_done
 from moothall.ranking.assess import told_once
 from moothall.ranking.authors import may_be_own
 
@@ -252,8 +253,8 @@ def test_a_part_of_what_was_red_was_red(red: str, case: str) -> None:
 
 
 def test_done_is_when_nothing_beside_what_it_mended_is_red() -> None:
-    assert Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("b.py::y",)).done
-    assert not Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("a.py::y",)).done
+    assert is_done(Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("b.py::y",)))
+    assert not is_done(Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("a.py::y",)))
 
 
 OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "failed", OLD: "passed"})

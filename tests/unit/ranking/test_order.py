@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.evidence import Evidence, Verdict
-from moothall.domain.proposal import Candidate, CrossRun, Proposal, Review
+from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
 from moothall.ranking import passes_gates, rank, ties
 from moothall.ranking.order import changed_lines
 
@@ -23,10 +24,15 @@ def diff(*lines: str) -> str:
     )
 
 
+FOUND = {field.name for field in fields_of(Assessment)}
+
+
 def candidate(number: int, text: str = "", **facts: Any) -> Candidate:
     seat = SEATS[number - 1]
-    proposal = Proposal(seat, "dev", "done", diff(text or seat), revision=facts.pop("revision", 0))
-    return Candidate(**{"proposal": proposal, "evidence": GREEN, "required": ("tests",), "behaviour": "b", **facts})
+    proposal = facts.pop("proposal", None) or Proposal(seat, "dev", "done", diff(text or seat), revision=facts.pop("revision", 0))
+    usual: dict[str, Any] = {"applies": True, "evidence": GREEN, "required": ("tests",), "behaviour": "b"}
+    found = usual | {name: facts.pop(name) for name in FOUND & facts.keys()}
+    return Candidate(**{"proposal": proposal, "assessment": Assessment(**found), **facts})
 
 
 def order(*candidates: Candidate) -> list[str]:
@@ -106,9 +112,8 @@ def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
 
 
 def _own(item: Candidate) -> dict[str, Any]:
-    return {
-        name: getattr(item, name) for name in ("applies", "evidence", "required", "regressions", "proven", "cross", "reviews")
-    }
+    found = {name: getattr(item.assessment, name) for name in ("applies", "evidence", "required", "regressions", "proven")}
+    return {**found, "cross": item.cross, "reviews": item.reviews}
 
 
 @given(fields(), facts, st.integers(1, 5))
@@ -136,7 +141,7 @@ def test_nobody_helps_itself(field: list[Candidate], passed: bool, score: float)
 @given(fields())
 def test_missing_evidence_never_passes(field: list[Candidate]) -> None:
     for item in field:
-        bare = replace(item, required=("build",))
+        bare = replace(item, assessment=replace(item.assessment, required=("build",)))
         assert not passes_gates(bare)
         assert any("build is missing" in reason for reason in rank([bare])[0].reasons)
 
@@ -157,11 +162,13 @@ def test_the_criteria_decide_in_their_order() -> None:
     small = candidate(3, "c", behaviour="other")
     liked = candidate(4, "d\n+d\n+d\n+d", behaviour="third", reviews=(Review(SEATS[0], "c", 0.9),))
     assert order(failing, plain, small, liked) == [SEATS[3], SEATS[2], SEATS[1], SEATS[0]]
-    many = [replace(plain, behaviour="same"), replace(small, behaviour="same")]
+    many = [replace(item, assessment=replace(item.assessment, behaviour="same")) for item in (plain, small)]
     assert order(liked, *many)[-1] == SEATS[3], "two seats that behave the same outweigh a review"
     crossed = replace(liked, cross=(CrossRun(SEATS[0], passed=True),))
     assert order(crossed, *many)[0] == SEATS[3]
-    assert order(crossed, *many, candidate(5, "e\n+" * 9, behaviour="z", proven=True))[0] == SEATS[4]
+    shown = candidate(5, "e\n+" * 9, behaviour="z", proven=True)
+    assert order(liked, *many, shown)[0] == SEATS[4]
+    assert order(crossed, *many, shown)[:2] == [SEATS[3], SEATS[4]], "another's test proves as well, and counts beside that"
 
 
 def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
@@ -225,7 +232,7 @@ def test_reasons_say_what_happened_in_numbers() -> None:
     ],
 )
 def test_each_gate_says_why(change: dict[str, Any], reason: str) -> None:
-    place = rank([replace(candidate(1), **change)])[0]
+    place = rank([candidate(1, **change)])[0]
     assert not place.passed_gates
     assert reason in place.reasons
 
@@ -233,7 +240,7 @@ def test_each_gate_says_why(change: dict[str, Any], reason: str) -> None:
 def test_text_is_ranked_by_reviews_alone() -> None:
     def text(number: int, content: str, score: float) -> Candidate:
         proposal = Proposal(SEATS[number - 1], "architect", content)
-        return Candidate(proposal, about_text=True, applies=False, reviews=(Review(SEATS[4], "c", score),))
+        return Candidate(proposal, Assessment(applies=False), about_text=True, reviews=(Review(SEATS[4], "c", score),))
 
     answers = [text(1, "short", 0.2), text(2, "a long answer", 0.7), text(3, "same", 0.1), text(4, "same", 0.1)]
     assert order(*answers)[:2] == [SEATS[1], SEATS[0]]
