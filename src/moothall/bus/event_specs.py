@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moothall.domain.event import EventType
-from moothall.domain.task import PROTOCOLS
+from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.topic import Channel
 
 ADDRESSES: Mapping[Channel, str] = {

@@ -22,7 +22,7 @@ from moothall.collector.decide import decide, ready, standing
 from moothall.collector.fold import State, fold, task_of
 from moothall.config import Limits
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.repository import Base
@@ -31,6 +31,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused
 from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
+from moothall.telemetry.events import write_of
 
 log = telemetry.get_logger(__name__)
 
@@ -307,16 +308,8 @@ class Collector:
             return winner.diff  # a hole in what it only stands beside would not apply
 
     def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
-        return new_event(
-            EventType.DELIBERATION_DECIDED,
-            deliberation.task_id,
-            dump(outcome),
-            cause=cause,
-            correlationid=deliberation.story_id or deliberation.task_id,
-            tenant=deliberation.tenant,
-            traceparent=telemetry.traceparent(),
-            time=self._clock().isoformat(),
-        )
+        time = self._clock().isoformat()
+        return write_of(deliberation, EventType.DELIBERATION_DECIDED, dump(outcome), cause=cause, time=time)
 
     async def _take_up(self) -> None:
         """Load what was open when an earlier run ended: nothing else may come of it but its deadline."""

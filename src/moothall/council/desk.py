@@ -21,7 +21,7 @@ from moothall.domain.budget import Budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Council
-from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -36,6 +36,7 @@ from moothall.domain.task import (
 from moothall.domain.topic import Channel, Topic, deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
 from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
+from moothall.telemetry.events import write, write_of
 
 _REMEMBERED = 10_000
 
@@ -123,15 +124,8 @@ class Desk:
                 repository=RepositoryRef(id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref),
                 base_sha=base.sha,
             )
-        event = new_event(
-            EventType.DELIBERATION_REQUESTED,
-            deliberation.task_id,
-            dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)},
-            correlationid=deliberation.story_id or deliberation.task_id,
-            tenant=who.tenant,
-            traceparent=telemetry.traceparent(),
-            time=self._clock().isoformat(),
-        )
+        asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
+        event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:
             await self._bus.create(event)
         except AlreadyExists:
@@ -205,13 +199,12 @@ class Desk:
         ended = await self._decided(task_id)
         if ended is not None:
             return load(Outcome, ended.event.data).status
-        event = new_event(
+        event = write(
             EventType.DELIBERATION_CANCELLED,
             task_id,
             {"task_id": task_id, "reason": reason[:1000], "by": who.name},
             causationid=requested_id(task_id),
             tenant=who.tenant,
-            traceparent=telemetry.traceparent(),
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from moothall import telemetry
-from moothall.domain.causes import cause_of
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import EventType
 from moothall.domain.task import Deliberation
 from moothall.ports import Posted, Poster
+from moothall.telemetry.events import write_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +34,7 @@ class Facts:
         """
         while self._sent and self._sent[0].done():
             await self._sent.popleft()
-        event = new_event(
-            kind,
-            self.d.task_id,
-            {"task_id": self.d.task_id, **data},
-            ordinal=ordinal,
-            causationid=cause_of(kind, self.d.task_id, ordinal, data),
-            source=self.source,
-            correlationid=self.d.story_id or self.d.task_id,
-            tenant=self.d.tenant,
-            traceparent=telemetry.traceparent(),
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        )
+        event = write_of(self.d, kind, data, ordinal=ordinal, source=self.source)
         if event.id in self.known:
             return
         self._sent.append(await self.publisher.post(event))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -17,7 +16,7 @@ from moothall.config import Limits
 from moothall.council import params
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Agent, Council, CouncilConfig
-from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role, seat_id
 from moothall.domain.task import DEFAULT_SEATS, DeliberationRequest
@@ -25,6 +24,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
 from moothall.ports import Log, Publisher
 from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
 
 log = get_logger(__name__)
 
@@ -136,7 +136,7 @@ class Roster:
         known = self._tenants.get(who.tenant, {})
         role = data["role"]
         ordinal = f"{self._seq}-{digest(who.tenant, str(data))}"
-        event = new_event(kind, f"council-{role}", dict(data), ordinal=ordinal, tenant=who.tenant, time=_now())
+        event = write(kind, f"council-{role}", dict(data), ordinal=ordinal, tenant=who.tenant)
         after = fold(known, event)
         if after != known:
             seq = await self._bus.publish(event)
@@ -247,7 +247,3 @@ def _folded(councils: Councils, recorded: Recorded) -> Councils:
     except MoothallError as error:
         log.debug("an event of the councils without effect", seq=recorded.seq, reason=error.message)
         return councils
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -9,16 +9,15 @@ import asyncio
 import functools
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moothall import telemetry
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording
-from moothall.domain.causes import cause_of
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.event import EventType, Recorded
 from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared
@@ -35,6 +34,7 @@ from moothall.errors import (
 )
 from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
 from moothall.ranking import diagnose
+from moothall.telemetry.events import write_of
 
 log = telemetry.get_logger(__name__)
 
@@ -282,7 +282,9 @@ class Host:
                 "current_task": step,
                 "metrics": {},
             }
-            await self.bus.publish(_event(EventType.AGENT_PROGRESS, deliberation, data, f"prepare-{number}-{step}"))
+            await self.bus.publish(
+                write_of(deliberation, EventType.AGENT_PROGRESS, data, ordinal=f"prepare-{number}-{step}", source="host")
+            )
 
     async def _give_up(self, deliberation: Deliberation, error: MoothallError) -> None:
         """A repository that cannot be prepared fails every seat before it started."""
@@ -290,7 +292,7 @@ class Host:
         for seat in deliberation.seats:
             outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
             data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
-            await self.bus.publish(_event(EventType.SEAT_FINISHED, deliberation, data, seat))
+            await self.bus.publish(write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source="host"))
 
 
 def _end_of(task: asyncio.Task[None]) -> None:
@@ -306,20 +308,6 @@ def _first(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
     if isinstance(error, MoothallError):
         return error
     return RepositoryError(f"the repository cannot be prepared: {error}; is the disk full? Free some, or set MOOTHALL_DATA_DIR")
-
-
-def _event(kind: EventType, deliberation: Deliberation, data: Mapping[str, object], ordinal: str) -> Event:
-    return new_event(
-        kind,
-        deliberation.task_id,
-        data,
-        ordinal=ordinal,
-        causationid=cause_of(kind, deliberation.task_id, ordinal, data),
-        source="host",
-        correlationid=deliberation.story_id or deliberation.task_id,
-        tenant=deliberation.tenant,
-        traceparent=telemetry.traceparent(),
-    )
 
 
 def _about(deliberation: Deliberation) -> dict[str, str | int]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Literal
 
 from moothall.config import Guard
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall
 from moothall.guard.seat import SeatContext
 from moothall.telemetry import get_logger, metrics
+from moothall.telemetry.events import write
 
 log = get_logger(__name__)
 
@@ -99,7 +99,7 @@ class Alerts:
 
 def alert_event(alert: Alert, tenant: str, source: str) -> Event:
     """Return what the log is told of an alert."""
-    return new_event(
+    return write(
         EventType.GUARD_ALERTED,
         tenant,
         dump(alert),
@@ -107,5 +107,4 @@ def alert_event(alert: Alert, tenant: str, source: str) -> Event:
         source=source,
         correlationid=alert.task_id,
         tenant=tenant,
-        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )

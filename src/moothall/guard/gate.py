@@ -15,11 +15,10 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 
-from moothall import telemetry
 from moothall.config import Guard
 from moothall.domain.causes import called_id
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import EventType
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.guard.alerts import Alerts, alert_event
@@ -44,6 +43,7 @@ from moothall.guard.steps import (
 )
 from moothall.guard.watching import tool_call
 from moothall.ports import Publisher
+from moothall.telemetry.events import write
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, offered
 
@@ -256,7 +256,7 @@ class Gate:
     async def _say(
         self, kind: EventType, seat: SeatContext, request_id: str, told: Mapping[str, Any], *, ordinal: str = ""
     ) -> None:
-        event = new_event(
+        event = write(
             kind,
             seat.workspace_id,
             {**told, "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id},
@@ -266,8 +266,6 @@ class Gate:
             source=self._source,
             correlationid=seat.task_id,
             tenant=seat.tenant,
-            traceparent=telemetry.traceparent(),
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         await self._publisher.publish(event)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from moothall.config import Limits
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType, event_id, new_event
+from moothall.domain.event import Event, EventType, event_id
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -27,6 +27,7 @@ from moothall.planning import story as stories
 from moothall.planning.derive import check_plan, derive
 from moothall.ports import Deliberations, Log, Publisher
 from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
 
 log = get_logger(__name__)
 
@@ -156,7 +157,7 @@ class Planner:
             "status": "completed" if whole else "failed",
             "tasks": ends,
         }
-        await self._persist(new_event(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))
+        await self._persist(write(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))
 
     async def _one(self, task: AtomicTask, before: Sequence[asyncio.Task[Outcome | str]], who: Principal) -> Outcome | str:
         """Return how a task ended, or SKIPPED where one that it depends on has no winner."""
@@ -229,7 +230,7 @@ class Planner:
                 f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata of ProcessPlanningEvent"
             )
         plan = Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name)
-        event = new_event(
+        event = write(
             EventType.PLAN_DERIVED, plan_id, dump(plan), correlationid=story.id, tenant=who.tenant, time=_now().isoformat()
         )
         await self._bus.publish(replace(event, id=derivation.id))
@@ -260,9 +261,7 @@ class Planner:
             **stories.told(told.metadata),
         }
         ordinal = digest(who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0])))
-        return new_event(
-            EventType.STORY_TRANSITIONED, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat()
-        )
+        return write(EventType.STORY_TRANSITIONED, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
 
 
 def derivation_id(tenant: str, case_id: str, plan_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.event import EventType, Recorded
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
@@ -17,6 +17,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, 
 from moothall.guard.audit import AuditLog, Entry
 from moothall.ports import Consumer, Log, Publisher
 from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
 from moothall.visits.visits import SEAT, Visits
 
 log = get_logger(__name__)
@@ -101,14 +102,13 @@ class Requests:
         audit_id = await self.audit.append(entry)
         result = ToolResult(request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id)
         await self.audit.append(replace(entry, phase="finish", status=status))
-        event = new_event(
+        event = write(
             EventType.TOOL_FINISHED,
             workspace,
             {**dump(result), "task_id": workspace, "seat": SEAT, "workspace": workspace},
             ordinal=request_id,
             source="executor",
             correlationid=workspace,
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         await self.bus.publish(event)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.event import EventType, Recorded
 from moothall.domain.tool import ToolResult
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists
 from moothall.ports import Publisher
+from moothall.telemetry.events import write
 from moothall.workflows.plan import Plan
 from moothall.workflows.record import KINDS, End, Record, StepState
 
@@ -104,7 +104,7 @@ class Chronicle:
         return recorded.event.type in KINDS and recorded.event.data.get("workflow_id") == self.name
 
     async def _say(self, kind: EventType, data: Mapping[str, Any], ordinal: str) -> None:
-        event = new_event(
+        event = write(
             kind,
             self.workspace,
             {**data, "workflow_id": self.name, "workspace": self.workspace},
@@ -112,6 +112,5 @@ class Chronicle:
             source="executor",
             correlationid=self.workspace,
             tenant=self.tenant,
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         await self.bus.publish(event)
