@@ -16,6 +16,7 @@ from test_workflow_kills import kill, serve, until
 from house import Command
 from moothall.bus import codec
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.registry import subject
 from moothall.config import Bus
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
@@ -88,7 +89,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
                 new_event(EventType.TOOL_REQUESTED, opened.workspace_id, data, ordinal="1"), time="2026-01-01T00:00:00Z"
             )
             await bus.put_raw(
-                Channel.CALLS.of(opened.workspace_id), codec.encode(event, codec.dump_json(data)), message_id=event.id
+                subject(Channel.CALLS.of(opened.workspace_id)), codec.encode(event, codec.dump_json(data)), message_id=event.id
             )
             async with asyncio.timeout(120):
                 while not site.seen:
