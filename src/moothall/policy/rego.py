@@ -21,16 +21,17 @@ class Rego:
         files = sorted(folder.glob("*.rego"))
         if not files:
             raise ConfigurationError(f"there is no policy in {folder}: put *.rego files there, or set guard.policy to off")
-        engine = regorus.Engine()
-        self._engine: regorus.Engine | None = engine
+        self._engine: regorus.Engine | None = regorus.Engine()
         for file in files:
             try:
-                engine.add_policy(file.name, file.read_text(encoding="utf-8"))
+                self._engine.add_policy(file.name, file.read_text(encoding="utf-8"))
             except (OSError, RuntimeError) as error:
+                self.close()
                 raise ConfigurationError(f"the policy {file} cannot be used: {_first(error)}") from error
         try:
             self._ask({})
         except RuntimeError as error:
+            self.close()
             raise ConfigurationError(
                 f"the policies in {folder} say no decision: they need a package moothall.tools with the rule decision ({_first(error)})"
             ) from error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,19 @@ class Says:
         return answer
 
 
-def rego(folder: Path, text: str = DENY_SECRETS) -> Rego:
+@contextmanager
+def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
+    """Closed at the end: an engine that a garbage collector drops in another thread complains."""
     (folder / "tools.rego").write_text(text, encoding="utf-8")
-    return Rego(folder)
+    with closing(Rego(folder)) as engine:
+        yield engine
 
 
 async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
-    async with open_house(tmp_path, policy=Policy("enforce", rego(tmp_path))) as house:
-        closed = await house.gate.call(house.seat(), tool_call(path="secret/a"))
-        open_ = await house.gate.call(house.seat(), tool_call(path="src/a", number=2))
+    with rego(tmp_path) as engine:
+        async with open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+            closed = await house.gate.call(house.seat(), tool_call(path="secret/a"))
+            open_ = await house.gate.call(house.seat(), tool_call(path="src/a", number=2))
     assert (closed.status, closed.error) == (ToolStatus.BLOCKED, "files.read is refused by policy: secrets stay closed")
     assert open_.status is ToolStatus.SUCCESS
     assert [call.arguments["path"] for call in house.room.calls] == ["src/a"]
@@ -83,8 +88,9 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(tmp_path: Path
 
 
 async def test_dry_run_lets_through_what_would_be_refused(tmp_path: Path) -> None:
-    async with open_house(tmp_path, policy=Policy("dry-run", rego(tmp_path))) as house:
-        assert (await house.gate.call(house.seat(), tool_call(path="secret/a"))).status is ToolStatus.SUCCESS
+    with rego(tmp_path) as engine:
+        async with open_house(tmp_path, policy=Policy("dry-run", engine)) as house:
+            assert (await house.gate.call(house.seat(), tool_call(path="secret/a"))).status is ToolStatus.SUCCESS
 
 
 async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(house: House) -> None:
@@ -143,17 +149,21 @@ async def test_questions_that_differ_are_never_taken_for_one(one: dict[str, Any]
 def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no policy in"):
         Rego(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"the policy .*tools\.rego cannot be used"):
-        rego(tmp_path, "package x\n what?")
-    with pytest.raises(ConfigurationError, match=r"need a package moothall\.tools"):
-        rego(tmp_path, "package other\ndecision := 1")
+    with pytest.raises(ConfigurationError, match=r"the policy .*tools\.rego cannot be used"), rego(tmp_path, "package x\n what?"):
+        pass
+    with (
+        pytest.raises(ConfigurationError, match=r"need a package moothall\.tools"),
+        rego(tmp_path, "package other\ndecision := 1"),
+    ):
+        pass
 
 
 async def test_a_policy_without_a_default_gives_no_answer(tmp_path: Path) -> None:
-    engine = rego(tmp_path, 'package moothall.tools\nimport rego.v1\ndecision := {"allow": true} if input.tool == "git.log"')
-    with pytest.raises(PolicyUnavailable):
-        await engine.decide({"tool": "files.read"})
-    assert await engine.decide({"tool": "git.log"}) == {"allow": True}
+    text = 'package moothall.tools\nimport rego.v1\ndecision := {"allow": true} if input.tool == "git.log"'
+    with rego(tmp_path, text) as engine:
+        with pytest.raises(PolicyUnavailable):
+            await engine.decide({"tool": "files.read"})
+        assert await engine.decide({"tool": "git.log"}) == {"allow": True}
 
 
 @pytest.mark.parametrize(
@@ -161,13 +171,15 @@ async def test_a_policy_without_a_default_gives_no_answer(tmp_path: Path) -> Non
     [("read", True, False), ("write", True, False), ("execute", True, False), ("outside", False, True), ("new", False, False)],
 )
 async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, park: bool) -> None:  # noqa: FBT001 - columns of the table
-    decision = await Rego(policies_folder()).decide({"operation": operation})
+    with closing(Rego(policies_folder())) as engine:
+        decision = await engine.decide({"operation": operation})
     assert (decision["allow"], decision.get("park", False)) == (allow, park)
 
 
 async def test_a_refusal_says_whether_an_operator_may_allow_it(house: House, tmp_path: Path) -> None:
-    policy = Policy("enforce", rego(tmp_path))
-    for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
-        with pytest.raises(Stopped) as stopped:
-            await policy.check(house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000))
-        assert stopped.value.may_be_allowed is may
+    with rego(tmp_path) as engine:
+        policy = Policy("enforce", engine)
+        for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
+            with pytest.raises(Stopped) as stopped:
+                await policy.check(house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000))
+            assert stopped.value.may_be_allowed is may
