@@ -6,12 +6,13 @@ Stateless over the bus, so any process that reaches the bus can have one.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.config import Limits
@@ -90,7 +91,7 @@ class Desk:
         self._repositories = repositories
         self._defaults = defaults
         self._clock = clock
-        self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._tenants: LRUCache[str, str] = LRUCache(_REMEMBERED)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check, fill in defaults, pin the base commit, record and enqueue."""
@@ -149,8 +150,6 @@ class Desk:
 
     def _remember(self, task_id: str, tenant: str) -> None:
         self._tenants[task_id] = tenant
-        while len(self._tenants) > _REMEMBERED:
-            self._tenants.popitem(last=False)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return how it stands now."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.config import Limits
@@ -62,7 +63,7 @@ class Surveyor:
     def __init__(self, workspaces: Workspaces, limits: Limits) -> None:
         self._workspaces = workspaces
         self._limits = limits
-        self._kept: OrderedDict[str, Survey] = OrderedDict()
+        self._kept: LRUCache[str, Survey] = LRUCache(_KEPT)
 
     async def survey(self, prepared: Prepared, order: Order) -> Survey:
         """Return the survey; an empty one, and a line in the log, where it failed: a council can do without."""
@@ -77,8 +78,6 @@ class Surveyor:
             _log.warning("no survey of the repository", repository=prepared.base.repository, reason=error.message)
             return Survey()
         self._kept[key] = found
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
         return found
 
     async def _ask(self, prepared: Prepared, order: Order, key: str) -> Survey:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
+
+from cachetools import LRUCache
 
 from moothall.config import Guard
 from moothall.domain.codec import dump
@@ -45,7 +47,7 @@ class Alerts:
     def __init__(self, limits: Guard, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._windows: OrderedDict[tuple[str, ...], deque[float]] = OrderedDict()
+        self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_KEPT)
         self._raised: list[Alert] = []
 
     def refused(self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool) -> None:
@@ -61,7 +63,10 @@ class Alerts:
 
     def _count(self, kind: Kind, most: int, seat: SeatContext, call: ToolCall, reason: str) -> None:
         now = self._clock()
-        windows = [self._window((kind, seat.tenant, *who)) for who in (("of", seat.principal.name), ("in", seat.task_id))]
+        windows = [
+            self._windows.setdefault((kind, seat.tenant, *who), deque())
+            for who in (("of", seat.principal.name), ("in", seat.task_id))
+        ]
         for window in windows:
             window.append(now)
             while window[0] <= now - self._limits.alert_seconds:
@@ -88,13 +93,6 @@ class Alerts:
         log.warning(
             "the guard raises an alert", kind=kind, count=count, principal=alert.principal, task=alert.task_id, tool=alert.tool
         )
-
-    def _window(self, key: tuple[str, ...]) -> deque[float]:
-        window = self._windows.setdefault(key, deque())
-        self._windows.move_to_end(key)
-        while len(self._windows) > _KEPT:
-            self._windows.popitem(last=False)
-        return window
 
 
 def alert_event(alert: Alert, tenant: str, source: str) -> Event:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
+
+from cachetools import LRUCache
 
 from moothall.domain.tool import ToolStatus
 from moothall.guard.seat import Stopped
@@ -55,7 +56,7 @@ class Breakers:
         self._most = failures
         self._rest = rest_seconds
         self._clock = clock
-        self._circuits: OrderedDict[Key, _Circuit] = OrderedDict()
+        self._circuits: LRUCache[Key, _Circuit] = LRUCache(_KEPT)
 
     @contextmanager
     def watching(self, key: Key, spec: ToolSpec) -> Iterator[Told]:
@@ -86,9 +87,6 @@ class Breakers:
 
     def _enter(self, key: Key, spec: ToolSpec) -> tuple[_Circuit, bool]:
         circuit = self._circuits.setdefault(key, _Circuit())
-        self._circuits.move_to_end(key)
-        while len(self._circuits) > _KEPT:
-            self._circuits.popitem(last=False)
         if circuit.failures < self._most:
             return circuit, False
         left = circuit.opened + circuit.rest - self._clock()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, Protocol
+
+from cachetools import TTLCache
 
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PolicyUnavailable
@@ -103,9 +104,7 @@ class Policy:
     ) -> None:
         self._mode = mode
         self._engine = engine
-        self._keep = keep_seconds
-        self._clock = clock
-        self._kept: OrderedDict[Asked, tuple[float, Decision]] = OrderedDict()
+        self._kept: TTLCache[Asked, Decision] = TTLCache(_KEPT, keep_seconds, timer=clock)
 
     async def check(self, seat: SeatContext, checked: Checked) -> None:
         """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives no clear answer,
@@ -129,17 +128,12 @@ class Policy:
         raise Stopped(ToolStatus.BLOCKED, f"{asked.tool} is refused by policy: {decision.reason}", may_be_allowed=decision.park)
 
     async def _decide(self, asked: Asked) -> Decision:
-        now = self._clock()
-        kept = self._kept.get(asked)
-        if kept is not None and kept[0] > now:
-            self._kept.move_to_end(asked)
-            return kept[1]
+        if (kept := self._kept.get(asked)) is not None:
+            return kept
         if self._engine is None:
             raise PolicyUnavailable("there is no policy engine")
         decision = _read(await self._engine.decide(asked.document()))
-        self._kept[asked] = (now + self._keep, decision)
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        self._kept[asked] = decision
         return decision
 
 

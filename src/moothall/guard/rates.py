@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from time import monotonic, time
+
+from cachetools import LRUCache
 
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AlreadyExists, BusUnavailable
@@ -26,28 +28,21 @@ class Rates:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._calls: OrderedDict[tuple[Key, float], deque[float]] = OrderedDict()
+        self._calls: LRUCache[tuple[Key, float], deque[float]] = LRUCache(_KEPT)
 
     def take(self, key: Key, spec: ToolSpec) -> float:
         """Count a call and return 0, or return the seconds until one may be made; that one is not counted."""
         now = self._clock()
         windows = _windows(spec)
         for limit, span in windows:
-            calls = self._window(key, span)
+            calls = self._calls.setdefault((key, span), deque())
             while calls and calls[0] <= now - span:
                 calls.popleft()
             if len(calls) >= limit:
                 return calls[0] + span - now
         for _, span in windows:
-            self._window(key, span).append(now)
+            self._calls.setdefault((key, span), deque()).append(now)
         return 0.0
-
-    def _window(self, key: Key, span: float) -> deque[float]:
-        window = self._calls.setdefault((key, span), deque())
-        self._calls.move_to_end((key, span))
-        while len(self._calls) > _KEPT:
-            self._calls.popitem(last=False)
-        return window
 
 
 class SharedRates:

@@ -13,10 +13,11 @@ import hmac
 import json
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from cachetools import LRUCache
 
 from moothall.domain.ids import digest
 from moothall.domain.tool import Grant, ToolCall
@@ -75,7 +76,7 @@ class Tokens:
         self._longest = longest
         self._revoked = revoked
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str], Capability] = OrderedDict()
+        self._known: LRUCache[tuple[str, str], Capability] = LRUCache(_KEPT)
 
     def mint(
         self, *, principal: str, tenant: str, workspace: str, role: str, grant: Grant, seconds: float, persona: str = ""
@@ -108,8 +109,6 @@ class Tokens:
                 raise Refused("the capability token is too long to be one")
             found = self._read(token, workspace, _DEEPEST)[0]
             self._known[token, workspace] = found
-            while len(self._known) > _KEPT:
-                self._known.popitem(last=False)
         if found.expires <= self._clock():
             raise Refused("the capability token is expired")
         if self._revoked((*found.chain, found.workspace)):
