@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from moothall.errors import InvalidRequest
 
 T = TypeVar("T")
+_SHOWN = 5
 
 
 @cache
@@ -28,7 +29,10 @@ def load(kind: type[T], data: object) -> T:
     try:
         return cast("T", _adapter(cast("Hashable", kind)).validate_python(data))
     except ValidationError as error:
-        where = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or kind.__name__}: {item['msg']}" for item in error.errors()[:5]
-        )
-        raise InvalidRequest(f"not a {kind.__name__}: {where}") from error
+        raise InvalidRequest(f"not a {kind.__name__}: {wrong(error, kind.__name__)}") from error
+
+
+def wrong(error: ValidationError, whole: str = "it") -> str:
+    """Say of the first few wrong fields where each is and what is wrong with it, without its value. `whole` is what has no field."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN]
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg'].removeprefix('Value error, ')}" for item in found)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from moothall.domain.codec import wrong
 from moothall.domain.ids import read_role
 from moothall.domain.tool import Grant
 from moothall.errors import ConfigurationError, InvalidRequest
@@ -71,8 +72,7 @@ def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Gr
     except yaml.YAMLError as error:
         raise ConfigurationError(f"the table of roles is no YAML: {error}") from error
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
-        raise ConfigurationError(f"the table of roles is wrong: {wrong}") from error
+        raise ConfigurationError(f"the table of roles is wrong: {wrong(error)}") from error
     known = tuple(specs)
     return Grants(
         {_role(name): _grant(name, entry, known) for name, entry in table.roles.items()},

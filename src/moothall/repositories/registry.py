@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from moothall.domain.codec import wrong
 from moothall.domain.ids import check_id, digest
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, RepositoryError
 from moothall.repositories.profile import Commands
@@ -82,8 +83,7 @@ def make_registered(
             listed=listed,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidRequest(f"the repository's {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InvalidRequest(f"the repository's {wrong(error)}") from error
 
 
 class Registry:

@@ -18,6 +18,7 @@ import grpc.aio
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from moothall import config
+from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import ID_PATTERN
 from moothall.errors import ConfigurationError
@@ -122,8 +123,7 @@ def _principals(path: Path) -> dict[str, Principal]:
     except OSError as error:
         raise ConfigurationError(f"the file of tokens {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False)[:5])
-        raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong}") from None
+        raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong(error)}") from None
     except ValueError:
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
     if mode & 0o077:

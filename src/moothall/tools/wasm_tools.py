@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from moothall.domain.codec import wrong
 from moothall.errors import ConfigurationError
 from moothall.tools import arguments as args
 from moothall.tools.outputs import Output
@@ -81,8 +82,7 @@ def _read(file: Path) -> WasmTool:
         manifest = _Manifest.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
         model = _arguments(file.stem, manifest)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']}" for item in error.errors()[:5])
-        raise ConfigurationError(f"{file}: {wrong}") from error
+        raise ConfigurationError(f"{file}: {wrong(error)}") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
     paths = tuple(name for name, argument in manifest.arguments.items() if argument.type == "path")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from moothall.domain.codec import dump
+from moothall.domain.codec import dump, wrong
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -119,8 +119,7 @@ def _read(recorded: Recorded, place: str) -> _Request:
     try:
         request = _Request.model_validate(dict(recorded.event.data))
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False)[:5])
-        raise InvalidRequest(f"this is no request for a tool: {wrong}") from error
+        raise InvalidRequest(f"this is no request for a tool: {wrong(error)}") from error
     if check_id(request.workspace, "workspace") != place:
         raise InvalidRequest(f"the request names workspace {request.workspace!r} and came for {place!r}")
     return request

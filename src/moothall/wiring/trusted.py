@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from moothall.config import Settings, environment
+from moothall.domain import codec
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
@@ -80,8 +81,7 @@ def commands_said(setup: Sequence[str], checks: Sequence[str], profile: Path | N
     try:
         commands = Commands.model_validate(said)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InvalidRequest(codec.wrong(error)) from error
     return commands.over(read_file(profile)) if profile else commands
 
 

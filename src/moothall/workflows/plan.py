@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from moothall.domain.codec import wrong
 from moothall.domain.ids import ID_PATTERN, check_id, digest
 from moothall.errors import InvalidRequest
 from moothall.tools.arguments import canonical
@@ -235,7 +236,7 @@ def _check_arguments(where: str, spec: ToolSpec, arguments: Mapping[str, Any], *
     try:
         spec.arguments.model_validate(json.loads(canonical(arguments)))
     except ValidationError as error:
-        raise InvalidRequest(f"{where}: {_wrong(error)}; right is {spec.signature}") from error
+        raise InvalidRequest(f"{where}: {wrong(error)}; right is {spec.signature}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where}: its arguments are not JSON") from error
 
@@ -285,11 +286,4 @@ def _of(kind: type[Any], data: object, where: str) -> Any:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise InvalidRequest(f"{where}: {_wrong(error)}; it may hold {', '.join(kind.model_fields)}") from error
-
-
-def _wrong(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg'].removeprefix('Value error, ')}"
-        for item in error.errors(include_url=False, include_context=False, include_input=False)[:5]
-    )
+        raise InvalidRequest(f"{where}: {wrong(error)}; it may hold {', '.join(kind.model_fields)}") from error

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moothall import errors, telemetry
+from moothall.domain.codec import wrong
 from moothall.domain.identity import Principal
 from moothall.services.identity import WHO_ASKS, Bearers, is_loopback
 from moothall.services.status import RETRY_SECONDS, http_status_of
@@ -25,7 +26,6 @@ log = telemetry.get_logger(__name__)
 
 CALLER = web.RequestKey("caller", Principal)
 _BODY_SECONDS = 30.0
-_SHOWN = 5
 _OTHER, _GONE = "other", "cancelled"
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "NOT_JSON"}
 
@@ -75,9 +75,7 @@ async def read(request: web.Request, kind: type[B]) -> B:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False)[:_SHOWN]
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in found)
-        raise errors.InvalidRequest(f"this is no request: {wrong}") from None
+        raise errors.InvalidRequest(f"this is no request: {wrong(error, 'body')}") from None
 
 
 def answering(calls: int) -> Middleware:
