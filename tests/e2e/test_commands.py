@@ -73,8 +73,8 @@ async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [("demo",), ("repo", "list"), ("deliberate", "x")])
-async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(args: tuple[str, ...]) -> None:
-    done = await Command(Path("/proc/nope"), "http://127.0.0.1:9/v1")(*args)
+async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(command: Command, args: tuple[str, ...]) -> None:
+    done = await Command(Path("/proc/nope"), command.model_url)(*args)
     assert done.code == 2 or args == ("repo", "list")
     assert "Traceback" not in done.err
     assert done.code == 0 or "/proc/nope" in done.err
