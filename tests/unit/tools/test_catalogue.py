@@ -18,7 +18,12 @@ from moothall.tools.catalogue import CATALOGUE, ToolSpec, describe, offered
 ALL = Grant(tools=("*",))
 SPECS = tuple(CATALOGUE.values())
 # What only the model checks, and why no schema does: these end up as words of a command line.
-BEYOND_THE_SCHEMA = {"git.diff", "git.checkout", "git.branch", "git.clone", "git.push", "tests.make", "db.redis", "browser.run"}
+BEYOND_THE_SCHEMA = {
+    *("git.diff", "git.checkout", "git.branch", "git.clone", "git.push", "tests.make", "db.redis", "browser.run"),
+    *("docker.build", "docker.run", "docker.exec", "docker.logs", "docker.stop", "docker.rm"),
+    *("code.python", "code.node", "code.shell", "web.search"),
+    *(f"http.{verb}" for verb in ("get", "head", "post", "put", "patch", "delete", "upload")),
+}
 
 
 def fits(shape: dict[str, Any], arguments: dict[str, Any]) -> bool:
