@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moothall.ranking.brackets import closing
@@ -58,7 +58,17 @@ _PACKAGE_KEYS = (
     *("scripts", "jest", "mocha", "ava", "tap", "nyc", "c8", "vitest", "babel", "eslintConfig", "config", "type"),
     *("dependencies", "devDependencies", "peerDependencies", "optionalDependencies", "overrides", "resolutions", "workspaces"),
 )
-_PATH = re.compile(r"[\w@.+-][\w@./+-]*")
+_SCRIPTS = ("pretest", "test", "posttest")
+_SECTIONS = ("jest", "mocha", "ava", "tap", "nyc", "c8", "vitest")
+_DEPTH = 8
+_STEP = re.compile(r"&&|[|][|]|[;|&\n]")
+_LINTERS = frozenset(
+    {"eslint", "standard", "semistandard", "xo", "jshint", "jscs", "tslint", "prettier", "biome", "oxlint", "tsc", "tsd"}
+) | {
+    *("ruff", "flake8", "pylint", "mypy", "pyright", "black", "isort", "doctest"),
+}
+_OF_CODE = re.compile(r"cover|include|exclude|ignore|^-*all$|moduleNameMapper|roots|paths|directories|extension", re.IGNORECASE)
+"""Options and keys whose values are the code under test, not what tests it."""
 _MOD = re.compile(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\s+\w+\s*\{")
 
 
@@ -70,24 +80,42 @@ def kept_files(
     `package` is the text of the base's package.json, empty where there is none.
     """
     patterns = (*protected, *CONFIGURATION)
-    named = {word.removeprefix("./") for command in commands for word in command}
-    named |= _named_in_package(package)
+    named = {path for command in commands for path in _operands(command)} | set(_named_in_package(package))
     kept = {path for path in existed if rules.matches(patterns, path) or path in named}
     return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
 
 
-def _named_in_package(text: str) -> set[str]:
-    """Paths that the scripts of tests, or what configures a runner, speak of."""
+def _operands(words: Sequence[str]) -> Iterator[str]:
+    """Yield what may be the path of a file that runs or steers tests; a linter is given the code itself, as are doctests."""
+    if any(word.rpartition("/")[2] in _LINTERS or "doctest" in word for word in words):
+        return
+    before = ""
+    for word in words:
+        option, _, value = word.rpartition("=")
+        if not _OF_CODE.search(option or (before if before.startswith("-") else "")):
+            yield value.removeprefix("<rootDir>/").removeprefix("./")
+        before = word
+
+
+def _named_in_package(text: str) -> Iterator[str]:
+    """Yield the paths that the scripts of tests, or what configures a runner, speak of."""
     said = _object(text)
     scripts = said.get("scripts")
-    words = [json.dumps(said.get(key)) for key in ("jest", "mocha", "ava", "tap", "nyc", "c8", "vitest") if key in said]
     if isinstance(scripts, dict):
-        words += [str(scripts.get(name)) for name in ("pretest", "test", "posttest") if name in scripts]
-    return {
-        word.removeprefix("<rootDir>/").removeprefix("./")
-        for said in words
-        for word in _PATH.findall(said.replace("<rootDir>/", ""))
-    }
+        for step in _STEP.split("\n".join(str(scripts.get(name, "")) for name in _SCRIPTS)):
+            yield from _operands(step.replace('"', " ").replace("'", " ").split())
+    for name in _SECTIONS:
+        yield from _strings(said.get(name))
+
+
+def _strings(value: Any, depth: int = _DEPTH) -> Iterator[str]:
+    """Yield the texts of what configures a runner, down to `depth`, but for what names the code under test."""
+    if isinstance(value, str):
+        yield from _operands(value.split())
+    elif isinstance(value, list | dict) and depth:
+        for key, item in value.items() if isinstance(value, dict) else [("", item) for item in value]:
+            if not _OF_CODE.search(key):
+                yield from _strings(item, depth - 1)
 
 
 def takes_part(path: str, kept: frozenset[str], existed: Collection[str], protected: Iterable[str]) -> bool:

@@ -38,6 +38,46 @@ def test_code_takes_part(path: str) -> None:
     assert part(path)
 
 
+@pytest.mark.parametrize(
+    ("package", "kept"),
+    [
+        ({"scripts": {"test": "node check.js"}}, {"check.js"}),
+        ({"scripts": {"test": "mocha --require=./check.js"}}, {"check.js"}),
+        ({"scripts": {"test": "eslint index.js lib/a.js && tape 'check.js'"}}, {"check.js"}),
+        ({"scripts": {"pretest": "standard index.js", "test": "nyc --include index.js tape check.js"}}, {"check.js"}),
+        ({"scripts": {"start": "node check.js"}}, set()),
+        ({"nyc": {"include": ["index.js"], "require": ["./check.js"]}}, {"check.js"}),
+        (
+            {
+                "jest": {
+                    "setupFiles": ["<rootDir>/check.js"],
+                    "collectCoverageFrom": ["lib/a.js"],
+                    "moduleNameMapper": {"^x$": "index.js"},
+                }
+            },
+            {"check.js"},
+        ),
+    ],
+)
+def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_at(
+    package: dict[str, object], kept: set[str]
+) -> None:
+    base = ("index.js", "lib/a.js", "check.js", "package.json")
+    assert kept_files(base, PROTECTED, [("npm", "test")], json.dumps(package)) == kept
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "-m", "doctest", "shop/price.py"),
+        ("pytest", "--doctest-modules", "shop/price.py"),
+        ("ruff", "check", "shop/price.py"),
+    ],
+)
+def test_the_code_that_a_linter_or_doctest_is_given_takes_part(command: tuple[str, ...]) -> None:
+    assert "shop/price.py" not in kept_files(BASE, PROTECTED, [command], "")
+
+
 def test_a_base_may_have_a_package_of_a_runners_name() -> None:
     assert takes_part("pytest/new.py", frozenset(), ["pytest/__init__.py"], PROTECTED)
 
