@@ -18,6 +18,7 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
+from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace
 from support.local import PYTEST, Local, local, python
 from support.repos import SAMPLE, SOLUTION
@@ -270,9 +271,10 @@ def others() -> list[psutil.Process]:
 
 
 def left_behind(house: Local, others: list[psutil.Process]) -> list[str]:
+    """Mounts and processes, but for the one that the pool has beside it as long as it is open."""
     folder = str(house.settings.data_dir)
     mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if folder in line]
-    new = [child for child in psutil.Process().children() if child not in others]
+    new = [child for child in psutil.Process().children() if child not in others and orphans.__file__ not in child.cmdline()]
     commands = [" ".join(process.cmdline())[:80] for child in new for process in (child, *child.children(recursive=True))]
     return mounts + [command for command in commands if command]
 
