@@ -69,7 +69,7 @@ HOSTILE = """<!doctype html><title>hostile</title><body>
 PAGES = {
     "/form": FORM,
     "/spin": "<title>s</title><script>while (true) {}</script>",
-    "/eats": "<title>e</title><script>const all = []; while (true) all.push(new Uint8Array(1e7).fill(1));</script>",
+    "/eats": "<title>e</title><script>const all = []; while (true) try { all.push(new Uint8Array(1e7).fill(1)); } catch {}</script>",
     "/talks": """<title>t</title><p id=said></p><script>const ws = new WebSocket("ws://" + location.host + "/ws");
     ws.onmessage = event => document.getElementById("said").innerHTML = "<b>" + event.data + "</b>";</script>""",
     "/tricks": """<title>t</title><p>true words</p><script>document.querySelector = () => ({innerText: "false words"});
