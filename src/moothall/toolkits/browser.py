@@ -205,6 +205,7 @@ class _Page:
         await self._pause(_SETTLE_SECONDS)
         while self._heard.loading:
             await self._pause(_LOOK_SECONDS)
+        await self._pause(_SETTLE_SECONDS)  # one that crashes stops loading a moment before it is said to have crashed
 
     async def _pause(self, seconds: float) -> None:
         await self._tools.until(lambda: self._heard.crashed, seconds)
