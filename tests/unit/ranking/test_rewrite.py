@@ -181,3 +181,19 @@ def test_names_come_from_the_seed() -> None:
         texts={rewrite("test_a.py", "def test_x():\n    f()\n", frozenset({("test_x",)}), "end", str(n))[0] for n in range(9)}
     )
     assert len(seen.texts) == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("const assert = require('assert')\ntest('a', () => { assert.strictEqual(1, 1) })\n", "assert.strictEqual("),
+        ("test('a', (t) => { t.plan(1); t.assert.strictEqual(1, 1) })\n", "throw new Error("),
+        ("tape('b', f)\ntest('a', function (assert) { assert.equal(1, 1); assert.end() })\n", "throw new Error("),
+        ("test('a', () => { expect(1).toBe(1) })\n", "expect("),
+        ("test('a', () => { chai.expect(1).to.equal(1) })\n", "throw new Error("),
+    ],
+)
+def test_a_scripts_own_words_are_taken_only_where_the_file_has_them(text: str, words: str) -> None:
+    made, done = rewrite("a.test.js", text, frozenset({("a",)}), "end", "seed")
+    assert done == {("a",)}
+    assert words in made.partition("finally {")[2]
