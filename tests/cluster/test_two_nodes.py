@@ -16,11 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from house import Command, all_gone, by_task, descendants, git, scripted
+from house import Command, by_task, git, scripted
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
+from support.processes import all_gone, command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -64,7 +65,7 @@ async def two_nodes() -> AsyncIterator[tuple[str, psutil.Process]]:
 
 def hosts_below(root: psutil.Process) -> list[psutil.Process]:
     """Return the host processes that a node runs."""
-    return [child for child in descendants(root.pid) if "ray::Host" in " ".join(child.cmdline())]
+    return [child for child in descendants(root.pid) if "ray::Host" in command_line(child)]
 
 
 @asynccontextmanager

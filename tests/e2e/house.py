@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from moothall.testing.model import Answer, Fault, phase_of, seat_of
 
 SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
@@ -128,32 +126,6 @@ class Command:
             raise AssertionError(f"{args} took longer than {seconds} s\n{out.decode()}\n{err.decode()}") from None
         assert process.returncode is not None
         return Run(process.returncode, out.decode(), err.decode())
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    """All processes below one, now."""
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-async def all_gone(processes: list[psutil.Process], seconds: float = 20) -> list[str]:
-    """Return those that are still alive after at most `seconds`."""
-    alive = processes
-    for _ in range(int(seconds * 10)):
-        alive = [process for process in alive if _lives(process)]
-        if not alive:
-            return []
-        await asyncio.sleep(0.1)
-    return [str(process) for process in alive]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def mounts_below(path: Path) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from house import Command, all_gone, by_task, descendants, git, mounts_below, scripted
+from house import Command, by_task, git, mounts_below, scripted
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from support.processes import all_gone, command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
 
@@ -109,7 +110,7 @@ async def test_a_part_killed_in_the_middle_changes_nothing(
     async with asyncio.timeout(120):
         while not any("/propose/" in request.call_id for request in slow_model.requests):
             await asyncio.sleep(0.05)
-    killed = [child for child in descendants(process.pid) if victim in " ".join(child.cmdline())]
+    killed = [child for child in descendants(process.pid) if victim in command_line(child)]
     assert killed
     for child in killed:
         child.kill()

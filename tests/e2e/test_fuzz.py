@@ -13,7 +13,6 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import nats
-import psutil
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -31,6 +30,7 @@ from moothall.domain.ids import ROLES
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel
 from moothall.wiring import lock
+from support.processes import command_line, descendants
 from support.story import deliberation, full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -97,8 +97,8 @@ async def test_ten_thousand_messages_that_nobody_meant(model: ScriptedModel, tmp
 def _processes(pid: int) -> set[int]:
     """The house's own processes: the server, its bus, and those of Ray that host."""
     found = {pid}
-    for child in psutil.Process(pid).children(recursive=True):
-        line = " ".join(child.cmdline())
+    for child in descendants(pid):
+        line = command_line(child)
         if "nats-server" in line or line.startswith("ray::") or "raylet" in line:
             found.add(child.pid)
     return found

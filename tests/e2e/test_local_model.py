@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -22,6 +24,7 @@ from moothall.model.client import OpenAIModel, open_model
 from moothall.model.local import local_model_server
 from moothall.testing.chat import FINISH, ask
 from moothall.testing.chat_contract import ChatModelContract
+from support.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -85,13 +88,17 @@ async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
         assert response.status == 401
 
 
+def places_of(process: psutil.Process) -> set[Any]:
+    """Where a process listens; nowhere if it has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return {c.laddr for c in process.net_connections() if c.status == psutil.CONN_LISTEN}
+    return set()
+
+
 async def test_it_listens_on_the_loopback_only(url: str) -> None:
     port = int(url.rpartition(":")[2].removesuffix("/v1"))
     # Other tests' servers may run below this process too: the model's is the one with this port.
-    listening = [
-        {c.laddr for c in child.net_connections() if c.status == psutil.CONN_LISTEN}
-        for child in psutil.Process().children(recursive=True)
-    ]
+    listening = [places_of(child) for child in psutil.Process().children(recursive=True)]
     own = [places for places in listening if port in {place.port for place in places}]
     assert [{place.ip for place in places} for places in own] == [{"127.0.0.1"}]
 
@@ -103,6 +110,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from moothall.config import load_settings
 from moothall.model.local import local_model_server
+from support.processes import command_line
 
 async def main():
     settings = load_settings()
@@ -144,12 +152,12 @@ async def test_it_answers_within_a_schema_in_the_room_it_has(model: OpenAIModel)
 async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_as_ever(model: OpenAIModel) -> None:
     request = ask(messages=(Message("user", "Count from one to forty."),), max_tokens=60, seconds=240)
     wanted = (await model.chat(request)).text
-    (server,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in child.cmdline()]
+    (server,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in command_line(child)]
     begun = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         answering = group.create_task(model.chat(request, lambda _: begun.set()))
         await begun.wait()
         server.kill()
     assert answering.result().text == wanted
-    (again,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in child.cmdline()]
+    (again,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in command_line(child)]
     assert again.pid != server.pid

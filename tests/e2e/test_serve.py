@@ -12,12 +12,13 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from house import Command, descendants, git
+from house import Command, git
 from moothall.domain.ids import new_task_id
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel
+from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -97,9 +98,7 @@ async def test_cancel_stops_calls_and_workspaces(
     last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
     assert last.status == "CANCELLED"
     async with asyncio.timeout(10):  # the calls end at the model server, and no sandbox works for it any more
-        while model._in_flight or any(
-            submitted.task_id in " ".join(child.cmdline()) for child in descendants(command.server_pid)
-        ):
+        while model._in_flight or any(submitted.task_id in command_line(child) for child in descendants(command.server_pid)):
             await asyncio.sleep(0.05)
     assert git(repo, "branch", "--list", "moothall/*") == ""
 

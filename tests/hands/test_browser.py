@@ -22,6 +22,7 @@ from moothall.toolkits.chromium import find_chromium
 from moothall.tools.browser_tools import BrowserRun
 from support.folder import Folder
 from support.gate import in_seconds
+from support.processes import command_line
 
 pytestmark = pytest.mark.e2e
 
@@ -145,7 +146,7 @@ async def site() -> AsyncIterator[Site]:
 def nothing_stays() -> Any:
     """No browser outlives its call."""
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if "chrom" in process.name()]
+    left = [process for process in psutil.Process().children(recursive=True) if "chrom" in command_line(process)]
     assert not left
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
 import grpc.aio
+import psutil
 import pytest
 import pytest_asyncio
 from served import ALICE, EVE, Served, make_command, served
 
-from house import by_task, descendants, git, scripted
+from house import by_task, git, scripted
 from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
@@ -23,6 +25,7 @@ from moothall.pb.runner.v1 import runner_pb2 as runner_pb
 from moothall.pb.runner.v1.runner_pb2_grpc import SecureRunnerStub
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
+from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -238,8 +241,9 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
             async with asyncio.timeout(60):
                 while (found := await health())[0] != 503:  # Ray is quick to start it again: until somebody looks meanwhile
                     for child in descendants(house.pid):
-                        if child.name().startswith("ray::HostActor"):
-                            child.kill()
+                        if command_line(child).startswith("ray::HostActor"):
+                            with suppress(psutil.NoSuchProcess):
+                                child.kill()
                     await asyncio.sleep(0.2)
                 assert [name for name, part in found[2].items() if part["status"] == "down"] == ["fleet"]
                 while (await health())[0] != 200:  # Ray starts it again

@@ -21,6 +21,7 @@ from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace
 from support.local import PYTEST, Local, local, python
+from support.processes import command_line, descendants
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
@@ -274,8 +275,8 @@ def left_behind(house: Local, others: list[psutil.Process]) -> list[str]:
     """Mounts and processes, but for the one that the pool has beside it as long as it is open."""
     folder = str(house.settings.data_dir)
     mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if folder in line]
-    new = [child for child in psutil.Process().children() if child not in others and orphans.__file__ not in child.cmdline()]
-    commands = [" ".join(process.cmdline())[:80] for child in new for process in (child, *child.children(recursive=True))]
+    new = [child for child in psutil.Process().children() if child not in others and orphans.__file__ not in command_line(child)]
+    commands = [command_line(process)[:80] for child in new for process in (child, *descendants(child.pid))]
     return mounts + [command for command in commands if command]
 
 
