@@ -9,15 +9,15 @@ import asyncio
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fetch import Project, make_repository, projects
+from judge import alone
 from moothall.config import Limits, load_settings
 from moothall.council.counter import CounterProof
 from moothall.council.facts import Facts
+from moothall.council.runs import FreshRuns
 from moothall.domain.proposal import Proposal
-from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.testing.bus import MemoryBus
 from moothall.wiring.trusted import open_hands, register
 
@@ -37,28 +37,12 @@ async def one(project: Project, data: Path, most: int) -> None:
             for case, result in run.cases.items()
             if result == "passed" and case not in prepared.flaky
         ]
-        d = Deliberation(
-            task_id=f"honest-{project.name.replace('/', '-')[-30:]}",
-            description="nothing",
-            role="dev",
-            protocol="vote",
-            seats=("agent-dev-001",),
-            rounds=0,
-            deadline=datetime.now(UTC) + timedelta(seconds=900),
-            max_turns=1,
-            repository=RepositoryRef(id=base.repository),
-            base_sha=base.sha,
-        )
-        proof = CounterProof(
-            prepared,
-            hands.workspaces,
-            hands.repositories,
-            Facts(MemoryBus(), d),
-            Limits(counter_cases=most),
-            asyncio.Semaphore(2),
-        )
+        d = alone(f"honest-{project.name.replace('/', '-')[-30:]}", base, seconds=900)
+        runs = FreshRuns(d, prepared, hands.workspaces, hands.repositories, asyncio.Semaphore(2))
+        proof = CounterProof(runs, Facts(MemoryBus(), d), Limits(counter_cases=most))
         began = time.monotonic()
-        evidence = await proof.of(Proposal("agent-dev-001", "dev", ""), "", green)
+        evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), green)
+        assert evidence is not None
         print(
             f"{project.name}: {len(green)} green, {evidence.verdict}, {time.monotonic() - began:.1f} s: {evidence.why}",
             flush=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from moothall.config import Limits
 from moothall.council.facts import Facts
 from moothall.council.recheck import Bench
+from moothall.council.runs import FreshRuns
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Base, Prepared
@@ -63,19 +65,9 @@ class Court:
     async def judge(self, files: Mapping[str, str], *, look: bool = True) -> tuple[bool, tuple[str, ...]]:
         """Whether the patch wins as proven, alone; and the reasons. Without `look` nobody minds what its lines reach for."""
         diff = self.diff(files)
-        d = Deliberation(
-            task_id=f"f-{digest(diff)[:12]}",
-            description="Make discount() take the percents off, so that the failing tests pass",
-            role="dev",
-            protocol="vote",
-            seats=("agent-dev-001",),
-            rounds=0,
-            deadline=datetime.now(UTC) + timedelta(seconds=300),
-            max_turns=1,
-            repository=RepositoryRef(id="sample"),
-            base_sha=self.prepared.base.sha,
-        )
-        bench = Bench(self.prepared, self.house.workspaces, _Texts(self.house), Facts(MemoryBus(), d), at_once=3, limits=Limits())
+        d = alone(f"f-{digest(diff)[:12]}", self.prepared.base, seconds=300)
+        runs = FreshRuns(d, self.prepared, self.house.workspaces, _Texts(self.house), asyncio.Semaphore(3))
+        bench = Bench(runs, Facts(MemoryBus(), d), Limits())
         tests = tuple(path for path in files if rules.is_test(path))
         judged = await bench.judge(Proposal("agent-dev-001", "dev", "", diff, own_tests=tests))
         if not look:
@@ -84,6 +76,22 @@ class Court:
             judged = await bench.confirm(judged)
         place = rank([judged.candidate])[0]
         return place.passed_gates and place.proven, place.reasons
+
+
+def alone(task_id: str, base: Base, *, seconds: float) -> Deliberation:
+    """A deliberation of one seat on a base."""
+    return Deliberation(
+        task_id=task_id,
+        description="Make discount() take the percents off, so that the failing tests pass",
+        role="dev",
+        protocol="vote",
+        seats=("agent-dev-001",),
+        rounds=0,
+        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+        max_turns=1,
+        repository=RepositoryRef(id=base.repository),
+        base_sha=base.sha,
+    )
 
 
 @asynccontextmanager

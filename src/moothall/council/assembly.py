@@ -17,6 +17,7 @@ from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import RecordedModel, Recording
 from moothall.council.reply import Action
+from moothall.council.runs import FreshRuns
 from moothall.council.survey import Order, Survey, Surveyor
 from moothall.council.text import tokens
 from moothall.domain.budget import Ledger
@@ -190,7 +191,10 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
         function=None if d.is_answer("") else function,
-        bench=Bench(prepared, parts.workspaces, parts.repositories, facts, at_once=parts.checks_at_once, limits=parts.limits)
-        if prepared
-        else None,
+        bench=_bench(d, prepared, parts, facts) if prepared else None,
     )
+
+
+def _bench(d: Deliberation, prepared: Prepared, parts: Parts, facts: Facts) -> Bench:
+    places = asyncio.Semaphore(parts.checks_at_once)
+    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.repositories, places), facts, parts.limits)

@@ -10,16 +10,14 @@ from datetime import UTC, datetime
 
 from moothall.config import Limits
 from moothall.council.facts import Facts
-from moothall.council.watching import checked
+from moothall.council.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
-from moothall.domain.repository import Prepared
-from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.errors import NotFound, WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
-from moothall.ports import Reader, Workspaces
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import named
 from moothall.ranking.patched import file_diffs
@@ -28,8 +26,6 @@ from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
 
-_TEXT = 1_000_000
-_TRIES = 3
 _SAID: Mapping[Kind, str] = {
     "neutral": "is not green where the test means the same in other words",
     "end": "stays green where the test ends by failing",
@@ -54,27 +50,45 @@ def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, s
 class CounterProof:
     """Makes counter-proofs of one deliberation's candidates, each in fresh workspaces side by side."""
 
-    prepared: Prepared
-    workspaces: Workspaces
-    reader: Reader
+    runs: FreshRuns
     facts: Facts
     limits: Limits
-    places: asyncio.Semaphore
     _texts: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, Evidence] = field(default_factory=dict)
 
-    async def of(self, proposal: Proposal, diff: str, fixed: Sequence[str]) -> Evidence:
-        """Return what the rewritten tests say of a candidate, published. `diff` is its patch, `fixed` the cases that prove it."""
+    async def confirm(self, proposal: Proposal, fixed: Sequence[str], *, time_left: bool = True) -> Evidence | None:
+        """Return what the rewritten tests say of a candidate, published, once a patch; None where `limits.counter_proofs` is 0.
+
+        `fixed`: the cases that prove it. Once so many verdicts were forged as the limit says, no more are put to the test.
+        """
+        most = self.limits.counter_proofs
+        if not most:
+            return None
+        key = digest(proposal.diff)
+        if key in self._known:
+            known = self._known[key]
+            await self._publish(proposal, known.verdict, known.why, known.red, known.duration_ms)
+        elif not time_left:
+            self._known[key] = await self._publish(proposal, Verdict.ERRORED, "no time was left for the counter-proof")
+        elif sum(item.verdict is Verdict.FAILED for item in self._known.values()) >= most:
+            said = f"{most} forged verdicts were found (limits.counter_proofs), and this one was not put to the test"
+            self._known[key] = await self._publish(proposal, Verdict.ERRORED, said)
+        else:
+            self._known[key] = await self._prove(proposal, fixed)
+        return self._known[key]
+
+    async def _prove(self, proposal: Proposal, fixed: Sequence[str]) -> Evidence:
         begun = datetime.now(UTC)
-        name = f"counter-{digest(self.facts.d.task_id, diff)[:12]}"
+        diff = self.runs.exact(proposal.diff)
         seed = digest(self.facts.d.task_id, str(self.facts.d.seed), diff)
         chosen = sorted(fixed, key=lambda case: digest(seed, case))[: self.limits.counter_cases]
         try:
-            found = await self._judged(proposal, diff, chosen, seed, name)
-        except (WorkspaceFailed, SandboxUnavailable, PatchRefused) as error:
+            found = await self._judged(proposal, chosen, seed)
+        except WorkspaceFailed as error:
             found = Verdict.ERRORED, f"the counter-proof could not be made: {error.message}", ()
-        return await self.publish(proposal, *found, round((datetime.now(UTC) - begun).total_seconds() * 1000))
+        return await self._publish(proposal, *found, round((datetime.now(UTC) - begun).total_seconds() * 1000))
 
-    async def publish(
+    async def _publish(
         self, proposal: Proposal, verdict: Verdict, why: str, forged: Sequence[str] = (), duration_ms: int = 0
     ) -> Evidence:
         """Record what a counter-proof came to; a forged verdict raises an alert."""
@@ -109,10 +123,9 @@ class CounterProof:
         log.warning("a candidate's verdict is forged", task=d.task_id, candidate=proposal.candidate, reason=why)
         await self.facts.publisher.post(alert_event(alert, d.tenant, self.facts.source))
 
-    async def _judged(
-        self, proposal: Proposal, diff: str, cases: Sequence[str], seed: str, name: str
-    ) -> tuple[Verdict, str, Sequence[str]]:
-        texts = await self._changed(diff, proposal.own_tests)
+    async def _judged(self, proposal: Proposal, cases: Sequence[str], seed: str) -> tuple[Verdict, str, Sequence[str]]:
+        diff = proposal.diff
+        texts = await self._changed(self.runs.exact(diff), proposal.own_tests)
         kinds = {kind: await self._rewritten(cases, kind, seed, texts) for kind in KINDS}
         kinds = {kind: made for kind, made in kinds.items() if made.files}
         if not kinds:
@@ -122,13 +135,10 @@ class CounterProof:
                 (),
             )
         async with asyncio.TaskGroup() as group:
-            tasks = {
-                kind: group.create_task(self._run(diff, f"{name}-{kind}", made), name=f"{name}-{kind}")
-                for kind, made in kinds.items()
-            }
+            tasks = {kind: group.create_task(self._run(diff, kind, made)) for kind, made in kinds.items()}
         for kind, task in tasks.items():
             if kind == "neutral":
-                red, lost = await self._red(diff, name, kinds[kind], task.result())
+                red, lost = await self._red(diff, kinds[kind], task.result())
                 wrong = [case for case in red if self._in_python(case)]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
                     return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
@@ -147,17 +157,17 @@ class CounterProof:
         )
 
     def _in_python(self, case: str) -> bool:
-        return any(place.path.endswith(".py") for place in places(case, self.prepared.files))
+        return any(place.path.endswith(".py") for place in places(case, self.runs.prepared.files))
 
-    async def _red(self, diff: str, name: str, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
+    async def _red(self, diff: str, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
         """Return the cases that are red in other words that mean the same, and those that were not told of.
 
         Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
         """
         if all(result == "passed" for _, result in _results(made, runs)):
             return [], []
-        control = dict(_results(made, await self._run(diff, f"{name}-control", Rewritten({}, made.cases))))
-        again = dict(_results(made, await self._run(diff, f"{name}-again", made)))
+        control = dict(_results(made, await self._run(diff, "control", Rewritten({}, made.cases))))
+        again = dict(_results(made, await self._run(diff, "again", made)))
         wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
         return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
 
@@ -165,7 +175,12 @@ class CounterProof:
         """The texts of changed files that hold tests of the base beside code, as they are after the change."""
         found: dict[str, str] = {}
         for part in file_diffs(diff):
-            if part.path.endswith(".rs") and part.path not in own_tests and not part.new and part.path in self.prepared.files:
+            if (
+                part.path.endswith(".rs")
+                and part.path not in own_tests
+                and not part.new
+                and part.path in self.runs.prepared.files
+            ):
                 found[part.path] = part.applied(await self._read(part.path))
         return found
 
@@ -173,19 +188,19 @@ class CounterProof:
         if path not in self._texts:
             self._texts[path] = ""
             with suppress(NotFound):
-                self._texts[path] = await self.reader.read(self.prepared.base, path, _TEXT)
+                self._texts[path] = await self.runs.read(path)
         return self._texts[path]
 
     async def _rewritten(self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str]) -> Rewritten:
         wanted: dict[str, list[Place]] = {}
         for case in cases:
-            for place in places(case, self.prepared.files):
+            for place in places(case, self.runs.prepared.files):
                 wanted.setdefault(place.path, []).append(place)
         files: dict[str, str] = {}
         seen: dict[str, None] = {}
         for path, found in wanted.items():
             text = changed.get(path) or await self._read(path)
-            if len(text) >= _TEXT or "\ufffd" in text:
+            if len(text) >= TEXT_LIMIT or "\ufffd" in text:
                 continue  # not all of it, or not as it is
             made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path))
             if done and made != text:
@@ -198,27 +213,18 @@ class CounterProof:
         return Rewritten(files, by_check)
 
     def _check_of(self, case: str) -> str:
-        profile = self.prepared.base.profile
+        profile = self.runs.prepared.base.profile
         above = {case, *containers(case)}
         required = [name for name in profile.checks if name not in profile.advisory]
         for name in required:
-            if name in self.prepared.runs and not above.isdisjoint(self.prepared.runs[name].cases):
+            if name in self.runs.prepared.runs and not above.isdisjoint(self.runs.prepared.runs[name].cases):
                 return name
         return next((name for name in required if name.startswith("tests")), required[0] if required else "tests")
 
-    async def _run(self, diff: str, name: str, made: Rewritten) -> dict[str, CheckRun]:
-        for _ in range(_TRIES - 1):
-            with suppress(WorkspaceFailed, SandboxUnavailable):  # an executor may be killed under a check
-                return await self._ran(diff, name, made)
-        return await self._ran(diff, name, made)
-
-    async def _ran(self, diff: str, name: str, made: Rewritten) -> dict[str, CheckRun]:
-        runs: dict[str, CheckRun] = {}
-        async with (
-            self.places,
-            self.workspaces.open(self.prepared, name, patch=diff, judged=True, instead=made.files) as workspace,
-        ):
-            for check, cases in made.cases.items():
-                with checked(check, name) as noted:
-                    runs[check] = noted(await workspace.check(check, deadline=self.facts.d.deadline, cases=cases))
-        return runs
+    async def _run(self, diff: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
+        """Run the cases in their other words. Raises `WorkspaceFailed`."""
+        key = digest(self.facts.d.task_id, diff)[:12]
+        ran = await self.runs.run(made.cases, "counter", key, name, diff=diff, instead=made.files)
+        if ran.why:
+            raise WorkspaceFailed(ran.why)
+        return ran.runs

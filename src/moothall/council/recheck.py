@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.config import Limits
 from moothall.council.counter import CounterProof
+from moothall.council.cross import CrossTests
 from moothall.council.facts import Facts
+from moothall.council.runs import FreshRuns, Ran
 from moothall.council.text import clip
-from moothall.council.watching import checked
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.evidence import CheckRun, Evidence, Verdict
+from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
-from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
-from moothall.ports import Reader, Workspaces
+from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_gates
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
 from moothall.ranking.reach import changed_python, reaches
 
 _OUTPUT = 8000
-_TEXT = 1_000_000
 _TOLD = 4  # cases whose output is told
-_TRIES = 3  # an executor may be killed under a check
-_RED = {"failed", "errored"}
 _RUN_ALONE = re.compile(
     r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|\.(?:test|spec)\.[cm]?[jt]sx?$|(?:^|/)(?:tests?|__tests__)/[^/]+\.(?:rs|[cm]?[jt]sx?)$"
 )
 """Test files that a runner can be given by name."""
 _RERUN, _RERUN_MS = 50, 120_000  # cases, and the base's own time, up to which deciding cases are run once more
-
-
-def workspace_name(task_id: str, *parts: str) -> str:
-    """Return an id for a workspace: readable where it is short, and the same on a second run."""
-    name = "-".join((task_id, *parts))
-    limit = 63
-    return name if len(name) <= limit else f"{name[: limit - 13]}-{digest(name)[:12]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +60,16 @@ class Judged:
 class Bench:
     """Judges the candidates of one deliberation; the same diff is run once."""
 
-    def __init__(
-        self, prepared: Prepared, workspaces: Workspaces, reader: Reader, facts: Facts, *, at_once: int, limits: Limits
-    ) -> None:
-        self._prepared = prepared
-        self._reader = reader
-        self._workspaces = workspaces
+    def __init__(self, runs: FreshRuns, facts: Facts, limits: Limits) -> None:
+        self._runs = runs
+        self._prepared = runs.prepared
         self._facts = facts
-        self._places = asyncio.Semaphore(at_once)
-        self._counter = CounterProof(prepared, workspaces, reader, facts, limits, self._places)
-        self._countered: dict[str, Evidence] = {}
-        self._most = limits.counter_proofs
+        self._cross = CrossTests(runs, facts)
+        self._counter = CounterProof(runs, facts, limits)
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
-        self._crossed: dict[tuple[str, str], CheckRun] = {}
         self._untold: dict[str, set[str]] = {}
         self._base_turn = asyncio.Lock()
-        self._exact: dict[str, str] = {}
         self._details: dict[str, Mapping[str, str]] = {}
 
     async def judge(self, proposal: Proposal, exact: str = "") -> Judged:
@@ -94,7 +77,7 @@ class Bench:
         freed of secrets.
         """
         key = digest(proposal.diff)
-        self._exact[proposal.diff] = exact or proposal.diff
+        self._runs.remember(proposal.diff, exact or proposal.diff)
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._found:
                 self._found[key] = await self._assess(proposal, key)
@@ -103,15 +86,18 @@ class Bench:
         return judged
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
-        name = workspace_name(self._facts.d.task_id, "check", key[:12])
-        runs, applies = await self._run_checks(proposal, name, {}) if proposal.diff.strip() else ({}, False)
+        every = dict.fromkeys(self._prepared.base.profile.checks, ())
+        ran = (
+            await self._runs.run(every, "check", key[:12], diff=proposal.diff) if proposal.diff.strip() else Ran({}, refused=True)
+        )
+        runs, applies = ran.runs, not ran.refused
         found = self._compared(proposal, runs, self._prepared.flaky, applies=applies)
         if gone := _gone(found, runs, self._prepared):
             found = self._compared(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
         if doubtful := _doubtful(found, runs, self._prepared):
             # What decides is run once more on the same tree: what differs is no evidence.
-            again, _ = await self._run_checks(proposal, f"{name}-2", doubtful)
-            flaky = {case for check, run in again.items() for case in differing(runs[check], run)}
+            again = await self._runs.run(doubtful, "check", key[:12], "2", diff=proposal.diff)
+            flaky = {case for check, run in again.runs.items() for case in differing(runs[check], run)}
             if flaky:
                 known = (*self._prepared.flaky, *await self._unsteady(gone))
                 found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
@@ -127,11 +113,11 @@ class Bench:
 
     async def _reached(self, proposal: Proposal) -> tuple[str, ...]:
         """Return the lines that the proposal adds and that reach for what judges it."""
-        diff = self._exact[proposal.diff]
+        diff = self._runs.exact(proposal.diff)
         texts: dict[str, str] = {}
         for path in changed_python(diff):
             with suppress(NotFound):
-                texts[path] = await self._reader.read(self._prepared.base, path, _TEXT)
+                texts[path] = await self._runs.read(path)
         return reaches(diff, texts, proposal.own_tests)
 
     async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun]) -> dict[str, CheckRun]:
@@ -147,11 +133,11 @@ class Bench:
             if not paths or not (check == "tests" or check.startswith("tests-")) or run.status != "success":
                 continue
             known = self._prepared.runs[check].cases.keys() | run.cases.keys()
-            own = await self._run_tests(proposal.diff, proposal, check, paths)
+            own = await self._cross.tests(proposal.diff, proposal, check, paths)
             cases = {case: result for case, result in own.cases.items() if case not in known}
             joined[check] = replace(
                 run,
-                verdict=Verdict.FAILED if run.verdict is Verdict.PASSED and _RED & {*cases.values()} else run.verdict,
+                verdict=Verdict.FAILED if run.verdict is Verdict.PASSED and RED & {*cases.values()} else run.verdict,
                 cases={**run.cases, **cases},
                 details={**run.details, **{case: said for case, said in own.details.items() if case in cases}},
             )
@@ -165,12 +151,8 @@ class Bench:
         async with self._base_turn:
             for check in gone:
                 if check not in self._untold:
-                    self._untold[check] = set()
-                    name = workspace_name(self._facts.d.task_id, "base", check)
-                    with suppress(WorkspaceFailed, SandboxUnavailable):
-                        async with self._places, self._workspaces.open(self._prepared, name) as workspace:
-                            again = await workspace.check(check, deadline=self._facts.d.deadline)
-                            self._untold[check] = told_once(self._prepared.runs[check], again)
+                    again = (await self._runs.run({check: ()}, "base", check, judged=False)).runs
+                    self._untold[check] = told_once(self._prepared.runs[check], again[check]) if check in again else set()
         return sorted(case for check in gone for case in self._untold[check])
 
     def _compared(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
@@ -185,29 +167,6 @@ class Bench:
             changed=changed_files(proposal.diff),
             task=self._facts.d.description,
         )
-
-    async def _run_checks(
-        self, proposal: Proposal, name: str, only: Mapping[str, Sequence[str]]
-    ) -> tuple[dict[str, CheckRun], bool]:
-        """Run the checks on a fresh checkout, or `only` these with these cases; False where the patch does not apply."""
-        runs: dict[str, CheckRun] = {}
-        checks = self._prepared.base.profile.checks
-        for _ in range(_TRIES):
-            try:
-                async with (
-                    self._places,
-                    self._workspaces.open(self._prepared, name, patch=self._exact[proposal.diff], judged=True) as workspace,
-                ):
-                    for check in only or checks:
-                        with checked(check, name) as noted:
-                            run = await workspace.check(check, deadline=self._facts.d.deadline, cases=only.get(check, ()))
-                            runs[check] = noted(run)
-                break
-            except PatchRefused:
-                return runs, False
-            except (WorkspaceFailed, SandboxUnavailable):
-                continue  # what did not run is missing, and missing never passes
-        return runs, True
 
     async def _publish(self, judged: Judged) -> None:
         found, proposal = judged.assessment, judged.proposal
@@ -240,111 +199,19 @@ class Bench:
             )
 
     async def confirm(self, judged: Judged, *, time_left: bool = True) -> Judged:
-        """Put the proof of a would-be winner to the test, once a diff and within `limits.counter_proofs`."""
-        key, proposal = digest(judged.proposal.diff), judged.proposal
-        if not self._most:
-            return judged
-        if key in self._countered:
-            known = self._countered[key]
-            await self._counter.publish(proposal, known.verdict, known.why, known.red, known.duration_ms)
-        elif not time_left:
-            said = "no time was left for the counter-proof"
-            self._countered[key] = await self._counter.publish(proposal, Verdict.ERRORED, said)
-        elif sum(item.verdict is Verdict.FAILED for item in self._countered.values()) >= self._most:
-            said = f"{self._most} forged verdicts were found (limits.counter_proofs), and this one was not put to the test"
-            self._countered[key] = await self._counter.publish(proposal, Verdict.ERRORED, said)
-        else:
-            self._countered[key] = await self._counter.of(proposal, self._exact[proposal.diff], judged.assessment.fixed)
-        return replace(judged, counter=self._countered[key])
+        """Put the proof of a would-be winner to the test, once a diff."""
+        counter = await self._counter.confirm(judged.proposal, judged.assessment.fixed, time_left=time_left)
+        return replace(judged, counter=counter)
 
     async def cross(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
-        """Run every author's own tests on the candidates of others that pass the gates.
-
-        An author's tests are accepted only if they fail on the base; they never score the author's own
-        candidates, nor one that is the same patch. Each author has one vote, with its latest tests.
-        """
-        authors = {item.proposal.seat: item.proposal for item in judged if item.proposal.own_tests and item.assessment.applies}
-        pairs = [
-            (item, author)
-            for item in judged
-            for author in authors.values()
-            if item.passes and item.proposal.seat != author.seat and item.proposal.diff != author.diff
-        ]
-        if not pairs or not _worth_it(judged):
+        """Run every author's own tests on the candidates of others that pass the gates, where that can change anything."""
+        if not _worth_it(judged):
             return tuple(judged)
-        asked = {author.seat: author for _, author in pairs}
-        accepted = {author.seat for author, run in await self._on_base(asked.values()) if _fails(run)}
-        pairs = [(item, author) for item, author in pairs if author.seat in accepted]
-        async with asyncio.TaskGroup() as group:
-            for patch, author in {(item.proposal.diff, author) for item, author in pairs}:
-                group.create_task(self._run_tests(patch, author))
-        crossed = [(item, author, self._crossed[digest(item.proposal.diff), digest(author.diff)]) for item, author in pairs]
-        for item, author, run in crossed:
-            await self._publish_cross(item.proposal, author, run)
-        votes: dict[str, list[CrossRun]] = {}
-        for item, author, run in crossed:
-            votes.setdefault(item.proposal.candidate, []).append(CrossRun(author.seat, run.verdict is Verdict.PASSED))
-        return tuple(replace(item, cross=tuple(votes.get(item.proposal.candidate, ()))) for item in judged)
-
-    async def _on_base(self, authors: Iterable[Proposal]) -> list[tuple[Proposal, CheckRun]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [(author, group.create_task(self._run_tests("", author))) for author in authors]
-        return [(author, task.result()) for author, task in tasks]
-
-    async def _run_tests(self, patch: str, author: Proposal, check: str = "tests", paths: Sequence[str] = ()) -> CheckRun:
-        """Run the author's tests, or `paths` of them, on the base with `patch`; the base's own tests are as they were there."""
-        key = (digest(patch), digest(author.diff, check, *paths) if paths else digest(author.diff))
-        if key in self._crossed:
-            return self._crossed[key]
-        name = workspace_name(self._facts.d.task_id, "cross", key[0][:8], key[1][:8])
-        run = CheckRun("cross", Verdict.MISSING)
-        for _ in range(_TRIES):
-            try:
-                async with (
-                    self._places,
-                    self._workspaces.open(
-                        self._prepared,
-                        name,
-                        patch=self._exact.get(patch, patch),
-                        extra=self._exact.get(author.diff, author.diff),
-                        judged=True,
-                    ) as workspace,
-                ):
-                    with checked("cross", name) as noted:
-                        run = noted(
-                            await workspace.check(check, paths=paths or author.own_tests, deadline=self._facts.d.deadline)
-                        )
-                break
-            except PatchRefused as error:
-                run = replace(run, output=error.message)
-                break
-            except (WorkspaceFailed, SandboxUnavailable) as error:
-                run = replace(run, output=error.message)
-        self._crossed[key] = run
-        return run
-
-    async def _publish_cross(self, proposal: Proposal, author: Proposal, run: CheckRun) -> None:
-        outcomes = list(run.cases.values())
-        evidence = Evidence(
-            check="cross",
-            verdict=run.verdict,
-            passed=outcomes.count("passed"),
-            failed=sum(outcome in _RED for outcome in outcomes),
-            skipped=outcomes.count("skipped"),
-            duration_ms=run.duration_ms,
-            output=clip(run.output, _OUTPUT),
-            proven=run.verdict is Verdict.PASSED,
+        passing = [item.proposal for item in judged if item.passes]
+        votes = await self._cross.run(
+            [item.proposal for item in judged if item.proposal.own_tests and item.assessment.applies], passing
         )
-        await self._facts.say(
-            EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/{proposal.fingerprint}/cross/{author.seat}/{author.fingerprint}",
-            seat=proposal.seat,
-            candidate=proposal.candidate,
-            fingerprint=proposal.fingerprint,
-            evidence=dump(evidence),
-            cross_author=author.seat,
-            cross_fingerprint=author.fingerprint,
-        )
+        return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
 
 
 def _gone(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:
@@ -377,11 +244,6 @@ def _worth_it(judged: Sequence[Judged]) -> bool:
     return len({item.proposal.diff for item in passing}) > 1 or any(not item.assessment.proven for item in passing)
 
 
-def _fails(run: CheckRun) -> bool:
-    """Tests that ran and were red; a run that came to nothing accepts nothing."""
-    return run.status == "success" and any(outcome in _RED for outcome in run.cases.values())
-
-
 def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
     found = judged.assessment
@@ -395,7 +257,7 @@ def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     if found.regressions:
         lines.append(f"Passed before and not any more: {', '.join(found.regressions[:10])}")
     lines += [f"{case}:\n{clip(said.strip(), 1500)}" for case, said in list(judged.details.items())[:_TOLD]]
-    if any(outcome in _RED for run in base.values() for outcome in run.cases.values()):
+    if any(outcome in RED for run in base.values() for outcome in run.cases.values()):
         lines.append("A test that failed before passes now." if found.proven else "No test that failed before passes now.")
     if judged.cross:
         lines.append(f"Passes the tests of {sum(run.passed for run in judged.cross)} of {len(judged.cross)} colleagues.")

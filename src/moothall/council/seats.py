@@ -14,9 +14,10 @@ from moothall.council.assembly import Council, Sitting
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
-from moothall.council.recheck import Judged, facts_text, workspace_name
+from moothall.council.recheck import Judged, facts_text
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
+from moothall.council.runs import workspace_name
 from moothall.council.stuck import TOO_EARLY, UNUSABLE
 from moothall.council.subagents import Speech
 from moothall.domain.chat import ChatRequest

@@ -1,0 +1,99 @@
+"""Checks in fresh workspaces, on the trusted side: each run has a checkout of its own, of which nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moothall.council.watching import checked
+from moothall.domain.evidence import CheckRun
+from moothall.domain.ids import digest
+from moothall.domain.repository import Prepared
+from moothall.domain.task import Deliberation
+from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.ports import NOTHING, Reader, Workspaces
+
+TEXT_LIMIT = 1_000_000
+"""Characters of a file of the base, from which on it is not read."""
+_TRIES = 3  # an executor may be killed under a check
+_NAME = 63
+
+
+def workspace_name(task_id: str, *parts: str) -> str:
+    """Return an id for a workspace: readable where it is short, and the same on a second run."""
+    name = "-".join((task_id, *parts))
+    return name if len(name) <= _NAME else f"{name[: _NAME - 13]}-{digest(name)[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What checks came to, by name; what did not run is not there. `refused`: the patch does not apply; `why`: what went wrong."""
+
+    runs: Mapping[str, CheckRun]
+    refused: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRuns:
+    """Runs checks of one deliberation on its base, at most as many at once as `places` has."""
+
+    d: Deliberation
+    prepared: Prepared
+    workspaces: Workspaces
+    reader: Reader
+    places: asyncio.Semaphore
+    _exact: dict[str, str] = field(default_factory=dict)
+
+    def remember(self, diff: str, exact: str) -> None:
+        """Note what a diff was before it was freed of secrets: that is what applies."""
+        self._exact[diff] = exact
+
+    def exact(self, diff: str) -> str:
+        """Return a diff as it applies."""
+        return self._exact.get(diff, diff)
+
+    async def run(
+        self,
+        checks: Mapping[str, Sequence[str]],
+        *name: str,
+        diff: str = "",
+        extra: str = "",
+        judged: bool = True,
+        paths: Sequence[str] = (),
+        instead: Mapping[str, str] = NOTHING,
+        label: str = "",
+    ) -> Ran:
+        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files.
+
+        The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces.
+        """
+        runs: dict[str, CheckRun] = {}
+        called = workspace_name(self.d.task_id, *name)
+        why = ""
+        for _ in range(_TRIES):
+            try:
+                async with (
+                    self.places,
+                    self.workspaces.open(
+                        *(self.prepared, called),
+                        patch=self.exact(diff),
+                        extra=self.exact(extra),
+                        judged=judged,
+                        instead=instead,
+                    ) as workspace,
+                ):
+                    for check, cases in checks.items():
+                        with checked(label or check, called) as noted:
+                            runs[check] = noted(await workspace.check(check, paths=paths, cases=cases, deadline=self.d.deadline))
+                return Ran(runs)
+            except PatchRefused as error:
+                return Ran(runs, refused=True, why=error.message)
+            except (WorkspaceFailed, SandboxUnavailable) as error:
+                why = error.message
+        return Ran(runs, why=why)
+
+    async def read(self, path: str) -> str:
+        """Return a text file of the base. Raises `NotFound`."""
+        return await self.reader.read(self.prepared.base, path, TEXT_LIMIT)
