@@ -9,13 +9,17 @@ from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any, cast
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from moothall import config, telemetry
 from moothall.errors import ConfigurationError
+from moothall.services.asgi import Address, Limits, serving
 from moothall.services.identity import is_loopback
 from moothall.telemetry.figures import AnyFigure, Histogram, Snapshot
 from moothall.telemetry.metrics import REGISTRY
@@ -46,43 +50,25 @@ async def figures_page(
             f"metrics.host {settings.host} is no loopback address: set metrics.token (MOOTHALL_METRICS__TOKEN), or bind 127.0.0.1"
         )
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: Request) -> Response:
         if settings.token is not None and not _knows(request, settings.token.get_secret_value()):
-            return web.Response(status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": "Bearer"})
+            return PlainTextResponse("a bearer token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
         try:
             async with asyncio.timeout(measure_seconds):
                 await measure()
         except TimeoutError:
             log.info("the bus did not say in time how it stands; its last figures are shown")
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
         page = encode(cast("CollectorRegistry", _Families(snapshots())))
-        return web.Response(body=page, headers={"Content-Type": content_type})
+        return Response(page, headers={"Content-Type": content_type})
 
-    application = web.Application()
-    application.router.add_get("/metrics", answer)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        yield await _listen(runner, settings)
-    finally:
-        await runner.cleanup()
+    address = Address("figures", "metrics", settings.host, settings.port, DEFAULT_PORT)
+    async with serving(Starlette(routes=[Route("/metrics", answer)]), address, Limits()) as port:
+        yield port
 
 
-async def _listen(runner: web.AppRunner, settings: config.Metrics) -> int:
-    wanted = DEFAULT_PORT if settings.port is None else settings.port
-    try:
-        await web.TCPSite(runner, settings.host, wanted).start()
-    except OSError as error:
-        said = f"figures cannot be served on {settings.host}:{wanted}: {error.strerror or error}"
-        if settings.port is not None:
-            raise ConfigurationError(f"{said}; choose another metrics.port, or 0 for any free one") from error
-        log.warning("no figures for Prometheus; set metrics.port to a free one, or to 0", reason=said)
-        return 0
-    return int(runner.addresses[0][1])
-
-
-def _knows(request: web.Request, token: str) -> bool:
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+def _knows(request: Request, token: str) -> bool:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 

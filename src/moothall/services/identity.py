@@ -26,12 +26,24 @@ from moothall.services.status import OPEN_SERVICES, abort
 from moothall.telemetry import metrics
 
 _SHORTEST = 16
-_caller: ContextVar[Principal] = ContextVar("caller")
+_caller: ContextVar[Principal | None] = ContextVar("caller", default=None)
 
 
 def caller() -> Principal:
     """Return the principal of the call that is being answered; a `LookupError` elsewhere is a bug."""
-    return _caller.get()
+    if (found := _caller.get()) is None:
+        raise LookupError("nobody calls")
+    return found
+
+
+def is_known() -> bool:
+    """Whether who calls gave a token; only a door that is open to anybody has to ask."""
+    return _caller.get() is not None
+
+
+def call_as(principal: Principal | None) -> None:
+    """Let what runs in this task be done for `principal`; None: a stranger."""
+    _caller.set(principal)
 
 
 def is_loopback(host: str) -> bool:
@@ -174,7 +186,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
             # A stream on both sides: it is refused before any of the request is read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         # The handler runs in this call's own task, and so in this context.
-        _caller.set(principal)
+        call_as(principal)
         return await continuation(handler_call_details)
 
 

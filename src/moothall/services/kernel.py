@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2, timestamp_pb2
@@ -13,17 +13,16 @@ from google.protobuf import json_format, struct_pb2, timestamp_pb2
 from moothall.domain.event import Recorded
 from moothall.domain.ids import ID_PATTERN, check_id
 from moothall.domain.task import DeliberationRequest, RepositoryRef
-from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.ports import Deliberations
 from moothall.services import convert
 from moothall.services.identity import caller
+from moothall.services.tools import call_of
 from moothall.visits.visits import Visits
 
 ROLE, PROTOCOL = "dev", "ask"
-_LONGEST = timedelta(hours=1)
 _EXECUTION_ID = 200
 
 
@@ -69,8 +68,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         if not 0 < len(request.execution_id) <= _EXECUTION_ID:
             raise InvalidRequest(f"execution_id has {len(request.execution_id)} characters; allowed are 1 to {_EXECUTION_ID}")
         task_id = check_id(request.task_id, "task_id")
-        arguments = convert.struct_data(request.arguments, "arguments")
-        call = ToolCall(request.execution_id, request.tool, arguments, datetime.now(UTC) + _LONGEST)
+        call = call_of(request.execution_id, request.tool, convert.struct_data(request.arguments, "arguments"))
         result = await self._visits.call(caller(), task_id, request.capability_token, call)
         output = struct_pb2.Value(struct_value=convert.struct(result.output))
         return pb.ExecuteToolResponse(status=result.status.value, output=output, error=result.error)

@@ -25,7 +25,7 @@ from moothall.services.kernel import AgentKernel
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.runner import SecureRunner
 from moothall.services.status import ErrorInterceptor
-from moothall.services.tools import ToolService
+from moothall.services.tools import Tools, ToolService
 from moothall.services.watching import WatchInterceptor
 
 _ORCHESTRATOR = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
@@ -72,7 +72,7 @@ async def grpc_server(
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(orchestrator, server)
     names = [_ORCHESTRATOR]
     if doors.visits is not None:
-        tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(doors.visits, doors.parking, doors.workflows), server)
+        tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(Tools(doors.visits, doors.parking, doors.workflows)), server)
         kernel_pb2_grpc.add_AgentKernelServicer_to_server(AgentKernel(doors.desk, doors.visits), server)
         names += [_TOOLS, _KERNEL]
     if doors.executions is not None:

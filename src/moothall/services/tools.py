@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,28 +19,74 @@ from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.services import convert
 from moothall.services.identity import caller
-from moothall.visits.visits import Visits
+from moothall.visits.visits import Opened, Visits
 from moothall.workflows.running import Workflows
 
 _LONGEST = timedelta(hours=1)
 
 
-class ToolService(pb_grpc.ToolServiceServicer):
-    """The gRPC door of the tool service."""
+def call_of(request_id: str, tool: str, arguments: dict[str, Any], deadline: datetime | None = None) -> ToolCall:
+    """Return a call that somebody outside makes. No deadline: the gate's own limits are nearer than this one."""
+    return ToolCall(request_id, tool, arguments, deadline or datetime.now(UTC) + _LONGEST)
+
+
+class Tools:
+    """What callers from outside may do with tools: once, behind every door. Each says who calls (`identity.caller`)."""
 
     def __init__(self, visits: Visits, parking: Parking | None, workflows: Workflows | None = None) -> None:
         self._visits = visits
         self._parking = parking
         self._workflows = workflows
 
+    async def open(self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str) -> Opened:
+        """Open a workspace and hand out its token."""
+        if repository is None or not (repository.id or repository.url):
+            raise InvalidRequest("repository is empty: give the id of a registered one, a path or a URL")
+        return await self._visits.open(caller(), repository, role, ttl_seconds, persona)
+
+    async def close(self, workspace: str) -> None:
+        """Close it; what runs in it is stopped."""
+        await self._visits.close(caller(), workspace)
+
+    async def call(self, workspace: str, token: str, call: ToolCall) -> ToolResult:
+        """Run one tool; it stops when the call does."""
+        return await self._visits.call(caller(), workspace, token, call)
+
+    def run(self, workspace: str, token: str, workflow: dict[str, Any], after_seq: int) -> AsyncGenerator[Recorded, None]:
+        """Run a workflow, or join it; a caller that goes leaves it to itself."""
+        if self._workflows is None:
+            raise NotFound("this server runs no workflows")
+        return self._workflows.run(caller(), workspace, token, workflow, after_seq)
+
+    def check_operator(self) -> None:
+        """Raise `Refused` unless an operator calls."""
+        refuse_unless_operator(caller())
+
+    def parked(self) -> Sequence[Parked]:
+        """Return what waits for an operator of the caller's tenant."""
+        self.check_operator()
+        return self._parking.waiting(caller().tenant) if self._parking else ()
+
+    async def resolve(self, named: str, *, allow: bool, reason: str) -> Parked:
+        """Say an operator's word."""
+        self.check_operator()
+        if self._parking is None:
+            raise NotFound(f"no parked request {named[:80]!r}")
+        who = caller()
+        return await self._parking.resolve(who.tenant, named, allow=allow, approver=who.name, comment=reason)
+
+
+class ToolService(pb_grpc.ToolServiceServicer):
+    """The gRPC door of the tool service."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+
     async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:  # noqa: N802 - the RPC's name
         """Open a workspace and hand out its token."""
         del context
-        named = request.repository
-        if not (named.id or named.url):
-            raise InvalidRequest("repository is missing: give the id of a registered one, a path or a URL")
-        repository = RepositoryRef(id=named.id, url=named.url, ref=named.ref)
-        opened = await self._visits.open(caller(), repository, request.role, request.ttl_seconds, request.persona)
+        repository = convert.repository_of(request.repository)
+        opened = await self._tools.open(repository, request.role, request.ttl_seconds, request.persona)
         expires = timestamp_pb2.Timestamp()
         expires.FromDatetime(opened.expires)
         return pb.OpenWorkspaceResponse(workspace_id=opened.workspace, capability_token=opened.token, expires=expires)
@@ -48,45 +94,34 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def CloseWorkspace(self, request: pb.CloseWorkspaceRequest, context: Any) -> pb.CloseWorkspaceResponse:  # noqa: N802 - the RPC's name
         """Close it."""
         del context
-        await self._visits.close(caller(), request.workspace_id)
+        await self._tools.close(request.workspace_id)
         return pb.CloseWorkspaceResponse()
 
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:  # noqa: N802 - the RPC's name
         """Run one tool; it stops when the call does."""
         del context
-        call = ToolCall(request.request_id, request.tool, convert.struct_data(request.arguments, "arguments"), _deadline(request))
-        result = await self._visits.call(caller(), request.workspace_id, request.capability_token, call)
-        return _answer(result)
+        call = call_of(request.request_id, request.tool, convert.struct_data(request.arguments, "arguments"), _deadline(request))
+        return _answer(await self._tools.call(request.workspace_id, request.capability_token, call))
 
     async def RunWorkflow(self, request: pb.RunWorkflowRequest, context: Any) -> AsyncIterator[pb.WorkflowEvent]:  # noqa: N802 - the RPC's name
         """Run a workflow, or join it; a caller that goes leaves it to itself."""
         del context
-        if self._workflows is None:
-            raise NotFound("this server runs no workflows")
         document = convert.struct_data(request.workflow, "workflow")
-        facts = self._workflows.run(caller(), request.workspace_id, request.capability_token, document, request.after_seq)
-        async with aclosing(facts):
+        async with aclosing(
+            self._tools.run(request.workspace_id, request.capability_token, document, request.after_seq)
+        ) as facts:
             async for recorded in facts:
                 yield _event(recorded)
 
     async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:  # noqa: N802 - the RPC's name
         """List what waits."""
         del request, context
-        who = caller()
-        refuse_unless_operator(who)
-        waiting = self._parking.waiting(who.tenant) if self._parking else ()
-        return pb.ListParkedResponse(parked=[_parked(item) for item in waiting])
+        return pb.ListParkedResponse(parked=map(_parked, self._tools.parked()))
 
     async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:  # noqa: N802 - the RPC's name
         """Say an operator's word."""
         del context
-        who = caller()
-        refuse_unless_operator(who)
-        if self._parking is None:
-            raise NotFound(f"no parked request {request.request_id[:80]!r}")
-        item = await self._parking.resolve(
-            who.tenant, request.request_id, allow=request.allow, approver=who.name, comment=request.reason
-        )
+        item = await self._tools.resolve(request.request_id, allow=request.allow, reason=request.reason)
         return pb.ResolveParkedResponse(state=item.state)
 
 
@@ -137,9 +172,9 @@ def _parked(item: Parked) -> pb.ParkedRequest:
     )
 
 
-def _deadline(request: pb.CallToolRequest) -> datetime:
+def _deadline(request: pb.CallToolRequest) -> datetime | None:
     if not request.HasField("deadline"):
-        return datetime.now(UTC) + _LONGEST  # the gate's own limits are nearer
+        return None
     try:
         return request.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:

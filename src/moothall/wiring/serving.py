@@ -20,7 +20,6 @@ from moothall.planning.planner import Planner
 from moothall.sandbox.probe import Layer
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
-from moothall.services.rest.server import http_server
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
@@ -95,6 +94,8 @@ async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, P
     if not settings.web.enabled:
         yield 0
         return
+    from moothall.services.rest.server import http_server
+
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
     async with http_server(settings.web, doors, tokens, configured=configured) as port:
         yield port

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
+import json
+import re
 import socket
 import ssl
 import subprocess
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web as aio
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from moothall import config
+from moothall.domain.overview import Condition
 from moothall.errors import ConfigurationError
+from moothall.services.asgi import Connection
+from moothall.services.checkup import Checkup, Probe
+from moothall.services.doors import Doors
 from moothall.services.rest.server import http_server
 from moothall.telemetry import metrics
 from support.callers import TOKEN, TOKENS, doors_of
@@ -28,21 +36,23 @@ from support.visits import Visiting
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 
-async def test_what_we_put_between_aiohttp_and_its_connections_is_as_it_was() -> None:
-    """A release of aiohttp that changes what `Connections` and `http_server` stand on fails here."""
-    log = logging.getLogger("a logger of ours")
-    runner = aio.AppRunner(aio.Application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0, logger=log)
-    await runner.setup()
-    try:
-        assert runner.server is not None
-        protocol = runner.server()
-        assert isinstance(protocol, asyncio.Protocol)
-        assert isinstance(protocol, aio.RequestHandler)
-        assert protocol.logger is log, "what is no HTTP is logged to the logger that was given"
-        assert not inspect.signature(protocol.force_close).parameters
-        assert isinstance(aio.BaseRequest.protocol, property), "middleware tells connections apart by it"
-    finally:
-        await runner.cleanup()
+def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
+    """A release of uvicorn that changes what `Connection` and `serving` stand on fails here."""
+    theirs = set(dir(HttpToolsProtocol)) | {"cycle", "connections", "headers", "loop", "server_state", "transport", "url"}
+    assert {name for name, held in vars(Connection).items() if inspect.isfunction(held)} - theirs == {"_allow"}
+    assert {"send_400_response", "shutdown"} <= theirs
+    made = inspect.getsource(HttpToolsProtocol)
+    for said in (
+        "self.cycle.response_complete",
+        "self.server_state.default_headers",
+        "self.connections.add(self)",
+        "self.tasks.add",
+    ):
+        assert said in made, said
+    assert [*inspect.signature(HttpToolsProtocol).parameters] == ["config", "server_state", "app_state", "_loop"]
+    assert {"connections", "tasks", "default_headers"} <= set(vars(ServerState()))
+    for name in ("reset_contextvars", "server_header", "proxy_headers", "timeout_keep_alive", "ws", "lifespan", "interface"):
+        assert name in inspect.signature(uvicorn.Config).parameters, name
 
 
 async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
@@ -138,3 +148,164 @@ async def test_what_is_no_http_is_in_no_log(web: Web, header: str, caplog: pytes
     assert b" 400 " in await reader.read(100)
     writer.close()
     assert "SECRET" not in caplog.text
+
+
+ASK = f"GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Return the head and the body of the next answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    return head, await reader.readexactly(int(length[1]) if length else 0)
+
+
+def doors(behind: Visiting) -> Doors:
+    return replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+
+
+@pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
+async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(behind: Visiting, more: bytes) -> None:
+    async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writer.write(ASK)
+        assert b"200 OK" in (await answer_of(reader))[0]
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(more[:1])
+                more = more[1:] or b"\r\n"
+                await asyncio.sleep(0.05)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(200), 0.01)
+        writer.close()
+
+
+async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) -> None:
+    async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writer.write(b"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n{")
+        assert b" 401 " in (await answer_of(reader))[0]
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b" ")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(200), 0.05)
+        writer.close()
+
+
+async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visiting) -> None:
+    async with serving_http(doors(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writer.write(ASK)
+        await answer_of(reader)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting) -> None:
+    async with serving_http(doors(behind), body_seconds=0.2) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        head = f"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
+        told, said = await answer_of(reader)
+        assert (b" 408 " in told, json.loads(said)["code"]) == (True, "BODY_TOO_SLOW")
+        writer.close()
+        assert problem(await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"}))[:2] == (415, "NOT_JSON")
+
+
+async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> None:
+    async with serving_http(doors(behind), connections=3) as web, asyncio.timeout(10):
+        open_now = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(3)]
+        for reader, writer in open_now:
+            writer.write(ASK)
+            assert b"200 OK" in (await answer_of(reader))[0]
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        open_now.pop()[1].close()
+        writer.close()
+        while True:  # until the server has seen that one is gone
+            reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+            writer.write(ASK)
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                assert b"200 OK" in (await answer_of(reader))[0]
+                break
+            writer.close()
+        for _, held in (*open_now, (reader, writer)):
+            held.close()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: Visiting) -> None:
+    async with serving_http(doors(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", web.port))
+        asked = ASK.replace(b"?limit=1", b"")
+
+        async def ask() -> None:
+            while True:  # whole lists, one request behind the other, and nothing of it is read
+                await loop.sock_sendall(sock, asked)
+                await asyncio.sleep(0.001)
+
+        with pytest.raises(ConnectionError):
+            await ask()
+        sock.close()
+
+
+async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visiting) -> None:
+    async def look() -> tuple[Condition, str]:
+        return Condition.HEALTHY, "where it is"
+
+    checkup = Checkup({"bus": Probe(look)})
+    async with serving_http(replace(doors(behind), checkup=checkup)) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        known, unknown = ASK.replace(b"/v1/tools?limit=1", b"/health"), b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        writer.write(known + unknown + known)
+        details = [json.loads((await answer_of(reader))[1])["parts"][0]["detail"] for _ in range(3)]
+        assert details == ["where it is", "", "where it is"]
+        writer.close()
+
+
+async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(behind: Visiting) -> None:
+    async with serving_http(doors(behind)) as web:
+        room = await opened(web)
+        inside = behind.rooms.rooms[room["workspace_id"]]
+        for grace, wanted in ((5.0, "success"), (0.1, "")):
+            async with AsyncExitStack() as stack:
+                served = await stack.enter_async_context(serving_http(doors(behind), grace_seconds=grace))
+                inside.open.clear()
+                inside.entered.clear()
+                async with aiohttp.ClientSession() as session:
+                    asking = asyncio.ensure_future(
+                        Web(session, served.port)("POST", "/v1/tools/files.read", call(room, f"r-{grace}", path="a.py"))
+                    )
+                    await inside.entered.wait()
+                    asyncio.get_running_loop().call_later(0.3, inside.open.set)
+                    await stack.aclose()
+                    if wanted:
+                        assert (await asking).json["status"] == wanted
+                    else:
+                        with pytest.raises(aiohttp.ClientError):
+                            await asking
+                        async with asyncio.timeout(20):
+                            while not any(record.get("status") == "cancelled" for record in behind.house.records()):
+                                await asyncio.sleep(0.01)
+                with pytest.raises(OSError, match="Connect"):
+                    await asyncio.open_connection("127.0.0.1", served.port)
+
+
+async def test_a_bug_behind_the_door_is_logged_and_not_told(behind: Visiting, caplog: pytest.LogCaptureFixture) -> None:
+    async def look() -> tuple[Condition, str]:
+        raise RuntimeError("a detail of ours")
+
+    async with serving_http(replace(doors(behind), checkup=Checkup({"bus": Probe(look)}))) as web:
+        answer = await web("GET", "/health")
+        assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
+        assert {name: answer.headers[name] for name in ("Server", "Cache-Control", "X-Content-Type-Options")} == {
+            "Server": "moothall",
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
+        assert answer.headers["Date"].endswith("GMT")

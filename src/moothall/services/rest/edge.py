@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Collection
-from http import HTTPStatus
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from http import HTTPMethod, HTTPStatus
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moothall import errors, telemetry
 from moothall.domain.codec import wrong
-from moothall.domain.identity import Principal
-from moothall.services.identity import WHO_ASKS, Bearers, is_loopback
+from moothall.services.identity import WHO_ASKS, Bearers, call_as, is_loopback
 from moothall.services.status import RETRY_SECONDS, http_status_of
 from moothall.telemetry import metrics
 
 log = telemetry.get_logger(__name__)
 
-CALLER = web.RequestKey("caller", Principal)
-_BODY_SECONDS = 30.0
 _OTHER, _GONE = "other", "cancelled"
-_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "NOT_JSON"}
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
+_METHODS = frozenset(HTTPMethod)
+_PLAIN = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+"""No answer is kept by a cache or guessed at by a browser, unless its handler says otherwise."""
 
 B = TypeVar("B", bound="Body")
 
@@ -46,7 +51,32 @@ class Turned(Exception):
         self.status, self.code, self.message = status, code, message
 
 
-def problem(status: int, code: str, message: str, retry_after: float | None = None) -> web.Response:
+class Lines(Response):
+    """An answer of a line of JSON each, sent as they come; `lines` are closed with it."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        self._lines = lines
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        del scope, receive
+        async with aclosing(self._lines):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for line in self._lines:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+def document(told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON document."""
+    return Response(json.dumps(told), status, headers, "application/json; charset=utf-8")
+
+
+def problem(status: int, code: str, message: str, retry_after: float | None = None) -> Response:
     """Return an error as RFC 9457 has it; `code` is the machine code that gRPC callers find in `ErrorInfo`."""
     told = {
         "type": f"urn:moothall:error:{code}",
@@ -55,7 +85,7 @@ def problem(status: int, code: str, message: str, retry_after: float | None = No
         "detail": message,
         "code": code,
     }
-    response = web.Response(status=status, body=json.dumps(told).encode(), content_type="application/problem+json")
+    response = Response(json.dumps(told), status, media_type="application/problem+json")
     if status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
     if retry_after is not None:
@@ -63,77 +93,109 @@ def problem(status: int, code: str, message: str, retry_after: float | None = No
     return response
 
 
-async def read(request: web.Request, kind: type[B]) -> B:
-    """Return the request's document. Raises `Turned` for what is no JSON, `InvalidRequest` naming what is wrong in it."""
-    if request.content_type != "application/json":  # a page of somebody else's can send anything but this without asking
-        raise Turned(415, "NOT_JSON", f"the content type is {request.content_type[:80]!r}; send application/json")
+async def body(request: Request) -> bytes:
+    """Return the request's document, unread. Raises `Turned` for what is no JSON, is too large or comes too slowly."""
+    kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a page of somebody else's can send anything but this without asking
+        raise Turned(415, "NOT_JSON", f"the content type is {kind[:80]!r}; send application/json")
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise Turned(415, "NOT_JSON", f"the body is encoded as {coding[:80]!r}; send it as it is")
+    settings = request.app.state.settings
+    raw = bytearray()
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            raw = await request.read()
+        async with asyncio.timeout(settings.body_seconds):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > settings.body_bytes:
+                    raise Turned(413, "BODY_TOO_LARGE", f"the body is larger than {settings.body_bytes} bytes (web.body_bytes)")
     except TimeoutError as error:
-        raise Turned(408, "BODY_TOO_SLOW", f"the body did not come within {_BODY_SECONDS:.0f} seconds") from error
+        raise Turned(408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds") from error
+    return bytes(raw)
+
+
+async def read(request: Request, kind: type[B]) -> B:
+    """Return the request's document. Raises what `body` raises, `InvalidRequest` naming what is wrong in it."""
     try:
-        return kind.model_validate_json(raw)
+        return kind.model_validate_json(await body(request))
     except ValidationError as error:
         raise errors.InvalidRequest(f"this is no request: {wrong(error, 'body')}") from None
 
 
-def answering(calls: int) -> Middleware:
+def answered(app: ASGIApp, calls: int) -> ASGIApp:
     """Turn whatever goes wrong behind it into an answer, and refuse what is more than `calls` at a time."""
     in_hand = 0
 
-    @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal in_hand
+        begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         if in_hand >= calls:
-            return problem(429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS)
+            refusal = problem(429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS)
+            return await refusal(scope, receive, send)
         in_hand += 1
         try:
-            return await handler(request)
-        except Turned as turned:
-            return problem(turned.status, turned.code, turned.message)
-        except errors.MoothallError as error:
-            retry_after = (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
-            return problem(http_status_of(error), error.code, error.message, retry_after)
-        except web.HTTPException as error:
-            return _of_aiohttp(request, error)
-        except Exception:  # the edge of the process: a bug's own text is not for callers
-            log.exception("a request failed by a bug", path=request.path)
-            return problem(500, "INTERNAL", "internal error; the server's log says more")
+            await app(scope, receive, sent)
+        except Exception as error:  # the edge of the process
+            if begun:  # what was promised cannot be taken back: the connection ends
+                raise
+            await _said(scope, error)(scope, receive, send)
         finally:
             in_hand -= 1
 
     return answer
 
 
-def _of_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
-    said = error.text or error.reason
-    if isinstance(error, web.HTTPNotFound):
-        said = f"there is nothing at {request.path[:100]}; docs/doors.md says what there is"
-    elif isinstance(error, web.HTTPMethodNotAllowed):
-        said = f"{request.path[:100]} takes {', '.join(sorted(error.allowed_methods))}, not {error.method[:20]}"
-    response = problem(error.status, _CODES.get(error.status, "INVALID_REQUEST"), said)
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
+def _said(scope: Scope, error: Exception) -> Response:
+    """Return the answer for an error. A bug is logged: its own text is not for callers."""
+    match error:
+        case Turned():
+            return problem(error.status, error.code, error.message)
+        case errors.MoothallError():
+            retry_after = (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
+            return problem(http_status_of(error), error.code, error.message, retry_after)
+        case _:
+            log.error("a request failed by a bug", path=scope["path"], exc_info=error)
+            return problem(500, "INTERNAL", "internal error; the server's log says more")
+
+
+async def not_served(request: Request, error: Exception) -> Response:
+    """Answer what no route serves."""
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"{type(error).__name__} is no answer of the routes") from error
+    path, response_headers = request.url.path[:100], {}
+    said = error.detail
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        said = f"there is nothing at {path}; docs/doors.md says what there is"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+        said = f"{path} takes {', '.join(allowed)}, not {request.method[:20]}"
+        response_headers["Allow"] = ",".join(allowed)
+    response = problem(error.status_code, _CODES.get(error.status_code, "INVALID_REQUEST"), said)
+    response.headers.update(response_headers)
     return response
 
 
-def called_rightly(host: str, more: Collection[str]) -> Middleware:
+def called_rightly(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
     """Refuse what a page of somebody else's makes a browser send: to this address under a name of theirs (DNS rebinding), or
     from their origin. A server that others can reach has TLS, whose certificate holds its names.
     """
     only_names = is_loopback(host) or bool(more)
     names = {name.lower() for name in (host.strip("[]"), *more)}
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        name = _name(request.host)
+    async def check(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        called, origins = ",".join(headers.getlist("host")), headers.getlist("origin")
+        name = _name(called)
         if only_names and not (name in names or (is_loopback(host) and is_loopback(name))):
             raise Turned(403, "WRONG_HOST", f"this server is not called {name[:80]!r}; further names are said in web.hosts")
-        origin = request.headers.get("Origin")
-        if origin is not None and origin.lower() not in {f"http://{request.host}".lower(), f"https://{request.host}".lower()}:
-            raise Turned(403, "WRONG_ORIGIN", f"requests from pages of {origin[:80]!r} are not answered")
-        return await handler(request)
+        if any(origin.lower() not in {f"http://{called}".lower(), f"https://{called}".lower()} for origin in origins):
+            raise Turned(403, "WRONG_ORIGIN", f"requests from pages of {origins[0][:80]!r} are not answered")
+        await app(scope, receive, send)
 
     return check
 
@@ -145,46 +207,78 @@ def _name(host: str) -> str:
         return ""
 
 
-def identified(bearers: Bearers, open_paths: Collection[str]) -> Middleware:
+def identified(app: ASGIApp, bearers: Bearers, open_paths: Collection[str]) -> ASGIApp:
     """Let requests with a known token through, as their principal; `open_paths` are answered to anybody."""
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        principal = bearers.find(request.headers.getall("Authorization", []))
-        if principal is not None:
-            request[CALLER] = principal
-        elif request.path not in open_paths:
+    async def check(scope: Scope, receive: Receive, send: Send) -> None:
+        principal = bearers.find(Headers(scope=scope).getlist("authorization"))
+        if principal is None and scope["path"] not in open_paths:
             raise Turned(401, "UNAUTHENTICATED", WHO_ASKS)
-        return await handler(request)
+        call_as(principal)
+        await app(scope, receive, send)
 
     return check
 
 
-@web.middleware
-async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every request as a span, in the trace that its caller named, and in the figures."""
-    given = request.headers.getall("traceparent", [])
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else _OTHER
-    method = request.method if request.method in hdrs.METH_ALL else _OTHER
-    about = {"http.request.method": method, "http.route": route}
-    parent = given[0] if len(given) == 1 else ""
-    started, status = perf_counter(), _GONE
-    with telemetry.span(f"{method} {route}", about, kind="server", parent=parent) as span, metrics.HTTP_REQUESTS_IN_FLIGHT.held():
+def with_its_client(app: ASGIApp) -> ASGIApp:
+    """Cancel a request whose client goes away, and what it runs with it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        working = asyncio.current_task()
+        messages: asyncio.Queue[Message] = asyncio.Queue(1)  # no more of a body is taken than is read
+
+        async def listen() -> None:
+            while (message := await receive())["type"] != "http.disconnect":
+                await messages.put(message)
+            if working is not None:
+                working.cancel()
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                listening.cancel()  # after an answer uvicorn says that the client is gone, whether it is or not
+            await send(message)
+
+        listening = asyncio.create_task(listen())
         try:
-            response = await handler(request)
-            status = str(response.status)
-            span.set({"http.response.status_code": response.status})
-            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                span.fail(status)
-            return response
+            await app(scope, messages.get, sent)
         finally:
-            metrics.HTTP_REQUESTS.add(route, status)
-            metrics.HTTP_REQUEST_SECONDS.observe(perf_counter() - started, route)
+            listening.cancel()
+
+    return answer
 
 
-async def plain_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """No answer is kept by a cache, guessed at by a browser, or tells what serves it."""
-    response.headers["Cache-Control"] = "no-store"
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Server"] = "moothall"
+def watched(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
+    """Every request as a span, in the trace that its caller named, and in the figures."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).getlist("traceparent")
+        route = next((route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER)
+        method = scope["method"] if scope["method"] in _METHODS else _OTHER
+        about = {"http.request.method": method, "http.route": route}
+        parent = given[0] if len(given) == 1 else ""
+        started, status, done = perf_counter(), 0, False
+
+        async def sent(message: Message) -> None:
+            nonlocal status, done
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _PLAIN.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        with (
+            telemetry.span(f"{method} {route}", about, kind="server", parent=parent) as span,
+            metrics.HTTP_REQUESTS_IN_FLIGHT.held(),
+        ):
+            try:
+                await app(scope, receive, sent)
+                done = True
+                span.set({"http.response.status_code": status})
+                if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    span.fail(str(status))
+            finally:
+                metrics.HTTP_REQUESTS.add(route, str(status) if done else _GONE)
+                metrics.HTTP_REQUEST_SECONDS.observe(perf_counter() - started, route)
+
+    return answer

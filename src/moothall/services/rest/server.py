@@ -1,30 +1,25 @@
-"""The HTTP door's server: where it listens, and what it serves."""
+"""The HTTP door: one ASGI application, and where it listens."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import cast
 
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
-from moothall import config, telemetry
+from moothall import config
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
+from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, is_loopback
 from moothall.services.rest import edge
-from moothall.services.rest.connections import Connections, quiet
-from moothall.services.rest.state import OPEN_PATHS, StateRoutes
-from moothall.services.rest.tools import ToolRoutes
-
-log = telemetry.get_logger(__name__)
+from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
 
 DEFAULT_PORT = 8080
-_BACKLOG = 128
 
 
 @asynccontextmanager
@@ -39,35 +34,36 @@ async def http_server(
     if not tokens or not all(tokens):
         raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
     context = _tls(settings, configured=configured)
-    connections = Connections(settings.head_seconds)
-    application = web.Application(
-        client_max_size=settings.body_bytes,
-        middlewares=(
-            connections.heard,
-            edge.watched,
-            edge.answering(settings.calls),
-            edge.called_rightly(settings.host, settings.hosts),
-            edge.identified(Bearers(tokens), OPEN_PATHS),
-        ),
+    limits = Limits(
+        connections=settings.connections,
+        head_bytes=settings.head_bytes,
+        head_seconds=settings.head_seconds,
+        keep_seconds=settings.keep_seconds,
+        stall_seconds=settings.stall_seconds,
+        grace_seconds=settings.grace_seconds,
     )
-    application.on_response_prepare.append(edge.plain_headers)
-    application.add_routes(StateRoutes(doors.tasks, doors.checkup).routes())
-    if doors.visits is not None:
-        application.add_routes(ToolRoutes(doors.visits, doors.parking, doors.workflows).routes())
-    # A request that dies with its client is cancelled, and its tool with it.
-    runner = web.AppRunner(
-        application, access_log=None, handler_cancellation=True, shutdown_timeout=settings.grace_seconds, logger=quiet()
+    address = Address("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
+    async with serving(application(settings, doors, tokens), address, limits, context) as port:
+        yield port
+
+
+def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal]) -> Starlette:
+    """Return what is served: the routes, behind what every request has to pass, outermost first."""
+    routes = [*state_routes(doors), *tool_routes(doors)]
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(edge.watched, routes),
+            Middleware(edge.answered, settings.calls),
+            Middleware(edge.called_rightly, settings.host, settings.hosts),
+            Middleware(edge.identified, Bearers(tokens), OPEN_PATHS),
+            Middleware(edge.with_its_client),
+        ],
+        exception_handlers={HTTPException: edge.not_served},
     )
-    await runner.setup()
-    try:
-        listening = await _listen(partial(connections.begun, cast("web.Server", runner.server)), settings, context)
-        try:
-            yield listening.sockets[0].getsockname()[1] if listening else 0
-        finally:
-            if listening:
-                listening.close()
-    finally:
-        await runner.cleanup()
+    app.router.redirect_slashes = False
+    app.state.settings = settings
+    return app
 
 
 def _tls(settings: config.Web, *, configured: bool) -> ssl.SSLContext | None:
@@ -88,17 +84,3 @@ def _tls(settings: config.Web, *, configured: bool) -> ssl.SSLContext | None:
     except OSError as error:  # ssl.SSLError is one
         raise ConfigurationError(f"web.tls_cert and web.tls_key are no PEM certificate and its key: {error}") from error
     return context
-
-
-async def _listen(
-    begun: Callable[[], asyncio.BaseProtocol], settings: config.Web, context: ssl.SSLContext | None
-) -> asyncio.Server | None:
-    wanted = DEFAULT_PORT if settings.port is None else settings.port
-    try:
-        return await asyncio.get_running_loop().create_server(begun, settings.host, wanted, ssl=context, backlog=_BACKLOG)
-    except OSError as error:
-        said = f"HTTP cannot be served on {settings.host}:{wanted}: {error.strerror or error}"
-        if settings.port is not None:
-            raise ConfigurationError(f"{said}; choose another web.port, or 0 for any free one") from error
-        log.warning("no HTTP door; set web.port to a free one, or to 0", reason=said)
-        return None
