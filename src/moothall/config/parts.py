@@ -45,6 +45,12 @@ class Llm(Section):
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     temperature: float = Field(0.8, ge=0, le=2)
     max_tokens: int = Field(1024, ge=16, description="completion tokens a call")
+    function_tokens: int = Field(
+        512, ge=16, description="completion tokens of a call that asks for one function, where its file is no longer than that"
+    )
+    function_turns: int = Field(
+        1, ge=1, description="replies of an attempt at one function; what is red then is written anew and not mended"
+    )
     context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
     concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")
     connect_seconds: float = Field(5.0, gt=0)

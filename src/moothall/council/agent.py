@@ -18,7 +18,7 @@ from moothall.council.function import Function
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
-from moothall.council.stuck import FINISH, LOOKS, Step, again, stuck
+from moothall.council.stuck import FINISH, NOT_GREEN, Step, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import Did, asked_of, do
 from moothall.domain.chat import Message
@@ -334,10 +334,10 @@ class Agent:
     ) -> str:
         """Record the turn, and return why it shows that the seat goes in circles, or nothing."""
         step = f"{self.seat}/{at.step}"
-        looks, red_turns = LOOKS, self._limits.stuck_turns
-        if self.talk.function is not None:  # there is nothing to look at, and a fresh sample is worth more than a second repair
-            looks, red_turns = LOOKS - 1, 2
-        found = self._model.circle(step, stuck(steps, red_turns, looks))
+        found = stuck(steps, self._limits.stuck_turns)
+        if not found and self.talk.function is not None and len(steps) >= self._llm.function_turns:
+            found = NOT_GREEN
+        found = self._model.circle(step, found)
         await self._facts.say(
             EventType.SEAT_TURN,
             step,

@@ -91,6 +91,8 @@ class Conversation:
         function = self.function
         specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
         most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
+        if function:  # a small model that repeats itself would go on to the end
+            most = min(most, max(self._llm.function_tokens, function.file_tokens))
         reply = await self._model.ask(
             ChatRequest(
                 call_id=f"{self._seat}/{step}",

@@ -13,7 +13,9 @@ FINISH = "finish"
 """What a step asks for that says that the work is done."""
 UNUSABLE = "the same unusable reply"
 TOO_EARLY = "it says that it is done, and it is not"
-LOOKS = 3
+NOT_GREEN = "the function is not green"
+"""Of a seat that is asked for one function, after `llm.function_turns`."""
+_LOOKS = 3
 """The same step on the same files so often, and nothing changed: then the seat goes in circles."""
 
 
@@ -35,18 +37,16 @@ def again(steps: Sequence[Step]) -> bool:
     return bool(steps) and not steps[-1].changed and _same_looks(steps) > 1
 
 
-def stuck(steps: Sequence[Step], red_turns: int, looks: int = LOOKS) -> str:
-    """Return why the last turn shows a seat that goes in circles, or nothing. `red_turns`: changes with the same red cases, `looks`:
-    the same step without a change.
-    """
+def stuck(steps: Sequence[Step], red_turns: int) -> str:
+    """Return why the last turn shows a seat that goes in circles, or nothing. `red_turns`: changes with the same red cases."""
     if not steps:
         return ""
     last = steps[-1]
     if last.malformed:
         return UNUSABLE if last in steps[:-1] else ""
     if not last.changed:
-        said = TOO_EARLY if last.asked == FINISH else f"the same step {looks} times, and nothing changed"
-        return said if _same_looks(steps) >= looks else ""
+        said = TOO_EARLY if last.asked == FINISH else f"the same step {_LOOKS} times, and nothing changed"
+        return said if _same_looks(steps) >= _LOOKS else ""
     return _circle([step for step in steps if step.changed], red_turns)
 
 

@@ -90,11 +90,26 @@ WRONG = '```python\ndef hello_world() -> str:\n    return "Goodbye"\n```'
 RIGHT = f"```python\n{SOLUTION.strip()}\n```"
 
 
-async def test_a_seat_is_asked_for_the_function_and_told_of_its_tests(council: Any) -> None:
+async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
 
     async with council(answer, functions="on") as house:
+        events = await house.run(house.deliberation("single", 1))
+    first, second = house.server.requests
+    assert "response_format" not in first.body
+    assert "files.append" not in first.prompt
+    assert second.prompt == first.prompt
+    assert second.body["temperature"] > first.body["temperature"]
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["the function is not green", ""]
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        return WRONG if step_of(headers) == "0.1" else RIGHT
+
+    async with council(answer, functions="on", function_turns=2) as house:
         events = await house.run(house.deliberation("single", 1))
     first, second = house.server.requests
     assert "response_format" not in first.body
@@ -109,12 +124,15 @@ async def test_a_seat_is_asked_for_the_function_and_told_of_its_tests(council: A
 
 
 @pytest.mark.e2e  # several runs of pytest
-async def test_each_attempt_asks_for_the_function_and_repairs_it_once(council: Any) -> None:
+@pytest.mark.parametrize(("turns", "attempts"), [(1, [1, 2]), (2, [1, 1, 2, 2])])
+async def test_each_attempt_asks_for_the_function_so_often(council: Any, turns: int, attempts: list[int]) -> None:
     answers = iter(f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9))
 
-    async with council(lambda _body, _headers: next(answers), functions="on", limits=Limits(attempts=2)) as house:
+    async with council(
+        lambda _body, _headers: next(answers), functions="on", function_turns=turns, limits=Limits(attempts=2)
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == [1, 1, 2, 2]
+    assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == attempts
     assert not any("response_format" in asked.body for asked in house.server.requests)
 
 
@@ -162,11 +180,11 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     def answer(_body: Any, headers: Any) -> str:
         return RIGHT if step_of(headers) == "0.3" else empty
 
-    async with council(answer, files=files, functions="on") as house:
+    async with council(answer, files=files, functions="on", function_turns=2) as house:
         events = await house.run(house.deliberation("single", 1))
     assert "as it stood before" in house.server.requests[1].prompt
     assert "files.define" not in house.server.requests[1].prompt
-    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["", "the same step 2 times, and nothing changed", ""]
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["", "the function is not green", ""]
     assert house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
 
 
@@ -182,8 +200,17 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
         return half if step_of(headers) == "0.1" else right
 
     files = {**SAMPLE, **tests, "src/utils.py": "def twice(x):\n    return None\n"}
-    async with council(answer, files=files, functions="on") as house:
+    async with council(answer, files=files, functions="on", function_turns=2) as house:
         events = await house.run(house.deliberation("single", 1, description="Mend twice in src/utils.py"))
     assert "red yet: tests/test_utils.py::test_b" in house.server.requests[1].prompt
     assert len(of(events, EventType.SEAT_TURN)) == 2
     assert "x + x" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+
+
+@pytest.mark.parametrize(("lines", "most"), [(3, 512), (400, 1024)])
+async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(council: Any, lines: int, most: int) -> None:
+    files = {**SAMPLE, "src/utils.py": "".join(f"NUMBER_{number} = {number}\n" for number in range(lines))}
+
+    async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as house:
+        await house.run(house.deliberation("single", 1))
+    assert house.server.requests[0].body["max_tokens"] == most
