@@ -13,12 +13,13 @@ from moothall.council.checking import State, look
 from moothall.council.coding import Coding
 from moothall.council.conversation import Conversation, Voice
 from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, OutOfTurns
+from moothall.council.examples import broken
 from moothall.council.facts import Facts
 from moothall.council.function import Function
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
-from moothall.council.stuck import FINISH, NOT_GREEN, Step, again, stuck
+from moothall.council.stuck import DOUBTED, FINISH, NOT_GREEN, Step, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import Did, asked_of, do
 from moothall.domain.chat import Message
@@ -236,9 +237,13 @@ class Agent:
         did = await do(said, self._coding, place.context, place.gate, at.step)
         self.operations += did.operations
         course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
-        state = course.state
+        state, function = course.state, self.talk.function
         # A function that is green is all that was asked for; with tools there may be more to do.
-        course.over = ran and state.green and (state.proven or (self.talk.function is not None and not state.partly))
+        course.over = ran and state.green and (state.proven or (function is not None and not state.partly))
+        if course.over and function is not None:
+            wrong = await broken(function.examples, function.path, place.context, self._limits.own_check_seconds)
+            course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
+            course.over = not wrong
         course.steps.append(Step(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
         course.circle = await self._tell_turn(
             at,
@@ -246,6 +251,7 @@ class Agent:
             operations=did.operations,
             runs=state.runs if ran else None,
             steps=() if course.over else course.steps,
+            doubted=bool(state.doubts),
         )
         repeated = again(course.steps)
         # Small models get stuck in such turns: what they repeat is not offered in the next.
@@ -308,6 +314,7 @@ class Agent:
         if ran:
             parts += [check_text(run, prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append(verdict_text(state))
+            parts += [fence("what the docstring shows, and what does not hold", "\n".join(state.doubts))] if state.doubts else []
         if function is not None:
             parts.append(function.again if ran or not did.succeeded else function.unchanged)
         elif again:
@@ -331,12 +338,13 @@ class Agent:
         operations: Sequence[Operation] = (),
         runs: Mapping[str, CheckRun] | None = None,
         steps: Sequence[Step] = (),
+        doubted: bool = False,
     ) -> str:
         """Record the turn, and return why it shows that the seat goes in circles, or nothing."""
         step = f"{self.seat}/{at.step}"
         found = stuck(steps, self._limits.stuck_turns)
         if not found and self.talk.function is not None and len(steps) >= self._llm.function_turns:
-            found = NOT_GREEN
+            found = DOUBTED if doubted else NOT_GREEN
         found = self._model.circle(step, found)
         await self._facts.say(
             EventType.SEAT_TURN,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moothall.council.context import Shown
+from moothall.council.examples import Example, examples_of
 from moothall.council.reply import Action, MalformedReplyError, Turn, whole_text
 from moothall.council.text import fence, tokens
 from moothall.domain.chat import ChatReply, Message
@@ -33,14 +34,15 @@ _ASSERTION = re.compile(r"^[ \t]+(assert\s.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The function that a task is about: its file, its name, the first messages of a conversation about it, and about how many
-    tokens its file has.
+    """The function that a task is about: its file, its name, the first messages of a conversation about it, about how many
+    tokens its file has, and what its docstring shows of it.
     """
 
     path: str
     name: str
     head: tuple[Message, ...]
     file_tokens: int = 0
+    examples: tuple[Example, ...] = ()
 
     @property
     def again(self) -> str:
@@ -87,7 +89,9 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
     if len(found) != 1 or found[0][0] not in texts:
         return None
     ((path, name),) = found
-    return Function(path, name, tuple(_head(description, shown, path, texts[path], name)), tokens(texts[path]))
+    text = texts[path]
+    examples = examples_of(text, name) if path.endswith(".py") else ()
+    return Function(path, name, tuple(_head(description, shown, path, text, name)), tokens(text), examples)
 
 
 def _head(description: str, shown: Shown, path: str, text: str, name: str) -> Iterator[Message]:

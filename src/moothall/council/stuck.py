@@ -13,7 +13,7 @@ FINISH = "finish"
 """What a step asks for that says that the work is done."""
 UNUSABLE = "the same unusable reply"
 TOO_EARLY = "it says that it is done, and it is not"
-NOT_GREEN = "the function is not green"
+NOT_GREEN, DOUBTED = "the function is not green", "the function is green, and what its docstring shows does not hold"
 """Of a seat that is asked for one function, after `llm.function_turns`."""
 _LOOKS = 3
 """The same step on the same files so often, and nothing changed: then the seat goes in circles."""
