@@ -52,7 +52,9 @@ class Poster(Publisher, Protocol):
     """Writes facts to the log without waiting for each."""
 
     async def post(self, event: Event) -> Posted:
-        """Send, at once or soon with others. One subject keeps its order. Waits where too much is on its way."""
+        """Send, at once or soon with others. Waits where too much is on its way. What is said of one thing is recorded in that
+        order, and nothing while what was said before is not.
+        """
         ...
 
 
@@ -92,8 +94,10 @@ class Consumer(Protocol):
 class Work(Protocol):
     """Hands out work."""
 
-    async def enqueue(self, topic: Topic, event: Event) -> None:
-        """Put an event on the work queue; returns once durable."""
+    async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
+        """Put an event on the work queue; returns once durable. `fresh`: nobody can have begun it before its first delivery, whose
+        `extra` says so.
+        """
         ...
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import sys
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -282,3 +282,38 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     # Nothing holds the directory any more.
     async with embedded_server(SETTINGS, tmp_path) as url:
         assert url
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(tmp_path: Path, *, alone: bool) -> None:
+    settings = Bus(ack_wait_seconds=120.0)
+    held: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    async def hold(recorded: Recorded) -> None:
+        held.put_nowait(recorded)
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as stack:
+        async with embedded_server(settings, tmp_path) as url:
+            bus = await stack.enter_async_context(open_bus(settings, url))
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            holding = group.create_task(bus.consume("host-dev", hold))
+            stack.callback(holding.cancel)
+            asked = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
+            await bus.enqueue(Channel.WORK.of("dev"), asked, fresh=True)
+            await held.get()
+        # The next listens elsewhere: whoever holds the work hears nothing of it.
+        url = await stack.enter_async_context(embedded_server(settings, tmp_path))
+        async with open_bus(settings, url, alone=alone) as bus, asyncio.TaskGroup() as group:
+            taking = group.create_task(bus.consume("host-dev", hold))
+            try:
+                async with asyncio.timeout(20 if alone else 2):
+                    again = await held.get()
+                assert alone
+                assert int(again.extra["deliveries"]) > 1
+                assert "fresh" not in again.extra
+            except TimeoutError:
+                assert not alone
+            info = await bus._stored.js.consumer_info("WORK", "host-dev")
+            assert info.config.ack_wait == settings.ack_wait_seconds
+            taking.cancel()

@@ -61,8 +61,8 @@ class _Batch:
 
 @dataclass(slots=True)
 class Batching:
-    """Holds back what is posted for at most `seconds`; belongs to one event loop. Of all that is not durable yet there are at most
-    `limit` events.
+    """Holds back what is posted for at most `seconds`, 0 for one event a message; belongs to one event loop. Of all that is not
+    durable yet there are at most `limit` events.
 
     What is said about one thing is sent in its order, each message when the one before is durable, and none after one that the
     bus did not take. What was held back for `still` seconds too long stood in a process that did not run: its work may be
@@ -102,7 +102,7 @@ class Batching:
         batch.size += len(written)
         self._count += 1
         opened = batch
-        if len(batch.events) >= MOST_EVENTS:
+        if len(batch.events) >= MOST_EVENTS or not self.seconds:
             self._close(batch)
         return Receipt(answer, lambda: self._close(opened))
 

@@ -135,7 +135,7 @@ class Desk:
                 raise
             return await self._again(recorded, request_digest)
         self._remember(deliberation.task_id, who.tenant)
-        await self._bus.enqueue(Channel.WORK.of(deliberation.role), event)
+        await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=True)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 

@@ -124,10 +124,9 @@ def _first(group: BaseExceptionGroup[E]) -> E:
 
 
 async def _finish(council: Council) -> None:
-    # A seat's end lets its deliberation be decided: all that was said before must be on record by then.
     if leader := _leader(council):
         await _take(council, leader, time_left=False)  # there was no time left to put it to the test
-    await council.facts.recorded()
+    # A seat's end lets its deliberation be decided: it is never on record before what was said earlier (`Poster`).
     for sitting in council.sittings:
         if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
             sitting.end(SeatStatus.CANCELLED, "CANCELLED", "nothing that it could have proposed would have won")

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
@@ -40,6 +43,7 @@ log = telemetry.get_logger(__name__)
 
 _PREPARATIONS = 3
 _TAKEN_KEPT = 1000
+_UNSEEN_SECONDS = 0.5
 _OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
@@ -53,6 +57,8 @@ class _Running:
 
     task: asyncio.Task[None]
     deliveries: int
+    unseen_from: float = math.inf
+    """When the log is first asked whether it is over, of one that nothing was asked of when it was taken up (monotonic seconds)."""
     lost: bool = False
     """Another has it, or shall have it: it is neither done nor over."""
 
@@ -73,10 +79,14 @@ class Host:
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     look_seconds: float = 5.0
-    """How often the log is asked whether what is in hand is over: a signal may be lost."""
+    """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was taken up unread, once within a
+    second: it may have been cancelled while nobody had it.
+    """
     _running: dict[str, _Running] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
     """By which delivery others have taken up what was delivered before."""
+    _begun: LRUCache[str, None] = field(default_factory=lambda: LRUCache(_TAKEN_KEPT))
+    """What was in hand here: the bus may give it out as new once more, had it lost its ack."""
     _beat: float = field(default_factory=time.monotonic)
     _self: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -136,9 +146,16 @@ class Host:
 
     async def _look_for_ends(self) -> None:
         """Stop what is over though no signal said so: it was lost, or the end came from elsewhere."""
+        looked = time.monotonic()
         while True:
-            await asyncio.sleep(self.look_seconds)
-            for task_id in list(self._running):
+            await asyncio.sleep(min(self.look_seconds, _UNSEEN_SECONDS / 2))
+            now = time.monotonic()
+            if everything := now - looked >= self.look_seconds:
+                looked = now
+            for task_id, running in list(self._running.items()):
+                if not everything and running.unseen_from > now:
+                    continue
+                running.unseen_from = math.inf
                 try:
                     over = await self._is_over(task_id)
                 except Temporary as error:
@@ -173,10 +190,13 @@ class Host:
             await asyncio.sleep(0)  # until whoever ran it has let go
         self._yield_to_later(task_id, deliveries)  # it came while this host stood still, and again to another
         # Known before anything is awaited, so that no cancel is missed.
+        fresh = deliveries == 1 and "fresh" in recorded.extra and task_id not in self._begun
+        self._begun[task_id] = None
         task = asyncio.create_task(
-            self._take_up(deliberation, deliveries, recorded.event.traceparent), name=f"deliberation-{task_id}"
+            self._take_up(deliberation, deliveries, recorded.event.traceparent, fresh=fresh), name=f"deliberation-{task_id}"
         )
-        running = self._running[task_id] = _Running(task, deliveries)
+        unseen_from = time.monotonic() + _UNSEEN_SECONDS if fresh else math.inf
+        running = self._running[task_id] = _Running(task, deliveries, unseen_from)
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -201,7 +221,7 @@ class Host:
         over = any(event.type in _OVER for event in events)
         return Recording.of(events), over
 
-    async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str) -> None:
+    async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str, *, fresh: bool) -> None:
         about = _about(deliberation) | {"moothall.deliveries": deliveries}
         with (
             # Delivered again or elsewhere, it goes on in the trace of its request.
@@ -209,15 +229,15 @@ class Host:
             telemetry.bound(task_id=deliberation.task_id),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.held(),
         ):
-            await self._go_on(deliberation, deliveries)
+            await self._go_on(deliberation, deliveries, fresh=fresh)
 
-    async def _go_on(self, deliberation: Deliberation, deliveries: int) -> None:
+    async def _go_on(self, deliberation: Deliberation, deliveries: int, *, fresh: bool) -> None:
         if deliveries > 1:
             taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
             # What came here before the answer to that includes the word of whoever took it up later.
             self._yield_to_later(deliberation.task_id, deliveries)
-        recording, over = await self._remember(deliberation.task_id)
+        recording, over = (Recording(), False) if fresh else await self._remember(deliberation.task_id)
         if not over:
             await self._deliberate(deliberation, recording)
 

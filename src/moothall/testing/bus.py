@@ -174,12 +174,12 @@ class MemoryBus:
             raise AlreadyExists(f"something is recorded under {subject} already")
         return await self._put(subject, event)
 
-    async def enqueue(self, topic: Topic, event: Event) -> None:
+    async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put on the work queue."""
-        await self._put(registry.work_subject(topic), event)
+        await self._put(registry.work_subject(topic), event, {"fresh": "1"} if fresh else NO_HEADERS)
 
-    async def _put(self, subject: str, event: Event) -> int:
-        return await self.put_raw(subject, await self._packer.pack(event), message_id=event.id)
+    async def _put(self, subject: str, event: Event, headers: Mapping[str, str] = NO_HEADERS) -> int:
+        return await self.put_raw(subject, await self._packer.pack(event), headers, message_id=event.id)
 
     async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
         """Store bytes and return the seq."""
@@ -266,6 +266,8 @@ class MemoryBus:
             durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
             durable.place += 1
             extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
+            if deliveries == 1 and "fresh" in raw.headers:
+                extra["fresh"] = "1"
             if glance is not None and await self._glanced(raw, glance, extra):
                 self._done(durable, stream, seq)
                 continue

@@ -115,7 +115,9 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     model = await stack.enter_async_context(started(model_url(settings, tell)))
     with said(tell, "the bus"):
         url = await stack.enter_async_context(bus_url(settings))
-        bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
+        bus = await stack.enter_async_context(
+            open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
+        )
     # A server that ends leaves what the graph lacks to its next start; a single command has none.
     remembered = await stack.enter_async_context(started(remembering(settings, bus, None if serving else tell)))
     repositories = trusted_repositories(settings)

@@ -213,3 +213,31 @@ async def test_only_registered_consumers_are_there(opened: Any) -> None:
     async with opened() as bus:
         with pytest.raises(InvalidRequest, match="no durable consumer 'nobody'; there are collector"):
             await bus.consume("nobody", got.put)
+
+
+async def test_fresh_work_says_so_at_its_first_delivery_alone(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    failing = {"task-2", "task-3"}
+
+    async def take(recorded: Recorded) -> None:
+        got.put_nowait(recorded)
+        task = recorded.event.subject
+        if task in failing:
+            failing.discard(task)
+            raise Temporary("not now") if task == "task-2" else Permanent("never")
+
+    async def marked(count: int) -> list[tuple[str, bool]]:
+        return [(recorded.event.subject, "fresh" in recorded.extra) for recorded in await seen(got, count)]
+
+    async with opened() as bus, consuming(bus, "host-dev", take):
+        await bus.enqueue(Channel.WORK.of("dev"), requested("task-0"))
+        assert await marked(1) == [("task-0", False)]  # by now the consumer knows on which connection it stands
+        await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"), fresh=True)
+        assert await marked(1) == [("task-1", True)]
+        await bus.enqueue(Channel.WORK.of("dev"), requested("task-2"), fresh=True)
+        assert await marked(2) == [("task-2", True), ("task-2", False)]
+        await bus.enqueue(Channel.WORK.of("dev"), requested("task-3"), fresh=True)
+        assert await marked(1) == [("task-3", True)]
+        [letter] = await letters(bus, 1)
+        await dead.replay(bus, letter.seq)
+        assert await marked(1) == [("task-3", False)]

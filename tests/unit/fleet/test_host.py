@@ -115,6 +115,47 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
         looking.cancel()
 
 
+async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as house:
+        looked = Looked(house.bus)
+        host = replace(host_of(house), bus=looked)
+        d = house.deliberation(repository=None, base_sha=None)
+        await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
+        assert looked.replays == 0
+        asked = len(house.server.requests)
+        # A bus that was killed may give it out anew as if nobody had had it.
+        await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
+        assert looked.replays > 0
+        assert len(house.server.requests) == asked
+
+
+async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(tmp_path: Path) -> None:
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host = replace(host_of(house), look_seconds=60)
+        d = house.deliberation(repository=None, base_sha=None)
+        looking = group.create_task(host._look_for_ends())
+        await house.bus.publish(new_event(EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}))
+        async with asyncio.timeout(30):
+            await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
+        outcomes = [event.data["outcome"]["status"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        assert outcomes == ["cancelled"] * 3
+        looking.cancel()
+
+
+class Looked:
+    """A bus that counts how often its log is read."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+        self.replays = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.replays += name == "replay"
+        return getattr(self._bus, name)
+
+
 class Unsteady:
     """Repositories whose executor dies under the first preparations."""
 

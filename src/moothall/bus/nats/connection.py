@@ -149,7 +149,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
                     await heeding(client.flush())
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 log.warning("bus closed with unsent messages", error=str(error))
-        await heeding(client.close())
+        await client.leave()
 
 
 _WITHOUT_DOMAIN = 9

@@ -15,6 +15,7 @@ from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
 from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
 from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.layout import FRESH
 from moothall.bus.nats.stored import Stored
 from moothall.bus.packing import Packer
 from moothall.bus.registry import WORK, DurableSpec
@@ -42,6 +43,10 @@ class Taking:
     left: dict[str, list[Recorded | Permanent]] = field(default_factory=dict)
     """Of what was glanced at, the events that are left to be handled."""
     freed: asyncio.Event = field(default_factory=asyncio.Event)
+    since: tuple[int, int] = (-1, 0)
+    """A connection (by how many were lost before it), and the stream's last seq when it stood: how often what came after that
+    was delivered, the server has not forgotten by being killed.
+    """
 
     async def run(self) -> None:
         """Run until cancelled; then what was held goes back at once, for others to take."""
@@ -52,7 +57,7 @@ class Taking:
                     group.create_task(self._work(), name=f"{self.spec.name}: worker {number}")
                 group.create_task(self._pull(), name=f"{self.spec.name}: pull")
         finally:
-            with suppress(nats.errors.Error):
+            with suppress(nats.errors.Error, OSError):
                 for message in self.held.values():
                     await heeding(message.nak())
 
@@ -103,6 +108,7 @@ class Taking:
         patience = self.stored.settings.ack_wait_seconds
         told = time.monotonic()
         while True:
+            await self._note_connection()
             await asyncio.sleep(patience / 3)
             if time.monotonic() - told > max(patience, _STILL_SECONDS) and self.held:
                 self._lose()
@@ -111,6 +117,19 @@ class Taking:
             for message in tuple(self.held.values()):
                 with suppress(nats.errors.Error):
                     self.stored.client.put(message.reply, Msg.Ack.Progress)
+
+    async def _note_connection(self) -> None:
+        lost = self.stored.client.stats["reconnects"]
+        if self.spec.stream != WORK.name or self.since[0] == lost or self.stored.settings.replicas > 1:
+            return
+        with suppress(BusUnavailable):
+            self.since = (lost, (await self.stored.state(self.spec.stream)).last_seq)
+
+    def _is_fresh(self, message: Msg, place: Place) -> bool:
+        """Whether this is work that nobody can have begun."""
+        lost, last_seq = self.since
+        marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
+        return marked and place.deliveries == 1 and place.seq > last_seq and self.stored.client.stats["reconnects"] == lost
 
     def _lose(self) -> None:
         """This process stood still, or was cut off, for so long that its messages were delivered anew."""
@@ -171,7 +190,10 @@ class Taking:
         if (left := self.left.pop(message.reply, None)) is not None:
             return left
         place = Place.of(message.reply)
-        return batching.recorded(place.seq, await self.packer.unpack_all(message.data), _extra(message, place))
+        extra = {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}
+        if self._is_fresh(message, place):
+            extra["fresh"] = "1"
+        return batching.recorded(place.seq, await self.packer.unpack_all(message.data), extra)
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
         """Store the dead letter first; only then is the message given up."""
@@ -184,7 +206,3 @@ class Taking:
             return Nak(self.stored.settings.retry_seconds, f"its dead letter could not be stored: {error.message}")
         metrics.BUS_DEAD_LETTERS.add(self.spec.name)
         return why
-
-
-def _extra(message: Msg, place: Place) -> dict[str, str]:
-    return {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}

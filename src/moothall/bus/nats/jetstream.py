@@ -17,7 +17,7 @@ from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translated
 from moothall.bus.nats.consuming import Taking
-from moothall.bus.nats.layout import FIRST, MESSAGE_ID
+from moothall.bus.nats.layout import FIRST, FRESH, MESSAGE_ID
 from moothall.bus.nats.measuring import measure
 from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.signalling import listen
@@ -47,7 +47,6 @@ class JetStreamBus:
         self._batching = Batching(
             self._send_batch, self._packer, settings.batch_seconds, settings.ack_wait_seconds / 2, settings.in_flight
         )
-        self._batched = settings.batch_seconds > 0
 
     async def publish(self, event: Event) -> int:
         """Return the event's seq once it is on the bus's disk; a repeat returns the seq of the first.
@@ -56,14 +55,12 @@ class JetStreamBus:
         """
         return await self._put(registry.subject_of(event), event, "log")
 
-    async def post(self, event: Event) -> asyncio.Future[int] | Receipt:
+    async def post(self, event: Event) -> Receipt:
         """Send within `bus.batch_seconds`, together with what else the subject is told until then, without waiting for the ack;
         what is returned gives the seq, or raises what `publish` raises. Waiting for it sends at once.
         """
         subject = registry.subject_of(event)
         with _publishing(subject, event):  # about the sending: what led to the event does not wait for its ack
-            if not self._batched:
-                return await self._send(subject, event, "log")
             return await self._batching.post(subject, event)
 
     async def _send_batch(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
@@ -77,9 +74,9 @@ class JetStreamBus:
         """Publish what must be the first of its topic. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
         return await self._put(registry.subject_of(event), event, "log", FIRST)
 
-    async def enqueue(self, topic: Topic, event: Event) -> None:
+    async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
-        await self._put(registry.work_subject(topic), event, "work")
+        await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
 
     async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> int:
         with _publishing(subject, event):
@@ -244,10 +241,11 @@ def _publishing(subject: str, event: Event) -> telemetry.Span:
 
 
 @asynccontextmanager
-async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> AsyncIterator[JetStreamBus]:
+async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alone: bool = False) -> AsyncIterator[JetStreamBus]:
     """Connect, make the bus what the registry says, and close at the end.
 
-    `secrets` are the operator's own values that no message may carry. Raises `BusUnavailable` where
+    `secrets` are the operator's own values that no message may carry. `alone`: the server was just started, for nobody else, and
+    whoever held work of its last run is gone: it is given out again at once. Raises `BusUnavailable` where
     nobody answers, `ConfigurationError` where we are turned away or JetStream is off.
     """
     acks = Acks()
@@ -260,7 +258,7 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = ()) -> A
 
     async with connection(settings, url, on_lost=lost) as client, acks.listening(client):
         js = client.jetstream()
-        await setup.ensure(js, settings)
+        await setup.ensure(js, settings, alone=alone)
         outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)
         outboxes.append(outbox)
         stored = Stored(client, js, settings, acks, outbox)

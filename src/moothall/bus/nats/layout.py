@@ -10,6 +10,8 @@ MESSAGE_ID = "Nats-Msg-Id"
 LAST_SEQ = "Nats-Expected-Last-Subject-Sequence"
 FIRST: Mapping[str, str] = {LAST_SEQ: "0"}
 """A write that must be the first under its subject."""
+FRESH: Mapping[str, str] = {"Moothall-Fresh": "1"}
+"""Work that nobody can have begun. Not of the event: it is gone when a dead letter is sent again."""
 
 BLOBS = "blobs"
 BLOBS_STREAM = f"OBJ_{BLOBS}"

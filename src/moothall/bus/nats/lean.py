@@ -22,7 +22,7 @@ _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
 class LeanClient(Client):
-    """Everything that the client is, and `put`, `hear` and `stay`."""
+    """Everything that the client is, and `put`, `hear`, `stay` and `leave`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +58,13 @@ class LeanClient(Client):
         we are turned away.
         """
         self.options["allow_reconnect"] = True
+
+    async def leave(self) -> None:
+        """Close. What is unsent while the connection is away is dropped: the client's own `close` fails over it."""
+        if not self.is_connected:
+            self._pending = []
+            self._pending_data_size = 0
+        await heeding(self.close())
 
     async def hear(self, subject: str, told: Hear) -> Subscription:
         """Subscribe; `told` is called with each message at once, in the order in which they come. It must not fail."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import nats.errors
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
@@ -21,6 +24,7 @@ from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 
 _OTHER_CONFIGURATION = 10058
+_AT_ONCE, _LOOK_SECONDS = 0.01, 0.3
 
 
 def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
@@ -64,19 +68,30 @@ async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None
         await heeding(js.update_stream(config))
 
 
-async def ensure_durable(js: JetStreamContext, settings: Bus, spec: DurableSpec) -> None:
-    """Make or update a durable consumer."""
+async def ensure_durable(
+    js: JetStreamContext, settings: Bus, spec: DurableSpec, ack_wait: float | None = None
+) -> api.ConsumerInfo:
+    """Make or update a durable consumer. `ack_wait` in place of the settings' seconds."""
     config = api.ConsumerConfig(
         name=spec.name,
         durable_name=spec.name,
         description=spec.about,
         ack_policy=api.AckPolicy.EXPLICIT,
-        ack_wait=settings.ack_wait_seconds,
+        ack_wait=settings.ack_wait_seconds if ack_wait is None else ack_wait,
         max_deliver=-1,  # bounded in moothall.bus.delivery, so that the last failure leaves a dead letter
         filter_subjects=list(spec.filters),
         max_ack_pending=10_000,
     )
-    await heeding(js.add_consumer(spec.stream, config=config))
+    return await heeding(js.add_consumer(spec.stream, config=config))
+
+
+async def _take_back(js: JetStreamContext, settings: Bus, held: Sequence[DurableSpec]) -> None:
+    """Have what was delivered and not acked delivered again at once. The server looks a tenth of a second after the change."""
+    for spec in held:
+        await ensure_durable(js, settings, spec, _AT_ONCE)
+    await asyncio.sleep(_LOOK_SECONDS)
+    for spec in held:
+        await ensure_durable(js, settings, spec)
 
 
 async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
@@ -98,13 +113,14 @@ async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
     return gone
 
 
-async def ensure(js: JetStreamContext, settings: Bus) -> None:
-    """Make all streams, consumers and buckets. Raises `ConfigurationError` where what is there can't be brought in line."""
+async def ensure(js: JetStreamContext, settings: Bus, *, alone: bool = False) -> None:
+    """Make all streams, consumers and buckets. `alone`: whoever was given anything before is gone. Raises `ConfigurationError` where what is there can't be brought in line."""
     try:
         for stream in STREAMS:
             await _ensure_stream(js, _stream_config(stream, settings))
-        for spec in DURABLES.values():
-            await ensure_durable(js, settings, spec)
+        known = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
+        if alone and (held := [spec for spec, info in known if info.num_ack_pending]):
+            await _take_back(js, settings, held)
         for bucket in BUCKETS.values():
             await _ensure_stream(js, _bucket_config(bucket, settings))
         await _ensure_stream(
