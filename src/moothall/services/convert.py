@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, TypeVar, cast
 
 from google.protobuf import json_format, struct_pb2
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 import moothall
-from moothall.domain.budget import Budget, Usage
+from moothall.domain.budget import Budget
 from moothall.domain.event import Event
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import Operation, Proposal, Review, SeatOutcome
+from moothall.domain.proposal import Proposal
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.inside.findings import findings
@@ -29,28 +32,75 @@ _STRUCT_DEPTH = 24
 _STRUCT_NUMBER = 2**53
 
 
+M = TypeVar("M", bound=Message)
+D = TypeVar("D")
+
+
+def to_message(kind: type[M], value: object, **more: Any) -> M:
+    """Return a dataclass as a message: what both have under one name, messages in it too. `more` is what is said otherwise."""
+    plain, made = _shared(cast("Hashable", kind), cast("Hashable", type(value)))
+    said = {name: getattr(value, name) for name in plain}
+    for name, make in made:
+        if name not in more and (given := getattr(value, name)) is not None:
+            said[name] = make(given)
+    said |= more
+    build: Any = kind
+    return cast("M", build(**said))
+
+
+@cache
+def _shared(kind: Hashable, source: Hashable) -> tuple[list[str], list[tuple[str, Callable[[Any], Any]]]]:
+    """Return the names that a message and a dataclass share: of what goes over as it is, and the others with what makes it."""
+    names = {field.name for field in fields(cast("Any", source))}
+    shared = [field for field in cast("Any", kind).DESCRIPTOR.fields if field.name in names]
+    plain = [field.name for field in shared if field.message_type is None]
+    return plain, [(field.name, _maker(field)) for field in shared if field.message_type is not None]
+
+
+def _maker(field: Any) -> Callable[[Any], Any]:
+    """Return what makes a field's message, or map, of what a dataclass has there."""
+    inner = field.message_type
+    if inner.GetOptions().map_entry:
+        return dict
+    if inner is struct_pb2.Struct.DESCRIPTOR:
+        return struct
+    kind = GetMessageClass(inner)
+    if field.is_repeated:
+        return lambda given: [to_message(kind, item) for item in given]
+    return lambda given: to_message(kind, given)
+
+
+def from_message(kind: type[D], message: Message, **more: Any) -> D:
+    """Return a message as a dataclass: the scalars, lists and maps that both have under one name. `more` is what is said otherwise."""
+    names = {field.name for field in fields(cast("Any", kind))} - more.keys()
+    said: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.name in names:
+            given, inner = getattr(message, field.name), field.message_type
+            said[field.name] = given if not field.is_repeated else dict(given) if inner is not None else tuple(given)
+    return kind(**said, **more)
+
+
 # ---- from callers
 
 
 def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
     """Return what a caller asks for; unset stays unset, the desk fills in and checks."""
-    return DeliberationRequest(
+    return from_message(
+        DeliberationRequest,
+        message,
         description=message.task_description,
-        role=message.role,
-        task_id=message.task_id,
-        constraints=constraints_of(message.constraints),
+        constraints=from_message(Constraints, message.constraints),
         rounds=message.rounds if message.HasField("rounds") else None,
-        num_agents=message.num_agents,
         repository=repository_of(message.repository),
-        protocol=message.protocol,
-        budget=budget_of(message.budget),
-        adaptive=message.adaptive,
+        budget=from_message(Budget, message.budget),
     )
 
 
-def budget_of(message: common_pb2.Budget) -> Budget:
-    """Return what may be spent; zeros are the default."""
-    return Budget(tokens=message.tokens, seconds=message.seconds, calls=message.calls, cost_usd=message.cost_usd)
+def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
+    """Return which repository; an empty message names none."""
+    named = from_message(RepositoryRef, message)
+    return named if named != RepositoryRef() else None
 
 
 def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
@@ -70,28 +120,6 @@ def _whole(value: Any) -> Any:
     return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
-def constraints_of(message: pb.TaskConstraints) -> Constraints:
-    """Return what an answer must respect."""
-    return Constraints(
-        rubric=message.rubric,
-        requirements=tuple(message.requirements),
-        metadata=dict(message.metadata),
-        max_iterations=message.max_iterations,
-        timeout_seconds=message.timeout_seconds,
-    )
-
-
-def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
-    """Return which repository; an empty message names none."""
-    named = RepositoryRef(id=message.id, url=message.url, ref=message.ref)
-    return named if named != RepositoryRef() else None
-
-
-def with_context(request: DeliberationRequest, told: str) -> DeliberationRequest:
-    """Return the request with what is known of its story."""
-    return replace(request, context=told)
-
-
 # ---- to callers
 
 
@@ -102,36 +130,21 @@ def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueTyp
 
 def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
     """Return the answer to the caller who waited."""
-    return pb.DeliberateResponse(
-        results=result_messages(outcome.results),
-        winner_id=outcome.winner_id,
-        duration_ms=outcome.duration_ms,
-        metadata=_metadata(outcome),
-        task_id=outcome.task_id,
-        status=status_message(outcome.status),
-        usage=_usage(outcome.usage),
-        proven=outcome.proven,
-        branch=outcome.branch,
-        error_message=outcome.error_message,
-        seats=map(_seat, outcome.seats),
-    )
+    return to_message(pb.DeliberateResponse, outcome, **_ended(outcome))
 
 
 def result_response(outcome: Outcome) -> pb.GetDeliberationResultResponse:
     """Return how it stands to the caller who polls."""
-    return pb.GetDeliberationResultResponse(
-        task_id=outcome.task_id,
-        status=status_message(outcome.status),
-        results=result_messages(outcome.results),
-        winner_id=outcome.winner_id,
-        duration_ms=outcome.duration_ms,
-        error_message=outcome.error_message,
-        metadata=_metadata(outcome),
-        usage=_usage(outcome.usage),
-        proven=outcome.proven,
-        branch=outcome.branch,
-        seats=map(_seat, outcome.seats),
-    )
+    return to_message(pb.GetDeliberationResultResponse, outcome, **_ended(outcome))
+
+
+def _ended(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "results": result_messages(outcome.results),
+        "metadata": _metadata(outcome),
+        "status": status_message(outcome.status),
+        "seats": [to_message(pb.SeatOutcome, seat, agent_id=seat.seat) for seat in outcome.seats],
+    }
 
 
 def orchestrate_response(outcome: Outcome) -> pb.OrchestrateResponse:
@@ -149,49 +162,32 @@ def orchestrate_response(outcome: Outcome) -> pb.OrchestrateResponse:
     )
 
 
-def result_messages(results: Iterable[Result]) -> list[pb.DeliberationResult]:
+def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
     """Return the ranking; each candidate with the earlier contents of its seat, oldest first."""
-    ranked = list(results)
+    oldest_first = sorted(results, key=lambda result: result.revision)
+
+    def earlier(result: Result) -> list[str]:
+        return [other.content for other in oldest_first if other.seat == result.seat and other.revision < result.revision]
+
     return [
-        pb.DeliberationResult(
-            proposal=pb.Proposal(
-                author_id=result.seat,
-                author_role=result.role,
-                content=result.content,
-                created_at_ms=result.created_at_ms,
-                revisions=[
-                    earlier.content
-                    for earlier in sorted(ranked, key=lambda other: other.revision)
-                    if earlier.seat == result.seat and earlier.revision < result.revision
-                ],
-                diff=result.diff,
-                commit_sha=result.commit_sha,
-                operations=map(_operation, result.operations),
-            ),
+        to_message(
+            pb.DeliberationResult,
+            result,
+            proposal=_proposal(result, revisions=earlier(result)),
             checks=check_suite(result.evidence, all_passed=result.passed_gates),
-            score=result.score,
-            rank=result.rank,
-            evidence=map(_evidence, result.evidence),
-            reasons=result.reasons,
-            reviews=map(_review, result.reviews),
+            reviews=[to_message(common_pb2.Review, review, reviewer_id=review.reviewer) for review in result.reviews],
         )
-        for result in ranked
+        for result in results
     ]
 
 
 def proposal_message(proposal: Proposal) -> pb.DeliberationResult:
     """Return a candidate that nothing is known of yet but its content: no rank, no checks."""
-    return pb.DeliberationResult(
-        proposal=pb.Proposal(
-            author_id=proposal.seat,
-            author_role=proposal.role,
-            content=proposal.content,
-            created_at_ms=proposal.created_at_ms,
-            diff=proposal.diff,
-            commit_sha=proposal.commit_sha,
-            operations=map(_operation, proposal.operations),
-        )
-    )
+    return pb.DeliberationResult(proposal=_proposal(proposal))
+
+
+def _proposal(told: Proposal | Result, **more: Any) -> pb.Proposal:
+    return to_message(pb.Proposal, told, author_id=told.seat, author_role=told.role, **more)
 
 
 def check_suite(evidence: Iterable[Evidence], *, all_passed: bool) -> pb.CheckSuite:
@@ -234,15 +230,7 @@ def _additional(item: Evidence) -> pb.AdditionalCheck:
 
 def event_message(event: Event) -> common_pb2.Event:
     """Return a fact; its data as a Struct, in which every number is a double (integers beyond 2**53 are text)."""
-    return common_pb2.Event(
-        id=event.id,
-        type=event.type.value,
-        subject=event.subject,
-        correlation_id=event.correlationid,
-        causation_id=event.causationid,
-        time=event.time,
-        data=struct(event.data),
-    )
+    return to_message(common_pb2.Event, event, correlation_id=event.correlationid, causation_id=event.causationid)
 
 
 def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
@@ -279,52 +267,4 @@ def _metadata(outcome: Outcome) -> pb.OrchestratorMetadata:
         timestamp_ms=time.time_ns() // 1_000_000,
         execution_id=outcome.task_id,
         tags={key: value for key, value in tags.items() if value},
-    )
-
-
-def _usage(usage: Usage) -> common_pb2.Usage:
-    return common_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        calls=usage.calls,
-        cost_usd=usage.cost_usd,
-    )
-
-
-def _evidence(item: Evidence) -> common_pb2.Evidence:
-    return common_pb2.Evidence(
-        check=item.check,
-        verdict=item.verdict.value,
-        passed=item.passed,
-        failed=item.failed,
-        skipped=item.skipped,
-        duration_ms=item.duration_ms,
-        output=item.output,
-        proven=item.proven,
-    )
-
-
-def _review(review: Review) -> common_pb2.Review:
-    return common_pb2.Review(
-        reviewer_id=review.reviewer, score=review.score, met=review.met, unmet=review.unmet, comment=review.comment
-    )
-
-
-def _operation(operation: Operation) -> common_pb2.ToolOperation:
-    return common_pb2.ToolOperation(
-        tool=operation.tool,
-        arguments_digest=operation.arguments_digest,
-        status=operation.status,
-        duration_ms=operation.duration_ms,
-    )
-
-
-def _seat(seat: SeatOutcome) -> pb.SeatOutcome:
-    return pb.SeatOutcome(
-        agent_id=seat.seat,
-        status=seat.status.value,
-        error_code=seat.error_code,
-        error_message=seat.error_message,
-        usage=_usage(seat.usage),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.services import convert
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 
@@ -26,11 +27,11 @@ class CouncilCalls:
         """Make the council of a role."""
         del context
         asked = request.config
-        config = CouncilConfig(
+        config = convert.from_message(
+            CouncilConfig,
+            asked,
             rounds=asked.deliberation_rounds,
             peer_review=asked.enable_peer_review,
-            model_profile=asked.model_profile,
-            agent_type=asked.agent_type,
             params=dict(asked.custom_params),
         )
         council = await self._doors.councils.create(request.role, request.num_agents, config, caller())
@@ -69,15 +70,8 @@ class CouncilCalls:
     ) -> pb.RegisterAgentResponse:
         """Add an agent to the council of a role."""
         del context
-        can = request.capabilities
-        agent = Agent(
-            id=request.agent_id,
-            capabilities=Capabilities(
-                tuple(can.supported_tasks), can.model_profile, can.max_concurrent_tasks, tuple(can.languages)
-            ),
-            endpoint=request.endpoint,
-            metadata=dict(request.metadata),
-        )
+        capabilities = convert.from_message(Capabilities, request.capabilities)
+        agent = convert.from_message(Agent, request, id=request.agent_id, capabilities=capabilities)
         council = await self._doors.councils.register(request.role, agent, caller())
         message = _NOT_CALLED if agent.endpoint else "registered; it takes a seat on this service's hosts, with its model"
         return pb.RegisterAgentResponse(success=True, message=message, council_id=council.id)
@@ -105,15 +99,4 @@ def _council_info(council: Council, busy: Collection[str], model: str, *, agents
 
 
 def _agent_info(agent: Agent, role: str, busy: bool) -> pb.AgentInfo:  # noqa: FBT001 - private
-    can = agent.capabilities
-    return pb.AgentInfo(
-        agent_id=agent.id,
-        role=role,
-        status="busy" if busy else "idle",
-        capabilities=pb.AgentCapabilities(
-            supported_tasks=can.supported_tasks,
-            model_profile=can.model_profile,
-            max_concurrent_tasks=can.max_concurrent_tasks,
-            languages=can.languages,
-        ),
-    )
+    return convert.to_message(pb.AgentInfo, agent, agent_id=agent.id, role=role, status="busy" if busy else "idle")

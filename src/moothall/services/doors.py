@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from moothall.guard.parking import Parking
 from moothall.ports import Briefings, Checkups, Councils, Deliberations, Plans, Tallies, Tasks
@@ -14,7 +15,7 @@ from moothall.workflows.running import Workflows
 @dataclass(frozen=True, slots=True)
 class Doors:
     """The rooms behind the services; `model` is the name of the model that seats use, where one is configured. `visits`: where callers may use
-    tools themselves.
+    tools themselves. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
     """
 
     desk: Deliberations
@@ -29,3 +30,4 @@ class Doors:
     executions: Executions | None = None
     workflows: Workflows | None = None
     tasks: Tasks | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)

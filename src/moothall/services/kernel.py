@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf import json_format, struct_pb2, timestamp_pb2
 
+from moothall.domain.budget import Budget
 from moothall.domain.event import Recorded
 from moothall.domain.ids import ID_PATTERN, check_id
 from moothall.domain.task import DeliberationRequest, RepositoryRef
@@ -44,7 +45,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             num_agents=1,
             repository=_repository(request.workspace, request.ref),
             protocol=PROTOCOL,
-            budget=convert.budget_of(request.budget),
+            budget=convert.from_message(Budget, request.budget),
         )
         d = await self._desk.submit(asked, who)
         token = ""

@@ -39,11 +39,6 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         self._doors = doors
         self._desk = doors.desk
         self._since = time.monotonic()
-        self._stopping = False
-
-    def stop(self) -> None:
-        """From now on a call that ends early ended by the server's will, not by its caller's."""
-        self._stopping = True
 
     async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:  # noqa: N802 - the RPC's name
         """Submit and wait; the deliberation dies with the call."""
@@ -58,7 +53,7 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
             submitted = True
             return await self._desk.wait(asked.task_id, who)
         except asyncio.CancelledError:
-            if not self._stopping:
+            if not self._doors.stopping.is_set():
                 await self._abandon(asked, who, submitted=submitted)
             raise
 

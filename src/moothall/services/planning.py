@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from moothall.council import params
@@ -9,10 +10,9 @@ from moothall.domain.briefing import BriefingRequest
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, new_task_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.plan import AtomicTask, PlanningEvent, Strategy
-from moothall.domain.task import DeliberationRequest
+from moothall.domain.plan import PlanningEvent, Strategy
+from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest
-from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services import convert
 from moothall.services.doors import Doors
@@ -37,7 +37,7 @@ class StoryCalls:
                 _briefing(request.context_options, asked.task_id, asked.story_id, request.role, ""), who
             )
             told = "\n\n".join(part for part in (briefing.context, briefing.history) if part)
-            asked = convert.with_context(asked, told)
+            asked = replace(asked, context=told)
         return convert.orchestrate_response(await self._decided(asked, who))
 
     async def ProcessPlanningEvent(  # noqa: N802 - the RPC's name
@@ -45,16 +45,7 @@ class StoryCalls:
     ) -> pb.ProcessPlanningEventResponse:
         """Record what happened to a story, and plan it where it moved to planning."""
         del context
-        told = PlanningEvent(
-            event_type=request.event_type,
-            case_id=request.case_id,
-            plan_id=request.plan_id,
-            from_state=request.from_state,
-            to_state=request.to_state,
-            timestamp_ms=request.timestamp_ms,
-            metadata=dict(request.metadata),
-        )
-        done = await self._doors.plans.process(told, caller())
+        done = await self._doors.plans.process(convert.from_message(PlanningEvent, request), caller())
         return pb.ProcessPlanningEventResponse(processed=done.processed, message=done.message, derived_task_ids=done.task_ids)
 
     async def DeriveSubtasks(  # noqa: N802 - the RPC's name
@@ -67,7 +58,11 @@ class StoryCalls:
         made = await self._doors.plans.derive(
             request.case_id, request.plan_id, request.roles, strategy, caller(), publish=asked.auto_publish_to_nats
         )
-        return pb.DeriveSubtasksResponse(tasks=map(_task_message, made.tasks), derivation_id=made.id, total_tasks=len(made.tasks))
+        return pb.DeriveSubtasksResponse(
+            tasks=[convert.to_message(pb.AtomicTask, task) for task in made.tasks],
+            derivation_id=made.id,
+            total_tasks=len(made.tasks),
+        )
 
     async def GetTaskContext(  # noqa: N802 - the RPC's name
         self, request: pb.GetTaskContextRequest, context: Any
@@ -80,7 +75,7 @@ class StoryCalls:
         )
         return pb.GetTaskContextResponse(
             context_text=made.text,
-            blocks=pb.ContextBlocks(system=made.system, context=made.context, tools=made.tools, history=made.history),
+            blocks=convert.to_message(pb.ContextBlocks, made),
             token_count=made.tokens,
             version_hash=made.version,
         )
@@ -88,14 +83,14 @@ class StoryCalls:
 
 def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
     """Return what a caller asks for. An architect's selection: the reviews are an architect's, and all are reviewed."""
-    options, repository = request.options, request.repository
+    options = request.options
     asked = DeliberationRequest(
         description=request.task_description,
         role=request.role,
         task_id=check_id(request.task_id, "task_id") if request.task_id else new_task_id(),
-        constraints=convert.constraints_of(request.constraints),
+        constraints=convert.from_message(Constraints, request.constraints),
         rounds=options.deliberation_rounds or None,
-        repository=convert.repository_of(repository),
+        repository=convert.repository_of(request.repository),
         peer_review=options.enable_peer_review or options.enable_architect_selection,
         reviewer="architect" if options.enable_architect_selection else "",
         story_id=_story_of(request.story_id, request.case_id),
@@ -123,19 +118,4 @@ def _briefing(options: pb.ContextOptions, task_id: str, story_id: str, role: str
         summaries=options.include_summaries,
         events=options.max_events,
         scopes=tuple(options.scopes),
-    )
-
-
-def _task_message(task: AtomicTask) -> pb.AtomicTask:
-    where = task.repository
-    return pb.AtomicTask(
-        task_id=task.task_id,
-        role=task.role,
-        description=task.description,
-        dependencies=task.dependencies,
-        constraints=pb.TaskConstraints(requirements=task.constraints.requirements),
-        case_id=task.case_id,
-        plan_id=task.plan_id,
-        priority=task.priority,
-        repository=common_pb2.Repository(id=where.id, url=where.url, ref=where.ref) if where else None,
     )

@@ -40,11 +40,5 @@ class SecureRunner(pb_grpc.SecureRunnerServicer):
             stdout=ran.printed,
             error=ran.error,
             tool_call_count=execution.tool_calls,
-            usage=pb.RunUsage(
-                cpu_ms=ran.usage.cpu_ms,
-                max_rss_bytes=ran.usage.max_rss_bytes,
-                duration_ms=ran.duration_ms,
-                tier=ran.tier,
-                reason=ran.why,
-            ),
+            usage=convert.to_message(pb.RunUsage, ran.usage, duration_ms=ran.duration_ms, tier=ran.tier, reason=ran.why),
         )

@@ -15,23 +15,12 @@ from grpc_reflection.v1alpha import reflection
 from moothall import config
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
-from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
-from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
-from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
-from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
 from moothall.services.doors import Doors
 from moothall.services.identity import IdentityInterceptor, is_loopback
-from moothall.services.kernel import AgentKernel
-from moothall.services.orchestrator import OrchestratorService
-from moothall.services.runner import SecureRunner
+from moothall.services.protos import services_of
 from moothall.services.status import ErrorInterceptor
-from moothall.services.tools import Tools, ToolService
 from moothall.services.watching import WatchInterceptor
 
-_ORCHESTRATOR = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
-_TOOLS = tool_pb2.DESCRIPTOR.services_by_name["ToolService"].full_name
-_KERNEL = kernel_pb2.DESCRIPTOR.services_by_name["AgentKernel"].full_name
-_RUNNER = runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
 
@@ -68,16 +57,10 @@ async def grpc_server(
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )
-    orchestrator = OrchestratorService(doors)
-    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(orchestrator, server)
-    names = [_ORCHESTRATOR]
-    if doors.visits is not None:
-        tool_pb2_grpc.add_ToolServiceServicer_to_server(ToolService(Tools(doors.visits, doors.parking, doors.workflows)), server)
-        kernel_pb2_grpc.add_AgentKernelServicer_to_server(AgentKernel(doors.desk, doors.visits), server)
-        names += [_TOOLS, _KERNEL]
-    if doors.executions is not None:
-        runner_pb2_grpc.add_SecureRunnerServicer_to_server(SecureRunner(doors.executions), server)
-        names.append(_RUNNER)
+    services = services_of(doors)
+    for service in services:
+        service.add(service.answers, server)
+    names = [service.descriptor.full_name for service in services]
     checkup = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -90,7 +73,7 @@ async def grpc_server(
             await checkup.set(name, health_pb2.HealthCheckResponse.SERVING)
         yield Server(settings.host, port)
     finally:
-        orchestrator.stop()
+        doors.stopping.set()
         await checkup.enter_graceful_shutdown()
         await server.stop(settings.grace_seconds)
 

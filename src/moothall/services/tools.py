@@ -101,7 +101,8 @@ class ToolService(pb_grpc.ToolServiceServicer):
         """Run one tool; it stops when the call does."""
         del context
         call = call_of(request.request_id, request.tool, convert.struct_data(request.arguments, "arguments"), _deadline(request))
-        return _answer(await self._tools.call(request.workspace_id, request.capability_token, call))
+        result = await self._tools.call(request.workspace_id, request.capability_token, call)
+        return convert.to_message(pb.CallToolResponse, result)
 
     async def RunWorkflow(self, request: pb.RunWorkflowRequest, context: Any) -> AsyncIterator[pb.WorkflowEvent]:  # noqa: N802 - the RPC's name
         """Run a workflow, or join it; a caller that goes leaves it to itself."""
@@ -116,26 +117,15 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:  # noqa: N802 - the RPC's name
         """List what waits."""
         del request, context
-        return pb.ListParkedResponse(parked=map(_parked, self._tools.parked()))
+        return pb.ListParkedResponse(
+            parked=[convert.to_message(pb.ParkedRequest, item, workspace_id=item.workspace) for item in self._tools.parked()]
+        )
 
     async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:  # noqa: N802 - the RPC's name
         """Say an operator's word."""
         del context
         item = await self._tools.resolve(request.request_id, allow=request.allow, reason=request.reason)
         return pb.ResolveParkedResponse(state=item.state)
-
-
-def _answer(result: ToolResult) -> pb.CallToolResponse:
-    return pb.CallToolResponse(
-        request_id=result.request_id,
-        tool=result.tool,
-        status=result.status.value,
-        output=convert.struct(result.output),
-        error=result.error,
-        duration_ms=result.duration_ms,
-        usage=pb.ToolUsage(cpu_ms=result.usage.cpu_ms, max_rss_bytes=result.usage.max_rss_bytes),
-        audit_id=result.audit_id,
-    )
 
 
 def _event(recorded: Recorded) -> pb.WorkflowEvent:
@@ -152,24 +142,9 @@ def _event(recorded: Recorded) -> pb.WorkflowEvent:
         steps=data.get("steps", 0),
     )
     if data.get("result"):
-        told.result.CopyFrom(_answer(load(ToolResult, data["result"])))
+        told.result.CopyFrom(convert.to_message(pb.CallToolResponse, load(ToolResult, data["result"])))
     told.time.FromJsonString(event.time)
     return told
-
-
-def _parked(item: Parked) -> pb.ParkedRequest:
-    return pb.ParkedRequest(
-        id=item.id,
-        request_id=item.request_id,
-        workspace_id=item.workspace,
-        tool=item.tool,
-        arguments=convert.struct(item.arguments),
-        arguments_digest=item.arguments_digest,
-        principal=item.principal,
-        seat=item.seat,
-        reason=item.reason,
-        time=item.time,
-    )
 
 
 def _deadline(request: pb.CallToolRequest) -> datetime | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from http import HTTPMethod, HTTPStatus
 from time import perf_counter
@@ -28,6 +28,7 @@ from moothall.telemetry import metrics
 
 log = telemetry.get_logger(__name__)
 
+JSON = "application/json; charset=utf-8"
 _OTHER, _GONE = "other", "cancelled"
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 _METHODS = frozenset(HTTPMethod)
@@ -35,6 +36,7 @@ _PLAIN = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 """No answer is kept by a cache or guessed at by a browser, unless its handler says otherwise."""
 
 B = TypeVar("B", bound="Body")
+T = TypeVar("T")
 
 
 class Body(BaseModel):
@@ -56,7 +58,7 @@ class Lines(Response):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, lines: AsyncGenerator[str, None]) -> None:
         super().__init__()
         self._lines = lines
         del self.headers["content-length"]
@@ -67,13 +69,33 @@ class Lines(Response):
         async with aclosing(self._lines):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for line in self._lines:
-                await send({"type": "http.response.body", "body": line, "more_body": True})
+                await send({"type": "http.response.body", "body": f"{line}\n".encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+async def lines(facts: AsyncGenerator[T, None], told: Callable[[T], str]) -> Lines:
+    """Return what comes of `facts`, a line each. What is wrong before the first is raised; after it, the last line says so."""
+
+    async def following(first: T | None) -> AsyncGenerator[str, None]:
+        async with aclosing(facts):
+            try:
+                if first is not None:
+                    yield told(first)
+                    async for fact in facts:
+                        yield told(fact)
+            except errors.MoothallError as error:
+                yield json.dumps({"code": error.code, "detail": error.message})
+
+    try:
+        return Lines(following(await anext(facts, None)))
+    except BaseException:
+        await facts.aclose()
+        raise
 
 
 def document(told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON document."""
-    return Response(json.dumps(told), status, headers, "application/json; charset=utf-8")
+    return Response(json.dumps(told), status, headers, JSON)
 
 
 def problem(status: int, code: str, message: str, retry_after: float | None = None) -> Response:
@@ -127,22 +149,13 @@ def answered(app: ASGIApp, calls: int) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal in_hand
-        begun = False
-
-        async def sent(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
         if in_hand >= calls:
             refusal = problem(429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS)
             return await refusal(scope, receive, send)
         in_hand += 1
         try:
-            await app(scope, receive, sent)
-        except Exception as error:  # the edge of the process
-            if begun:  # what was promised cannot be taken back: the connection ends
-                raise
+            await app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - the edge of the process; where an answer has begun, uvicorn ends the connection
             await _said(scope, error)(scope, receive, send)
         finally:
             in_hand -= 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +18,12 @@ from moothall.domain.event import Recorded
 from moothall.domain.ids import check_id
 from moothall.domain.overview import Condition
 from moothall.domain.task import RepositoryRef
-from moothall.errors import InvalidRequest, MoothallError, NotFound
+from moothall.errors import InvalidRequest, NotFound
 from moothall.guard.parking import Parked
 from moothall.ports import Tasks
 from moothall.services.doors import Doors
 from moothall.services.identity import caller, is_known
-from moothall.services.rest.edge import Body, Lines, document, read
+from moothall.services.rest.edge import Body, document, lines, read
 from moothall.services.tools import Tools, call_of
 from moothall.tools.discovery import Filters, discover, entry
 
@@ -136,12 +135,7 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
         """A line each for what happens, to its end; a client that goes leaves it to itself."""
         asked = await read(request, _Flow)
         facts = service.run(asked.workspace_id, asked.capability_token, asked.workflow, asked.after_seq)
-        try:
-            first = await anext(facts, None)  # what is wrong with the request is an answer of its own
-        except BaseException:
-            await facts.aclose()
-            raise
-        return Lines(_lines(first, facts))
+        return await lines(facts, _line)
 
     async def parked(_request: Request) -> Response:
         return document({"parked": [_parked(item) for item in service.parked()]})
@@ -181,21 +175,10 @@ def _filters(asked: QueryParams) -> Filters:
     )
 
 
-async def _lines(first: Recorded | None, facts: AsyncGenerator[Recorded, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(facts):
-        try:
-            if first is not None:
-                yield _line(first)
-                async for recorded in facts:
-                    yield _line(recorded)
-        except MoothallError as error:  # the status is said already: this is the last line
-            yield json.dumps({"code": error.code, "detail": error.message}).encode() + b"\n"
-
-
-def _line(recorded: Recorded) -> bytes:
+def _line(recorded: Recorded) -> str:
     event, data = recorded.event, recorded.event.data
     told = {name: data[name] for name in _FACTS if data.get(name)}
-    return json.dumps({"seq": recorded.seq, "time": event.time, "state": "started", **told}).encode() + b"\n"
+    return json.dumps({"seq": recorded.seq, "time": event.time, "state": "started", **told})
 
 
 def _parked(item: Parked) -> dict[str, Any]:

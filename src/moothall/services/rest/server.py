@@ -16,8 +16,10 @@ from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, is_loopback
+from moothall.services.protos import services_of
 from moothall.services.rest import edge
 from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
+from moothall.services.rest.rpc import rpc_routes
 
 DEFAULT_PORT = 8080
 
@@ -44,12 +46,15 @@ async def http_server(
     )
     address = Address("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     async with serving(application(settings, doors, tokens), address, limits, context) as port:
-        yield port
+        try:
+            yield port
+        finally:
+            doors.stopping.set()
 
 
 def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal]) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
-    routes = [*state_routes(doors), *tool_routes(doors)]
+    routes = [*state_routes(doors), *tool_routes(doors), *rpc_routes(services_of(doors))]
     app = Starlette(
         routes=routes,
         middleware=[

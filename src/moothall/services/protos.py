@@ -1,0 +1,49 @@
+"""The services of the protos and what answers their calls: the one list behind gRPC and HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
+from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
+from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
+from moothall.services.doors import Doors
+from moothall.services.kernel import AgentKernel
+from moothall.services.orchestrator import OrchestratorService
+from moothall.services.runner import SecureRunner
+from moothall.services.tools import Tools, ToolService
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service: `answers` has a coroutine, or an async generator where a method streams, for each method. `add` gives it to a
+    gRPC server.
+    """
+
+    descriptor: ServiceDescriptor
+    answers: Any
+    add: Callable[[Any, Any], None]
+
+
+def services_of(doors: Doors) -> list[Service]:
+    """Return what can be called."""
+    found = [_service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors))]
+    if doors.visits is not None:
+        tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))
+        found += [
+            _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
+            _service("AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)),
+        ]
+    if doors.executions is not None:
+        found.append(_service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions)))
+    return found
+
+
+def _service(name: str, messages: Any, stubs: Any, answers: Any) -> Service:
+    descriptor = cast("ServiceDescriptor", messages.DESCRIPTOR.services_by_name[name])
+    return Service(descriptor, answers, getattr(stubs, f"add_{name}Servicer_to_server"))
