@@ -8,16 +8,19 @@ import os
 import platform
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+from cachetools import LRUCache
+
 from moothall.config import Settings
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import (
@@ -38,7 +41,6 @@ from moothall.repositories import proof, rules
 from moothall.repositories.changes import Caps, collect
 from moothall.repositories.clone import Change, TrustedClone
 from moothall.repositories.gitremote import Remote
-from moothall.repositories.profile import TEXT_BYTES
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import sessions
 from moothall.workspace import limits
@@ -49,6 +51,7 @@ from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
 from moothall.workspace.wasm import Shelf, answered
 
+_DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
     (Refused, ToolStatus.BLOCKED),
@@ -291,6 +294,19 @@ def _seconds_left(deadline: datetime) -> float:
     return (deadline - datetime.now(UTC)).total_seconds()
 
 
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What a diff changes, and which of these files are tests."""
+
+    changes: tuple[Change, ...]
+    tests: frozenset[str]
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return 1000 + sum(200 + len(change.content or b"") for change in self.changes)
+
+
 class LocalWorkspaces:
     """Opens workspaces. An async context manager: everything it started is gone when it ends.
 
@@ -304,6 +320,7 @@ class LocalWorkspaces:
         self._clones = clones
         self._remotes = remotes
         self._shelf = Shelf(settings)
+        self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
         self.pool = Pool(settings, (*self._shelf.binds, *_grammars()))
 
     async def __aenter__(self) -> Self:
@@ -345,22 +362,32 @@ class LocalWorkspaces:
         existed = set(await clone.files(base.sha))
         protected = base.profile.protected
         if judged:
-            package = await clone.read(base.sha, "package.json", TEXT_BYTES) if "package.json" in existed else b""
+            package = await clone.read(base.sha, "package.json", 0) if "package.json" in existed else b""
             kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
         wanted: dict[str, Change] = {}
         if patch.strip():
-            made = await clone.apply(base.sha, patch)
-            wanted |= {change.path: change for change in await clone.changes(base.sha, made.commit_sha)}
+            wanted |= {change.path: change for change in (await self._applied(base, clone, patch)).changes}
         if judged:
             wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
             for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
-                wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, TEXT_BYTES))
+                wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
         if extra.strip():
-            made = await clone.apply(base.sha, extra)
-            tests = set(made.tests)
+            made = await self._applied(base, clone, extra)
+            tests = made.tests
             if judged:
-                tests = {path for path in tests if path not in kept and (path in existed or not proof.steers(path))}
-            wanted |= {change.path: change for change in await clone.changes(base.sha, made.commit_sha) if change.path in tests}
+                tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
+            wanted |= {change.path: change for change in made.changes if change.path in tests}
         for path, text in instead.items():
             wanted[path] = Change(path, rules.FILE, text.encode())
         return list(wanted.values())
+
+    async def _applied(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
+        """Apply a diff in the trusted clone. The same one is asked for by each re-check of a candidate."""
+        key = (base.repository, base.sha, digest(diff))
+        if key not in self._diffs:
+            made = await clone.apply(base.sha, diff)
+            found = _Applied(tuple(await clone.changes(base.sha, made.commit_sha)), frozenset(made.tests))
+            with suppress(ValueError):  # larger than all that is kept
+                self._diffs[key] = found
+            return found
+        return self._diffs[key]

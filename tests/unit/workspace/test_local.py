@@ -18,6 +18,8 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
+from moothall.repositories.clone import Change
+from moothall.repositories.rules import FILE
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace
 from support.local import PYTEST, Local, local, python
@@ -65,6 +67,20 @@ async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared:
     async with house.workspaces.open(prepared, "clean", patch=patch.diff, judged=True) as workspace:
         assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
         assert (await workspace.check("nothing")).verdict is Verdict.MISSING
+
+
+async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_path: Path) -> None:
+    tests = "#[cfg(test)]\nmod tests {\n    #[test]\n    fn t() { assert_eq!(super::f(), 2); }\n}\n"
+    padding = "// much\n" * 150_000  # more than a megabyte, so that a file cut at a limit would have no tests
+    async with local(tmp_path, {**FILES, "src/lib.rs": f"pub fn f() -> u8 {{ 1 }}\n{padding}{tests}"}) as house:
+        prepared = await house.prepared()
+        forged = tests.replace("assert_eq!(super::f(), 2)", "")
+        made = Change("src/lib.rs", FILE, f"pub fn f() -> u8 {{ 2 }}\n{padding}{forged}".encode())
+        patch = await house.clone.commit_changes(house.sha, [made], "forge")
+        for _ in range(2):  # what a diff comes to is kept, and is the same again
+            async with house.workspaces.open(prepared, "judged", patch=patch.diff, judged=True) as workspace:
+                (change,) = await workspace.changes()
+                assert change.content == f"pub fn f() -> u8 {{ 2 }}\n{padding}{tests}".encode()
 
 
 @pytest.mark.parametrize(
