@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from moothall.bus import registry
 from moothall.bus.codec import encode_batch
 from moothall.bus.packing import Packer
 from moothall.domain.event import Event, Recorded
@@ -87,7 +88,7 @@ class Batching:
         while self._count >= self.limit:
             self._room.clear()
             await self._room.wait()
-        about = _about(subject)
+        about = registry.about(subject)
         batch = self._open.get(about)
         if batch is not None and (batch.subject != subject or batch.size + len(written) > MOST_BYTES):
             self._close(batch)
@@ -108,7 +109,7 @@ class Batching:
 
     async def settle(self, subject: str) -> None:
         """Return once all that was posted about the same as `subject` is durable or given up: what is sent now comes after it."""
-        about = _about(subject)
+        about = registry.about(subject)
         if (batch := self._open.get(about)) is not None:
             self._close(batch)
         while (sending := self._sending.get(about)) is not None:
@@ -122,7 +123,7 @@ class Batching:
                     await self.settle(about)
 
     def _close(self, batch: _Batch) -> None:
-        about = _about(batch.subject)
+        about = registry.about(batch.subject)
         if self._open.get(about) is not batch:
             return
         del self._open[about]
@@ -164,10 +165,6 @@ class Batching:
         if not self.packer.is_plain(data):
             data = encode_batch([await self.packer.pack(event) for event in batch.events])
         return await (await self.send(batch.subject, data, id_of(batch.events)))
-
-
-def _about(subject: str) -> str:
-    return subject.rpartition(".")[2]
 
 
 def id_of(events: Sequence[Event]) -> str:

@@ -239,7 +239,10 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         _spec(
             _E.GUARD_ALERTED,
             _C.AUDIT,
-            {"tenant": "from the event", "kind": "denials, or escapes: attempts to get past the walls"},
+            {
+                "tenant": "from the event",
+                "kind": "denials, escapes (attempts to get past the walls) or forgery (a verdict that does not follow its tests)",
+            },
             count="how many of them",
             seconds="within how long",
             principal="who asked",

@@ -26,8 +26,8 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Answers that an earlier run of the same deliberation got, by call id; what is on record of it; and by `<seat>/<phase>/<round>.<turn>` what it found
-    of a turn: why the seat went in circles, or nothing.
+    """What an earlier run of the same deliberation left: its answers by call id, and by `<seat>/<phase>/<round>.<turn>` what it
+    found of a turn (why the seat went in circles, or nothing).
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from moothall.domain.ids import digest
 
@@ -97,33 +97,34 @@ def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> s
     return digest(event_type, subject, cause, str(ordinal))[:32]
 
 
-def new_event(
-    event_type: EventType,
-    subject: str,
-    data: Data,
-    *,
-    ordinal: str | int = 0,
-    cause: str = "",
-    causationid: str = "",
-    source: str = "serve",
-    correlationid: str = "",
-    tenant: str = "local",
-    traceparent: str = "",
-    time: str = "",
-) -> Event:
-    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the same id.
+class Origin(TypedDict, total=False):
+    """Where an event comes from; what is left out is plain: ordinal 0, source `serve`, tenant `local`, about itself.
 
-    `causationid` names the event that led here where the ordinal alone tells this one from its siblings.
+    `causationid` names the event that led here where the ordinal alone tells this one from its siblings, `time` is RFC 3339.
     """
+
+    ordinal: str | int
+    cause: str
+    causationid: str
+    source: str
+    correlationid: str
+    tenant: str
+    traceparent: str
+    time: str
+
+
+def new_event(event_type: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -> Event:
+    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the same id."""
+    cause = origin.get("cause", "")
     return Event(
-        id=event_id(event_type, subject, cause, ordinal),
+        id=event_id(event_type, subject, cause, origin.get("ordinal", 0)),
         type=event_type,
         subject=subject,
         data=data,
-        source=source,
-        correlationid=correlationid or subject,
-        causationid=cause or causationid,
-        traceparent=traceparent,
-        tenant=tenant,
-        time=time,
+        source=origin.get("source", "serve"),
+        correlationid=origin.get("correlationid") or subject,
+        causationid=cause or origin.get("causationid", ""),
+        traceparent=origin.get("traceparent", ""),
+        tenant=origin.get("tenant", "local"),
+        time=origin.get("time", ""),
     )

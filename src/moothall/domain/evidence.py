@@ -39,8 +39,9 @@ class CheckRun:
 
 RED = frozenset({"failed", "errored"})
 COUNTER = "counter proof"
-"""The name of the evidence that a counter-proof gives; no check can have it. Failed: the verdict is forged. Errored: it could not
-be made, and nothing is proven. Missing: there was nothing that could be rewritten.
+"""The name of the evidence that a counter-proof gives; no check can have it.
+
+Failed: the verdict is forged. Errored: it could not be made, and nothing is proven. Missing: nothing could be rewritten.
 """
 
 
@@ -49,9 +50,9 @@ class Evidence:
     """The recorded result of a check for a proposal; `proven` as in docs/architecture.md.
 
     `failed` counts all red cases, `before` those of them that were red on the base; `red` names what stands against the
-    proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from run to
-    run: of each the first few. `why` says what stopped a check that did not run to its end, or what a counter-proof came to. `look` are lines of the
-    proposal that reach for what judges it: a person should look.
+    proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from
+    run to run: of each the first few. `why` says what stopped a check that did not run to its end, or what a counter-proof
+    came to. `look` are lines of the proposal that reach for what judges it: a person should look.
     """
 
     check: str

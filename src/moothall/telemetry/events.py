@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Unpack
 
 from moothall.domain.causes import cause_of
-from moothall.domain.event import Data, Event, EventType, new_event
+from moothall.domain.event import Data, Event, EventType, Origin, new_event
 from moothall.domain.task import Deliberation
 from moothall.telemetry.spans import traceparent
 
 
-def write(
-    kind: EventType,
-    subject: str,
-    data: Data,
-    *,
-    ordinal: str | int = 0,
-    cause: str = "",
-    causationid: str = "",
-    source: str = "serve",
-    correlationid: str = "",
-    tenant: str = "local",
-    time: str = "",
-) -> Event:
-    """Return an event of now, or of `time` (RFC 3339), in the trace of the caller. The rest as `new_event` says."""
-    return new_event(
-        kind,
-        subject,
-        data,
-        ordinal=ordinal,
-        cause=cause,
-        causationid=causationid,
-        source=source,
-        correlationid=correlationid,
-        tenant=tenant,
-        traceparent=traceparent(),
-        time=time or datetime.now(UTC).isoformat(timespec="milliseconds"),
-    )
+def write(kind: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -> Event:
+    """Return an event of now, where no other time is given, in the trace of the caller."""
+    origin["traceparent"] = traceparent()
+    origin["time"] = origin.get("time") or datetime.now(UTC).isoformat(timespec="milliseconds")
+    return new_event(kind, subject, data, **origin)
 
 
-def write_of(
-    d: Deliberation,
-    kind: EventType,
-    data: Data,
-    *,
-    ordinal: str | int = 0,
-    cause: str = "",
-    source: str = "serve",
-    time: str = "",
-) -> Event:
+def write_of(d: Deliberation, kind: EventType, data: Data, **origin: Unpack[Origin]) -> Event:
     """Return a fact of a deliberation: as `write`, with its ids, its tenant and what led to it."""
-    return write(
-        kind,
-        d.task_id,
-        {"task_id": d.task_id, **data},
-        ordinal=ordinal,
-        cause=cause,
-        causationid=cause_of(kind, d.task_id, str(ordinal), data),
-        source=source,
-        correlationid=d.story_id or d.task_id,
-        tenant=d.tenant,
-        time=time,
-    )
+    origin["causationid"] = cause_of(kind, d.task_id, str(origin.get("ordinal", 0)), data)
+    origin["correlationid"] = d.story_id or d.task_id
+    origin["tenant"] = d.tenant
+    return write(kind, d.task_id, {"task_id": d.task_id, **data}, **origin)

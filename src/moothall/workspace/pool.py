@@ -48,7 +48,7 @@ class Pool:
         self._group: asyncio.TaskGroup | None = None
         self._lock_fd = -1
         self._number = 0
-        self._after_us: asyncio.subprocess.Process | None = None
+        self._reaper: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ class Pool:
         await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
         # A sandbox whose host is killed while it starts would stay: this one hears of the kill by its stdin, and ends it.
-        self._after_us = await asyncio.create_subprocess_exec(
+        self._reaper = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
@@ -91,10 +91,10 @@ class Pool:
             if await asyncio.to_thread(_end, f"{self._instance}-"):
                 break
             await asyncio.sleep(_DYING_PAUSE)
-        if self._after_us is not None:
+        if self._reaper is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._after_us.kill()
-            await self._after_us.wait()
+                self._reaper.kill()
+            await self._reaper.wait()
         await remove_tree(self._folder)
         os.close(self._lock_fd)
 
