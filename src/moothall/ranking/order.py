@@ -1,15 +1,18 @@
 """The order of candidates: total, deaf to the order in which they come and to their authors' names.
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
-tests that were red on the base are green; how many other authors' accepted tests pass; how many distinct seats behave the same; mean review; fewer
-changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews
-decide.
+tests that were red on the base are green; how few other authors' tests fail; how many distinct seats behave the same; mean
+review; fewer changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews decide.
+
+An author's tests count where another author agrees with them: a candidate of another seat passes them, or is the same answer.
+Tests that fit their own author's answer alone are shown, and count for nobody. Failed tests are counted and not passed ones, since
+an author's own tests do not score its candidates: whose tests count would else stand behind one who brought none.
 
 The score shows the same order as one number, as digits of a mixed-radix number do:
 
     v = (review + 1 / (2 + lines)) / 1001        review in thousandths, 0..1000
     v = (cluster + v) / (n + 1)                  n: the most seats or authors that could count
-    v = (cross + v) / (n + 1)
+    v = (n - crossed + v) / (n + 1)             crossed: authors whose tests fail
     v = (fixed + v) / (most fixed + 1)
     v = (proven + v) / 2
     score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moothall.domain.evidence import COUNTER, Evidence, Verdict
@@ -37,14 +40,18 @@ _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What counts of one candidate. `review` is in thousandths: closer opinions are the same opinion."""
+    """What counts of one candidate. `crossed` of `authors` are those whose tests it fails, `alone` those whose tests count for nobody.
+
+    `review` is in thousandths: closer opinions are the same opinion.
+    """
 
     candidate: Candidate
     failures: tuple[str, ...]
     proven: bool
     fixed: int
-    cross: int
+    crossed: int
     authors: int
+    alone: tuple[str, ...]
     cluster: int
     review: int
     reviewers: int
@@ -56,21 +63,21 @@ class _Standing:
         """Smaller is better. The last two only tell apart candidates with the very same answer."""
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
-            *(len(self.failures), not self.proven, -self.fixed, -self.cross, -self.cluster, -self.review, self.lines),
+            *(len(self.failures), not self.proven, -self.fixed, self.crossed, -self.cluster, -self.review, self.lines),
             *(self.answer, self.candidate.proposal.revision, name),
         )
 
     @property
     def evidence(self) -> tuple[bool, int, int, int]:
         """What is known without anyone's opinion."""
-        return (self.proven, self.fixed, self.cross, self.cluster)
+        return (self.proven, self.fixed, -self.crossed, self.cluster)
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
     """Return a place for every candidate, best first. The first is the winner if it `passed_gates`."""
     standings = _standings(candidates)
     seats = len({item.candidate.proposal.seat for item in standings})
-    radix = max([seats, *(item.cross for item in standings)], default=0) + 1
+    radix = max([seats, *(item.crossed for item in standings)], default=0) + 1
     most = max((len(item.failures) for item in standings), default=0)
     fixed = max((item.fixed for item in standings), default=0)
     return tuple(
@@ -106,21 +113,25 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
         if not failed:
             clusters.setdefault(candidate.assessment.behaviour or answer, set()).add(candidate.proposal.seat)
     opinions = _opinions(candidates, answers)
+    voted = [_votes(candidate) for candidate in candidates]
+    authors = {author for votes in voted for author in votes}
+    agreed = _agreed(candidates, answers, failures, voted)
     found = [
         _Standing(
             candidate=candidate,
             failures=failed,
             proven=candidate.proven and not candidate.about_text,
             fixed=0 if candidate.about_text or candidate.assessment.look else len(candidate.assessment.fixed),
-            cross=sum(votes.values()),
-            authors=len(votes),
+            crossed=sum(not passed for author, passed in votes.items() if author in agreed),
+            authors=len(votes.keys() & agreed),
+            alone=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
             cluster=0 if candidate.about_text or failed else len(clusters[candidate.assessment.behaviour or answer]),
             review=opinions[answer][0],
             reviewers=opinions[answer][1],
             lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
             answer=answer,
         )
-        for candidate, failed, answer, votes in zip(candidates, failures, answers, map(_votes, candidates), strict=True)
+        for candidate, failed, answer, votes in zip(candidates, failures, answers, voted, strict=True)
     ]
     return sorted(found, key=lambda item: item.key)
 
@@ -140,6 +151,23 @@ def _votes(candidate: Candidate) -> dict[str, bool]:
         if run.author != candidate.proposal.seat:
             votes[run.author] = votes.get(run.author, True) and run.passed
     return votes
+
+
+def _agreed(
+    candidates: Sequence[Candidate],
+    answers: Sequence[str],
+    failures: Sequence[tuple[str, ...]],
+    voted: Sequence[Mapping[str, bool]],
+) -> set[str]:
+    """Return the authors with whose tests another seat agrees, by an answer that passes the gates and them, or that is the same."""
+    found: set[str] = set()
+    givers: dict[str, set[str]] = {}
+    for candidate, answer, failed, votes in zip(candidates, answers, failures, voted, strict=True):
+        if not failed:
+            found |= {author for author, passed in votes.items() if passed}
+            givers.setdefault(answer, set()).add(candidate.proposal.seat)
+    bringing = [(item.proposal.seat, answer) for item, answer in zip(candidates, answers, strict=True) if item.proposal.own_tests]
+    return found | {seat for seat, answer in bringing if givers.get(answer, set()) - {seat}}
 
 
 def _opinions(candidates: Sequence[Candidate], answers: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -190,7 +218,7 @@ def changed_lines(diff: str) -> int:
 def _score(item: _Standing, radix: int, fixed: int, most: int) -> float:
     value = (item.review + 1 / (2 + item.lines)) / 1001
     value = (item.cluster + value) / radix
-    value = (item.cross + value) / radix
+    value = (radix - 1 - item.crossed + value) / radix
     value = (item.fixed + value) / (fixed + 1)
     value = (item.proven + value) / 2
     value = 1 + value if not item.failures else (most - len(item.failures) + value) / (most + 1)
@@ -210,7 +238,9 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     if flaky := [case for found in item.candidate.assessment.evidence for case in found.flaky]:
         yield f"No evidence, since they differ from run to run: {named(flaky)}."
     if item.authors:
-        yield f"Passes the tests of {item.cross} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
+        yield f"Passes the tests of {item.authors - item.crossed} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
+    if item.alone:
+        yield f"No evidence, since they fit their own author's answer alone: the tests of {', '.join(map(plain, item.alone))}."
     if item.cluster > 1:
         yield f"{item.cluster} seats behave the same under every check; {passed} candidates passed the gates."
     if item.reviewers:
@@ -268,7 +298,7 @@ def _difference(item: _Standing, other: _Standing) -> str:
         return f"{'proven' if item.proven else 'unproven'}, the other {'proven' if other.proven else 'unproven'}"
     for what, mine, theirs in (
         ("tests made green", item.fixed, other.fixed),
-        ("tests of other authors passed", item.cross, other.cross),
+        ("authors whose tests fail", item.crossed, other.crossed),
         ("seats that behave the same", item.cluster, other.cluster),
         ("reviews", item.review / 1000, other.review / 1000),
         ("changed lines", item.lines, other.lines),
