@@ -108,12 +108,13 @@ def ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     failures = [gate_failures(candidate) for candidate in candidates]
     answers = [_answer(candidate) for candidate in candidates]
-    clusters: dict[str, set[str]] = {}
-    for candidate, failed, answer in zip(candidates, failures, answers, strict=True):
-        if not failed:
-            clusters.setdefault(candidate.assessment.behaviour or answer, set()).add(candidate.proposal.seat)
     opinions = _opinions(candidates, answers)
     voted = [_votes(candidate) for candidate in candidates]
+    alike = [_behaviour(candidate, answer, votes) for candidate, answer, votes in zip(candidates, answers, voted, strict=True)]
+    clusters: dict[tuple[str, frozenset[str]], set[str]] = {}
+    for candidate, failed, behaviour in zip(candidates, failures, alike, strict=True):
+        if not failed:
+            clusters.setdefault(behaviour, set()).add(candidate.proposal.seat)
     authors = {author for votes in voted for author in votes}
     agreed = _agreed(candidates, answers, failures, voted)
     found = [
@@ -125,13 +126,13 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             crossed=sum(not passed for author, passed in votes.items() if author in agreed),
             authors=len(votes.keys() & agreed),
             alone=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
-            cluster=0 if candidate.about_text or failed else len(clusters[candidate.assessment.behaviour or answer]),
+            cluster=0 if candidate.about_text or failed else len(clusters[behaviour]),
             review=opinions[answer][0],
             reviewers=opinions[answer][1],
             lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
             answer=answer,
         )
-        for candidate, failed, answer, votes in zip(candidates, failures, answers, voted, strict=True)
+        for candidate, failed, answer, votes, behaviour in zip(candidates, failures, answers, voted, alike, strict=True)
     ]
     return sorted(found, key=lambda item: item.key)
 
@@ -151,6 +152,11 @@ def _votes(candidate: Candidate) -> dict[str, bool]:
         if run.author != candidate.proposal.seat:
             votes[run.author] = votes.get(run.author, True) and run.passed
     return votes
+
+
+def _behaviour(candidate: Candidate, answer: str, votes: Mapping[str, bool]) -> tuple[str, frozenset[str]]:
+    """What it does under every check, and the authors whose tests it fails, whether these count or not."""
+    return candidate.assessment.behaviour or answer, frozenset(author for author, passed in votes.items() if not passed)
 
 
 def _agreed(
@@ -242,7 +248,7 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     if item.alone:
         yield f"No evidence, since they fit their own author's answer alone: the tests of {', '.join(map(plain, item.alone))}."
     if item.cluster > 1:
-        yield f"{item.cluster} seats behave the same under every check; {passed} candidates passed the gates."
+        yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
     if item.reviewers:
         yield _reviews(item)
     yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."

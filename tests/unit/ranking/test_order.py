@@ -217,7 +217,7 @@ def test_a_forged_answer_that_passes_all_tests_and_brings_its_own_does_not_beat_
         brings(number, f"right {number}\n+and longer", other, failed=(3,), behaviour="right")
         for number, other in ((1, 2), (2, 1))
     ]
-    forged = brings(3, "x", 1, 2, behaviour="wrong")
+    forged = brings(3, "x", 1, 2)
     places = rank([*honest, forged])
     assert {place.seat for place in places[:2]} == {SEATS[0], SEATS[1]}
     assert all(place.proven for place in places)
