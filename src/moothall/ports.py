@@ -5,6 +5,7 @@ Adapters in bus, model, workspace and fleet implement these; `wiring` alone know
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -72,8 +73,8 @@ class Log(Protocol):
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
-Glance = Callable[[Recorded], bool]
-"""Sees a message before its handler does; True where nothing is left to be done."""
+Glance = Callable[[Recorded], bool | asyncio.Future[None]]
+"""Sees a message before its handler does; True where nothing is left to be done, a future where that is so once it is done."""
 
 
 class Consumer(Protocol):

@@ -202,7 +202,12 @@ class FaultyBus:
                 self._changed.clear()
                 for seq in self.shuffled([seq for seq in self.pending if seq not in in_hand])[: concurrency - len(in_hand)]:
                     self.pending[seq] += 1
-                    if glance is not None and glance(self._delivered(seq)):
+                    seen = glance is not None and glance(self._delivered(seq))
+                    if isinstance(seen, asyncio.Future):
+                        in_hand.add(seq)
+                        group.create_task(self._hold(seq, seen, in_hand))
+                        continue
+                    if seen:
                         self.pending.pop(seq)
                         continue
                     in_hand.add(seq)
@@ -210,6 +215,12 @@ class FaultyBus:
                 if not self.pending:
                     self._idle.set()
                 await self._changed.wait()
+
+    async def _hold(self, seq: int, until: asyncio.Future[None], in_hand: set[int]) -> None:
+        await asyncio.wait({until})
+        self.pending.pop(seq, None)
+        in_hand.discard(seq)
+        self._changed.set()
 
     def _delivered(self, seq: int) -> Recorded:
         """As it is delivered; out of order nobody can tell its place."""

@@ -11,6 +11,7 @@ What waits for its deadline alone is found at the start by its status document.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,17 +20,16 @@ from typing import Protocol
 
 from moothall import telemetry
 from moothall.collector.decide import decide, ready, standing
+from moothall.collector.deliver import deliver
 from moothall.collector.fold import State, fold, task_of
 from moothall.config import Limits
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.ids import check_id
-from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.repository import Base
-from moothall.domain.secrets import HOLE
-from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
-from moothall.errors import InvalidRequest, MoothallError, PatchRefused
+from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
 from moothall.telemetry.events import write_of
 
@@ -37,6 +37,7 @@ log = telemetry.get_logger(__name__)
 
 DURABLE = "collector"
 _REMEMBERED = 10_000
+_UNTOLD = 64
 
 
 class CollectorBus(Publisher, Log, Consumer, Documents, Protocol):
@@ -58,9 +59,17 @@ class _Case:
     """The traceparent of the event that was folded last: what a decision came of."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while nobody is putting its status document."""
+    due: float = 0.0
+    """When it gets its first document (monotonic seconds): one that has ended by then needs none of its way."""
+    told: asyncio.Future[None] | None = None
+    """Done once it has a document, or needs none: until then its request is not acked, for nothing else tells of its deadline."""
 
     def __post_init__(self) -> None:
         self.quiet.set()
+
+    def tell(self) -> None:
+        if self.told is not None and not self.told.done():
+            self.told.set_result(None)
 
 
 class Collector:
@@ -89,6 +98,7 @@ class Collector:
         self._cases: dict[str, _Case] = {}
         self._loading: dict[str, asyncio.Event] = {}
         self._decided: OrderedDict[str, None] = OrderedDict()
+        self._untold = 0
         self._place = self._seq = 0
 
     @property
@@ -114,8 +124,8 @@ class Collector:
             group.create_task(self._take_up(), name="collector-take-up")
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
 
-    def glance(self, recorded: Recorded) -> bool:
-        """Fold an event of a deliberation in memory; whether that was all. What calls for more, `handle` does."""
+    def glance(self, recorded: Recorded) -> bool | asyncio.Future[None]:
+        """Fold an event of a deliberation in memory; whether that was all, or when. What calls for more, `handle` does."""
         first = self._in_order(recorded)
         event = recorded.event
         task_id = event.data.get("task_id")
@@ -124,21 +134,37 @@ class Collector:
         if task_id in self._decided:
             return True
         case = self._cases.get(task_id)
+        asked = event.type is EventType.DELIBERATION_REQUESTED
         try:
-            if case is None:
-                if event.type is EventType.DELIBERATION_REQUESTED and first and task_id not in self._loading:
-                    state = fold(None, _dated(recorded))
-                    self._cases[check_id(state.task_id, "task_id")] = _Case(state, whole=True)
-                return False  # its status is to be shown, or it is to be read from the log
-            if case.settling:
-                return True  # whoever is at it has all that matters, or reads all of the log
-            case.state = fold(case.state, _dated(recorded))
+            if case is None:  # else it is to be read from the log
+                return asked and first and task_id not in self._loading and self._open(recorded)
+            if not case.settling:  # else whoever is at it has all that matters, or reads all of the log
+                case.state = fold(case.state, _dated(recorded))
         except InvalidRequest:
             return False
         case.latest = event.traceparent
         if case.whole and case.prefix is None and case.state.settled:
             case.prefix = case.state
-        return not case.state.settled and case.state.decided is None
+        if not case.settling and (case.state.settled or case.state.decided is not None):
+            return False
+        return (asked and case.told) or True  # a request may be delivered again
+
+    def _open(self, recorded: Recorded) -> bool | asyncio.Future[None]:
+        """Keep a fresh deliberation in memory. Its document is put off; not where many wait for theirs already, for each is a
+        message in hand. Raises `InvalidRequest`.
+        """
+        state = fold(None, _dated(recorded))
+        case = self._cases[check_id(state.task_id, "task_id")] = _Case(state, whole=True)
+        if self._untold >= _UNTOLD:
+            return False
+        case.due = time.monotonic() + self._tick_seconds
+        case.told = asyncio.get_running_loop().create_future()
+        case.told.add_done_callback(self._is_told)
+        self._untold += 1
+        return case.told
+
+    def _is_told(self, _: asyncio.Future[None]) -> None:
+        self._untold -= 1
 
     def _in_order(self, recorded: Recorded) -> bool:
         """Note whether this is the next delivery and the first of its event. Else no deliberation is whole any more."""
@@ -221,6 +247,7 @@ class Collector:
             while (document := standing(case.state)) is not None and document.status is not case.shown:
                 await self._bus.put(document.task_id, dump(document))
                 case.shown = document.status
+            case.tell()
         finally:
             case.quiet.set()
 
@@ -248,6 +275,7 @@ class Collector:
         state = case.prefix or await self._replayed(case.state.task_id, until_settled=True)
         if state is None or state.requested is None:
             self._cases.pop(case.state.task_id, None)
+            case.tell()
             return
         if state.decided is not None:
             await self._close(case, state.decided.value)
@@ -255,7 +283,7 @@ class Collector:
         deliberation = state.requested.value
         outcome = decide(state, quorum=self._quorum, grace=self._grace)
         if outcome.winner_id and outcome.final_state == "committed":
-            outcome = await self._delivered(deliberation, outcome)
+            outcome = await deliver(self._repositories, deliberation, outcome)
         await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
         log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
         _count(outcome, span)
@@ -270,42 +298,11 @@ class Collector:
             await self._bus.put(outcome.task_id, dump(outcome))
             self._cases.pop(outcome.task_id, None)
             self._decided[outcome.task_id] = None
+            case.tell()
         finally:
             case.quiet.set()
         while len(self._decided) > _REMEMBERED:
             self._decided.popitem(last=False)
-
-    async def _delivered(self, deliberation: Deliberation, outcome: Outcome) -> Outcome:
-        """Make the winner a branch. That it could not be made does not undo the decision; it is told."""
-        winner = outcome.results[0]
-        branch = f"moothall/{deliberation.task_id}"
-        asked = deliberation.repository or RepositoryRef()
-        # The registry's id where it has one: a URL would be fetched and checked again.
-        ref = RepositoryRef(id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or "")
-        try:
-            with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.timed():
-                base = await self._repositories.resolve(ref, tenant=deliberation.tenant)
-                diff = await self._exact(base, winner)
-                sha = await self._repositories.deliver(base, diff, branch, _message(deliberation, outcome))
-        except MoothallError as error:
-            log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
-            said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"
-            return replace(outcome, final_state="failed", error_message=said)
-        return replace(outcome, branch=branch, commit_sha=sha)
-
-    async def _exact(self, base: Base, winner: Result) -> str:
-        """Return the winner's diff as it was run: the log's may lack what stood in it and looked like a secret, and the commit has it.
-
-        Raises `PatchRefused` where that is gone and something is missing in what the diff adds: nothing is delivered that was not run.
-        """
-        if HOLE not in winner.diff or not winner.commit_sha:
-            return winner.diff
-        try:
-            return await self._repositories.diff(base, winner.commit_sha)
-        except PatchRefused:
-            if any(HOLE in line for line in winner.diff.splitlines() if line.startswith("+")):
-                raise
-            return winner.diff  # a hole in what it only stands beside would not apply
 
     def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
         time = self._clock().isoformat()
@@ -332,9 +329,10 @@ class Collector:
         """Decide what is due though no event comes. A decision that failed for now is tried again."""
         while True:
             await asyncio.sleep(self._tick_seconds)
-            now = self._clock()
+            now, beat = self._clock(), time.monotonic()
             for task_id, case in list(self._cases.items()):
-                if (document := standing(case.state)) is not None and document.status is not case.shown:
+                document = standing(case.state) if beat >= case.due else None
+                if document is not None and document.status is not case.shown:
                     group.create_task(self._show_late(case), name=f"show-{task_id}")
                 # One that is decided and still here could not be closed, and its event was acked meanwhile.
                 if not case.settling and (case.state.decided is not None or ready(case.state, now, self._grace)):
@@ -373,10 +371,3 @@ def _dated(recorded: Recorded) -> Event:
     """An event without a time of its own has the log's, where the bus tells it."""
     event = recorded.event
     return event if event.time or "time" not in recorded.extra else replace(event, time=recorded.extra["time"])
-
-
-def _message(deliberation: Deliberation, outcome: Outcome) -> str:
-    """The same for the same decision, so that delivering again makes the same commit."""
-    title = " ".join(deliberation.description.split())[:72]
-    proven = "proven" if outcome.proven else "unproven"
-    return f"{title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"

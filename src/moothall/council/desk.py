@@ -91,7 +91,7 @@ class Desk:
         self._repositories = repositories
         self._defaults = defaults
         self._clock = clock
-        self._tenants: LRUCache[str, str] = LRUCache(_REMEMBERED)
+        self._known: LRUCache[str, tuple[str, int]] = LRUCache(_REMEMBERED)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check, fill in defaults, pin the base commit, record and enqueue."""
@@ -128,13 +128,13 @@ class Desk:
         asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
         event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:
-            await self._bus.create(event)
+            seq = await self._bus.create(event)
         except AlreadyExists:
             recorded = await self._requested(deliberation.task_id)
             if recorded is None:
                 raise
             return await self._again(recorded, request_digest)
-        self._remember(deliberation.task_id, who.tenant)
+        self._known[deliberation.task_id] = who.tenant, seq
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=True)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
@@ -147,9 +147,6 @@ class Desk:
         deliberation = check_deliberation(load(Deliberation, known.event.data))
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), known.event)
         return deliberation
-
-    def _remember(self, task_id: str, tenant: str) -> None:
-        self._tenants[task_id] = tenant
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return how it stands now."""
@@ -168,9 +165,11 @@ class Desk:
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
         """Return the end."""
-        if self._tenants.get(check_id(task_id, "task_id")) != who.tenant:
-            await self._visible(task_id, who)
-        async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_id),))) as events:
+        tenant, seq = self._known.get(check_id(task_id, "task_id"), ("", 0))
+        if tenant != who.tenant:
+            seq = (await self._visible(task_id, who)).seq
+        # Nothing answers a request before it: who has heard all since then need not look.
+        async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_id),), seq)) as events:
             async for recorded in events:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)

@@ -299,6 +299,9 @@ class MemoryBus:
         except (Permanent, Temporary):
             return False
         done = [isinstance(each, Recorded) and glance(each) for each in found]  # each is seen
+        for one in done:
+            if isinstance(one, asyncio.Future):
+                await asyncio.wait({one})
         return all(done)
 
     async def _unpacked(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:

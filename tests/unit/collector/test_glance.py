@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ JSON = st.recursive(
 )
 
 
-def glanced(collector: Collector, seq: int, kind: EventType, data: dict[str, Any]) -> bool:
+def glanced(collector: Collector, seq: int, kind: EventType, data: dict[str, Any]) -> bool | asyncio.Future[None]:
     event = new_event(kind, "task-a", data, ordinal=seq)
     return collector.glance(Recorded(seq, event, {"place": str(seq), "deliveries": "1"}))
 
@@ -33,10 +34,12 @@ def test_whatever_comes_is_left_to_its_handling(kind: EventType, task_id: Any, r
 
 
 @pytest.mark.parametrize("damage", [None, [], {}, "x", 1])
-def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(damage: Any) -> None:
+async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(damage: Any) -> None:
     requested, *rest = full().events
     collector = Collector(FaultyBus(), Remembering(), Limits(), clock=lambda: START)
-    assert not glanced(collector, 1, requested.type, dict(requested.data))
+    asked = glanced(collector, 1, requested.type, dict(requested.data))
+    assert isinstance(asked, asyncio.Future)
+    assert not asked.done()
     assert collector.under_way == 1
     for seq, event in enumerate((event for event in rest if event.type is EventType.SEAT_FINISHED), 2):
         assert not glanced(collector, seq, event.type, dict(event.data) | {"outcome": damage})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -95,13 +96,36 @@ class Taking:
             found = await self._unpacked(message)
         except (Permanent, Temporary):
             return False  # its handling says what becomes of it
-        left = [each for each in found if isinstance(each, Permanent) or not self.glance(each)]
+        left: list[Recorded | Permanent] = []
+        later: list[asyncio.Future[None]] = []
+        for each in found:
+            seen = not isinstance(each, Permanent) and self.glance(each)
+            if isinstance(seen, asyncio.Future):
+                later.append(seen)
+            elif not seen:
+                left.append(each)
         if left:
             self.left[message.reply] = left
             return False
+        if later:
+            self._hold(message, later)
+            return True
         with suppress(nats.errors.Error):
             self.stored.client.put(message.reply)
         return True
+
+    def _hold(self, message: Msg, until: Sequence[asyncio.Future[None]]) -> None:
+        """Answer it once all of `until` are done; until then it is in hand."""
+        self.held[message.reply] = message
+
+        def answer(_: asyncio.Future[None]) -> None:
+            if all(future.done() for future in until) and self.held.pop(message.reply, None) is not None:
+                self.freed.set()
+                with suppress(nats.errors.Error):
+                    self.stored.client.put(message.reply)
+
+        for future in until:
+            future.add_done_callback(answer)
 
     async def _keep_alive(self) -> None:
         """Tell the server that what is held is worked on; where that came too late, it belongs to others already."""

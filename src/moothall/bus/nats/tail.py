@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -10,6 +12,8 @@ from dataclasses import dataclass, field
 from moothall.bus.nats.stored import Stored
 from moothall.bus.raw import Raw
 from moothall.errors import BusUnavailable
+
+_KEPT = 128
 
 
 @dataclass(slots=True)
@@ -23,15 +27,21 @@ class Tail:
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _placed: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: str = ""
+    _kept: deque[Raw] = field(default_factory=deque)
+    _since: int = sys.maxsize
+    """All that is stored after this seq is kept, or still to come."""
 
     async def run(self) -> None:
         """Read until cancelled."""
         await self._wanted.wait()
         try:
-            start = (await self.stored.state(self.stream)).last_seq
+            start = self._since = (await self.stored.state(self.stream)).last_seq
             self._placed.set()
             async with aclosing(self.stored.read(self.stream, (self.pattern,), start, None)) as records:
                 async for raw in records:
+                    self._kept.append(raw)
+                    if len(self._kept) > _KEPT:
+                        self._since = self._kept.popleft().seq
                     for queue in self._waiting.get(raw.subject, ()):
                         queue.put_nowait(raw)
         except BusUnavailable as error:
@@ -43,6 +53,11 @@ class Tail:
                 for queue in queues:
                     queue.put_nowait(None)
 
+    async def _stored(self, subject: str, after_seq: int) -> list[Raw]:
+        if after_seq >= self._since:
+            return [raw for raw in self._kept if raw.subject == subject and raw.seq > after_seq]
+        return await self.stored.found(self.stream, (subject,), after_seq)
+
     async def follow(self, subject: str, after_seq: int) -> AsyncGenerator[Raw, None]:
         """Yield what is recorded under a literal subject, then what comes. Raises `BusUnavailable` once closed."""
         self._wanted.set()
@@ -51,7 +66,7 @@ class Tail:
         self._waiting.setdefault(subject, set()).add(queue)
         try:
             # Looked up only now: what is stored from here on comes through the queue.
-            for raw in await self.stored.found(self.stream, (subject,), after_seq):
+            for raw in await self._stored(subject, after_seq):
                 yield raw
                 after_seq = raw.seq
             while not self._closed:

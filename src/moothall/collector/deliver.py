@@ -1,0 +1,56 @@
+"""Making the winner a branch where its owner finds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moothall import telemetry
+from moothall.domain.outcome import Outcome, Result
+from moothall.domain.repository import Base
+from moothall.domain.secrets import HOLE
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import MoothallError, PatchRefused
+from moothall.ports import Repositories
+
+log = telemetry.get_logger(__name__)
+
+
+async def deliver(repositories: Repositories, deliberation: Deliberation, outcome: Outcome) -> Outcome:
+    """Make the winner a branch. That it could not be made does not undo the decision; it is told."""
+    winner = outcome.results[0]
+    branch = f"moothall/{deliberation.task_id}"
+    asked = deliberation.repository or RepositoryRef()
+    # The registry's id where it has one: a URL would be fetched and checked again.
+    ref = RepositoryRef(id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or "")
+    try:
+        with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.timed():
+            base = await repositories.resolve(ref, tenant=deliberation.tenant)
+            diff = await _exact(repositories, base, winner)
+            sha = await repositories.deliver(base, diff, branch, _message(deliberation, outcome))
+    except MoothallError as error:
+        log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
+        said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"
+        return replace(outcome, final_state="failed", error_message=said)
+    return replace(outcome, branch=branch, commit_sha=sha)
+
+
+async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
+    """Return the winner's diff as it was run: the log's may lack what stood in it and looked like a secret, and the commit has it.
+
+    Raises `PatchRefused` where that is gone and something is missing in what the diff adds: nothing is delivered that was not run.
+    """
+    if HOLE not in winner.diff or not winner.commit_sha:
+        return winner.diff
+    try:
+        return await repositories.diff(base, winner.commit_sha)
+    except PatchRefused:
+        if any(HOLE in line for line in winner.diff.splitlines() if line.startswith("+")):
+            raise
+        return winner.diff  # a hole in what it only stands beside would not apply
+
+
+def _message(deliberation: Deliberation, outcome: Outcome) -> str:
+    """The same for the same decision, so that delivering again makes the same commit."""
+    title = " ".join(deliberation.description.split())[:72]
+    proven = "proven" if outcome.proven else "unproven"
+    return f"{title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"
