@@ -144,8 +144,7 @@ def _until(state: State, last: datetime) -> State:
     def keep(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
         return {key: fact for key, fact in facts.items() if fact.time <= last}
 
-    return replace(
-        state,
+    return state._replace(
         cancelled=state.cancelled if state.cancelled and state.cancelled.time <= last else None,
         proposals=keep(state.proposals),
         assessments=keep(state.assessments),

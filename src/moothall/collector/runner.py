@@ -38,6 +38,13 @@ log = telemetry.get_logger(__name__)
 DURABLE = "collector"
 _REMEMBERED = 10_000
 _UNTOLD = 64
+_SETTLING = {
+    EventType.SEAT_FINISHED,
+    EventType.DELIBERATION_REQUESTED,
+    EventType.DELIBERATION_CANCELLED,
+    EventType.DELIBERATION_DECIDED,
+}
+"""What can call for a decision. Of an event of another type it follows that the one that did is not acked yet."""
 
 
 class CollectorBus(Publisher, Log, Consumer, Documents, Protocol):
@@ -143,10 +150,11 @@ class Collector:
         except InvalidRequest:
             return False
         case.latest = event.traceparent
-        if case.whole and case.prefix is None and case.state.settled:
-            case.prefix = case.state
-        if not case.settling and (case.state.settled or case.state.decided is not None):
-            return False
+        if event.type in _SETTLING and ((settled := case.state.settled) or case.state.decided is not None):
+            if settled and case.whole and case.prefix is None:
+                case.prefix = case.state
+            if not case.settling:
+                return False
         return (asked and case.told) or True  # a request may be delivered again
 
     def _open(self, recorded: Recorded) -> bool | asyncio.Future[None]:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from moothall.collector import Collector
 from moothall.config import Limits
+from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
+from moothall.domain.outcome import DeliberationStatus, Outcome
 from support.story import START, FaultyBus, Remembering, full
 
 JSON = st.recursive(
@@ -23,7 +25,11 @@ JSON = st.recursive(
 
 def glanced(collector: Collector, seq: int, kind: EventType, data: dict[str, Any]) -> bool | asyncio.Future[None]:
     event = new_event(kind, "task-a", data, ordinal=seq)
-    return collector.glance(Recorded(seq, event, {"place": str(seq), "deliveries": "1"}))
+    return collector.glance(Recorded(seq, event, place(seq)))
+
+
+def place(seq: int) -> dict[str, str]:
+    return {"place": str(seq), "deliveries": "1"}
 
 
 @given(kind=st.sampled_from(EventType), task_id=JSON, rest=st.dictionaries(st.text(max_size=8), JSON, max_size=3))
@@ -43,3 +49,34 @@ async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(d
     assert collector.under_way == 1
     for seq, event in enumerate((event for event in rest if event.type is EventType.SEAT_FINISHED), 2):
         assert not glanced(collector, seq, event.type, dict(event.data) | {"outcome": damage})
+
+
+async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat_has_ended() -> None:
+    requested, started, *_ = full().events
+    collector = Collector(FaultyBus(), Remembering(), Limits(), clock=lambda: START)
+    glanced(collector, 1, requested.type, dict(requested.data))
+    assert glanced(collector, 2, started.type, dict(started.data)) is True
+    decided = dump(Outcome("task-a", DeliberationStatus.TIMEOUT)) | {"task_id": "task-a"}
+    assert glanced(collector, 3, EventType.DELIBERATION_DECIDED, decided) is False
+
+
+async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
+    requested, started, *_ = full().events
+    bus = FaultyBus()
+    collector = Collector(bus, Remembering(), Limits(), tick_seconds=0.01, clock=lambda: START)
+    for number in range(100):  # many at once are not held back: each is a message in hand
+        data = dict(requested.data) | {"task_id": f"task-{number}"}
+        asked = collector.glance(Recorded(number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)))
+        assert isinstance(asked, asyncio.Future) == (number < 64)
+    assert collector.under_way == 100
+    await bus.publish(requested)
+    await bus.publish(started)
+    run = asyncio.create_task(Collector(bus, Remembering(), Limits(), tick_seconds=0.01, clock=lambda: START).run())
+    async with asyncio.timeout(20):
+        while not bus.history:
+            assert 1 in bus.pending
+            await asyncio.sleep(0)
+        await bus.settled()
+    assert bus.history == [("task-a", "IN_PROGRESS")]
+    assert not bus.pending
+    run.cancel()
