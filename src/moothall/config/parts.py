@@ -143,7 +143,7 @@ class Web(Section):
     body_bytes: int = Field(4_000_000, ge=1000, description="one request's body; more is refused")
     body_seconds: float = Field(30.0, gt=0, description="one request's body, from its head to its end")
     calls: int = Field(256, ge=1, description="requests in flight; more are refused")
-    connections: int = Field(1000, ge=1, description="open connections; what is more is closed")
+    connections: int = Field(512, ge=1, description="open connections; what is more is closed")
     head_bytes: int = Field(16_384, ge=1000, description="a request's first line and headers; more is refused")
     head_seconds: float = Field(20.0, gt=0, description="from a connection's beginning to its first request; then it is closed")
     keep_seconds: float = Field(75.0, gt=0, description="how long a connection is kept that asks for nothing more")

@@ -17,9 +17,8 @@ from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
 from moothall.services.doors import Doors
 from moothall.services.identity import IdentityInterceptor, is_loopback
+from moothall.services.interceptor import CallInterceptor
 from moothall.services.protos import services_of
-from moothall.services.status import ErrorInterceptor
-from moothall.services.watching import WatchInterceptor
 
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
@@ -53,7 +52,7 @@ async def grpc_server(
     credentials = await asyncio.to_thread(_credentials, settings)
     server = grpc.aio.server(
         # The first one sees a call first: nothing is answered, not even an error, before it is known who asks.
-        interceptors=(IdentityInterceptor(tokens), WatchInterceptor(), ErrorInterceptor()),
+        interceptors=(IdentityInterceptor(tokens), CallInterceptor()),
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )

@@ -23,7 +23,7 @@ from moothall.guard.parking import Parked
 from moothall.ports import Tasks
 from moothall.services.doors import Doors
 from moothall.services.identity import caller, is_known
-from moothall.services.rest.edge import Body, document, lines, read
+from moothall.services.rest.documents import Body, document, lines, read
 from moothall.services.tools import Tools, call_of
 from moothall.tools.discovery import Filters, discover, entry
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from moothall.errors import InvalidRequest
 from moothall.services.protos import Service
-from moothall.services.rest.edge import JSON, body, lines
+from moothall.services.rest.documents import JSON, body, lines
 
 _SAID = 500
 

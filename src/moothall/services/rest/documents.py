@@ -1,0 +1,128 @@
+"""Documents of the HTTP door: JSON that comes in, is read within limits and checked, and JSON that goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from moothall import errors
+from moothall.domain.codec import wrong
+
+JSON = "application/json; charset=utf-8"
+
+B = TypeVar("B", bound="Body")
+T = TypeVar("T")
+
+
+class Body(BaseModel):
+    """A request's JSON document. What is not known, or of another type, is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Turned(Exception):
+    """A request that is turned away with a status of its own."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class Lines(Response):
+    """An answer of a line of JSON each, sent as they come; `lines` are closed with it."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, lines: AsyncGenerator[str, None]) -> None:
+        super().__init__()
+        self._lines = lines
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        del scope, receive
+        async with aclosing(self._lines):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for line in self._lines:
+                await send({"type": "http.response.body", "body": f"{line}\n".encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def lines(facts: AsyncGenerator[T, None], told: Callable[[T], str]) -> Lines:
+    """Return what comes of `facts`, a line each. What is wrong before the first is raised; after it, the last line says so."""
+
+    async def following(first: T | None) -> AsyncGenerator[str, None]:
+        async with aclosing(facts):
+            try:
+                if first is not None:
+                    yield told(first)
+                    async for fact in facts:
+                        yield told(fact)
+            except errors.MoothallError as error:
+                yield json.dumps({"code": error.code, "detail": error.message})
+
+    try:
+        return Lines(following(await anext(facts, None)))
+    except BaseException:
+        await facts.aclose()
+        raise
+
+
+def document(told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON document."""
+    return Response(json.dumps(told), status, headers, JSON)
+
+
+def problem(status: int, code: str, message: str, retry_after: float | None = None) -> Response:
+    """Return an error as RFC 9457 has it; `code` is the machine code that gRPC callers find in `ErrorInfo`."""
+    told = {
+        "type": f"urn:moothall:error:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+        "code": code,
+    }
+    response = Response(json.dumps(told), status, media_type="application/problem+json")
+    if status == HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    return response
+
+
+async def body(request: Request) -> bytes:
+    """Return the request's document, unread. Raises `Turned` for what is no JSON, is too large or comes too slowly."""
+    kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a page of somebody else's can send anything but this without asking
+        raise Turned(415, "NOT_JSON", f"the content type is {kind[:80]!r}; send application/json")
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise Turned(415, "NOT_JSON", f"the body is encoded as {coding[:80]!r}; send it as it is")
+    settings = request.app.state.settings
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > settings.body_bytes:
+                    raise Turned(413, "BODY_TOO_LARGE", f"the body is larger than {settings.body_bytes} bytes (web.body_bytes)")
+    except TimeoutError as error:
+        raise Turned(408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds") from error
+    return bytes(raw)
+
+
+async def read(request: Request, kind: type[B]) -> B:
+    """Return the request's document. Raises what `body` raises, `InvalidRequest` naming what is wrong in it."""
+    try:
+        return kind.model_validate_json(await body(request))
+    except ValidationError as error:
+        raise errors.InvalidRequest(f"this is no request: {wrong(error, 'body')}") from None
