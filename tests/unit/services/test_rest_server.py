@@ -309,3 +309,21 @@ async def test_a_bug_behind_the_door_is_logged_and_not_told(behind: Visiting, ca
             "X-Content-Type-Options": "nosniff",
         }
         assert answer.headers["Date"].endswith("GMT")
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ("Host: 127.0.0.1\r\nHost: evil.example\r\n", (403, "WRONG_HOST")),
+        ("Host: evil.example\r\nHost: 127.0.0.1\r\n", (403, "WRONG_HOST")),
+        ("", (403, "WRONG_HOST")),
+        ("Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\nOrigin: http://evil.example\r\n", (403, "WRONG_ORIGIN")),
+        (f"Host: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n", (401, "UNAUTHENTICATED")),
+    ],
+)
+async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(web: Web, headers: str, wanted: tuple[int, str]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    writer.write(f"GET /v1/tools HTTP/1.1\r\n{headers}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+    head, said = await answer_of(reader)
+    assert (int(head.split()[1]), json.loads(said)["code"]) == wanted
+    writer.close()
