@@ -93,10 +93,13 @@ class Conversation:
         most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
         if function:  # a small model that repeats itself would go on to the end
             most = min(most, max(self._llm.function_tokens, function.file_tokens))
+        # Two ways of asking find more than one: what the model cannot complete, it may write, and the other way round.
+        completes = function is not None and bool(function.begun) and self._attempt % 2 == 1 and not self.exchanges
+        head = self._head if function is None else function.completion if completes else function.head
         reply = await self._model.ask(
             ChatRequest(
                 call_id=f"{self._seat}/{step}",
-                messages=window(function.head if function else self._head, self.exchanges, self._llm.context_tokens - most),
+                messages=window(head, self.exchanges, self._llm.context_tokens - most),
                 max_tokens=most,
                 deadline=deadline,
                 schema=turn_schema(specs, may_finish=may_finish, python=self._python)
@@ -107,7 +110,7 @@ class Conversation:
             )
         )
         try:
-            said = function.read(reply) if function else read_turn(reply, voice.mode)
+            said = function.read(reply, completes=completes) if function else read_turn(reply, voice.mode)
         except MalformedReplyError as error:
             return str(error), reply.text
         if said.python is not None and not runs_python:

@@ -2,10 +2,13 @@
 
 A model that is right every second time when it is asked for a function in a code block is lost among tools and JSON. So where the
 task names one function of one file, it is asked for just that, and its code block is read as the call that replaces or adds it.
+Where the file ends with that function and it has no body yet, every other attempt is its completion: the reply is begun for the
+model with what there is, so that it need not say it again.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +38,8 @@ _ASSERTION = re.compile(r"^[ \t]+(assert\s.*)$")
 @dataclass(frozen=True, slots=True)
 class Function:
     """The function that a task is about: its file, its name, the first messages of a conversation about it, about how many
-    tokens its file has, and what its docstring shows of it.
+    tokens its file has, and what its docstring shows of it. `begun`: its lines, where it has no body yet; `completion`: the
+    messages that ask for the body, of which the last is the beginning of the reply.
     """
 
     path: str
@@ -43,6 +47,8 @@ class Function:
     head: tuple[Message, ...]
     file_tokens: int = 0
     examples: tuple[Example, ...] = ()
+    begun: str = ""
+    completion: tuple[Message, ...] = ()
 
     @property
     def again(self) -> str:
@@ -54,11 +60,16 @@ class Function:
         """What is said of a reply that changes nothing."""
         return f"That is the function as it stood before, so nothing is done yet. {self.again}"
 
-    def read(self, reply: ChatReply) -> Turn:
-        """Return the reply as a turn that defines the function; raises `MalformedReplyError`."""
+    def read(self, reply: ChatReply, *, completes: bool = False) -> Turn:
+        """Return the reply as a turn that defines the function; raises `MalformedReplyError`. `completes`: it may be the rest of
+        what was begun; a server that does not go on with a message replies with the whole.
+        """
         text = whole_text(reply)
         blocks = _BLOCK.findall(text) or [text]
         holding = [block for block in blocks if re.search(rf"\b{re.escape(self.name)}\b", block) and _DEFINED.search(block)]
+        rest = text.partition("```")[0].strip("\n").rstrip()
+        if completes and rest.startswith((" ", "\t")):
+            holding = [f"{self.begun}\n{rest}"]
         if not holding:
             raise MalformedReplyError(f"There is no code block that holds the whole function {self.name}. {self.again}")
         # The whole block: what the function needs (an import, a helper) stands beside it.
@@ -90,19 +101,55 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
         return None
     ((path, name),) = found
     text = texts[path]
-    examples = examples_of(text, name) if path.endswith(".py") else ()
-    return Function(path, name, tuple(_head(description, shown, path, text, name)), tokens(text), examples)
+    tests = _Tests(shown.failing)
+    python = path.endswith(".py")
+    begun = _begun(text, name) if python else ""
+    return Function(
+        path,
+        name,
+        tuple(_head(description, tests, path, text, name)),
+        file_tokens=tokens(text),
+        examples=examples_of(text, name) if python else (),
+        begun=begun,
+        completion=tuple(_completion(description, tests, text, name)) if begun else (),
+    )
 
 
-def _head(description: str, shown: Shown, path: str, text: str, name: str) -> Iterator[Message]:
+class _Tests:
+    """What fails: of files of tests in Python that only assert the assertions, the others whole."""
+
+    def __init__(self, failing: Sequence[tuple[str, str]]) -> None:
+        self.said = {test: said for test, whole in failing if (said := _assertions(whole))}
+        self.apart = [fence(f"{test}, which fails now and must pass", whole) for test, whole in failing if test not in self.said]
+
+
+def _head(description: str, tests: _Tests, path: str, text: str, name: str) -> Iterator[Message]:
     yield Message("system", _SYSTEM)
-    tests = {test: (whole, _assertions(whole)) for test, whole in shown.failing}
     # One fence holds the file and what is asserted of it: the prompt is hardly longer than the code by itself.
-    below = [f"# {test} fails now and must pass:\n{said}" for test, (_, said) in tests.items() if said]
-    apart = [fence(f"{test}, which fails now and must pass", whole) for test, (whole, said) in tests.items() if not said]
+    below = [f"# {test} fails now and must pass:\n{said}" for test, said in tests.said.items()]
     # Measured: where the task stands in a fence of its own, the model hands the function back as it is, without a body.
     asked = f"Task: {description}\nReply with the whole function {name}, its body included, in one code block, and nothing else."
-    yield Message("user", "\n\n".join([*apart, fence(path, "\n\n".join([text.rstrip(), *below])), asked]))
+    yield Message("user", "\n\n".join([*tests.apart, fence(path, "\n\n".join([text.rstrip(), *below])), asked]))
+
+
+def _completion(description: str, tests: _Tests, text: str, name: str) -> Iterator[Message]:
+    yield Message("system", _SYSTEM)
+    asserted = [fence(f"{test} fails now and must pass", said) for test, said in tests.said.items()]
+    asked = f"Task: {description}\nReply with the whole function {name} in one code block."
+    yield Message("user", "\n\n".join([*tests.apart, *asserted, asked]))
+    yield Message("assistant", f"```python\n{text.rstrip()}\n")
+
+
+def _begun(text: str, name: str) -> str:
+    """Return the lines of a function in Python that its file ends with, and that has a docstring and no body; else nothing."""
+    try:
+        last = next(reversed(ast.parse(text).body), None)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    if not isinstance(last, ast.FunctionDef) or last.name != name or len(last.body) > 1 or ast.get_docstring(last) is None:
+        return ""
+    first = min([last.lineno, *(node.lineno for node in last.decorator_list)])
+    return "\n".join(text.rstrip().split("\n")[first - 1 :])
 
 
 def _assertions(test: str) -> str:

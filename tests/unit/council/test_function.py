@@ -214,3 +214,65 @@ async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(council: Any, li
     async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as house:
         await house.run(house.deliberation("single", 1))
     assert house.server.requests[0].body["max_tokens"] == most
+
+
+STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n    2\n    """\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "begun"),
+    [
+        (STUB, STUB.removeprefix("import math\n\n\n").rstrip()),
+        (f"{STUB}    return a\n", ""),
+        (f"{STUB}\n\nX = 1\n", ""),
+        ("def half(a):\n    pass\n", ""),
+        ("def half(a):\n", ""),
+        ("def half(:", ""),
+    ],
+)
+def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
+    function = function_of(
+        "Complete half", Shown((("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""), ()
+    )
+    assert (function.begun if function else "") == begun
+    if function and begun:
+        *_, user, reply_begun = function.completion
+        assert "assert half(2) == 1" in user.content
+        assert text.strip() not in user.content
+        assert reply_begun.role == "assistant"
+        assert reply_begun.content == f"```python\n{text}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "    return a // 2\n```",
+        "    return a // 2\n```\nThis halves. For example:\n```python\ndef half(a): pass\n```",
+        "\n    return a // 2",
+        "```python\n@cache\ndef half(a):\n    return a // 2\n```",
+    ],
+)
+def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
+    function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
+    assert function is not None
+    (action,) = function.read(reply(said), completes=True).actions
+    content = action.args["content"]
+    assert content.startswith("@cache\ndef half(a):\n")
+    assert content.endswith("    return a // 2")
+    assert content.count("def half") == 1
+    with pytest.raises(MalformedReplyError):
+        function.read(reply("    return a // 2"))
+
+
+async def test_attempts_complete_the_function_and_write_it_by_turns(council: Any) -> None:
+    stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
+    files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
+    said = {"0.1": '    return "Goodbye"\n```', "0.2": WRONG, "0.3": '    return "Hello, World!"\n```'}
+
+    async with council(lambda _body, headers: said[step_of(headers)], files=files, functions="on") as house:
+        events = await house.run(house.deliberation("single", 1))
+    begun = [asked.body["messages"][-1] for asked in house.server.requests]
+    assert [message["role"] for message in begun] == ["assistant", "user", "assistant"]
+    diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    assert '+    return "Hello, World!"' in diff
+    assert "-def" not in diff
