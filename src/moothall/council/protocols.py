@@ -16,7 +16,7 @@ smaller, or by tests of its own author that the majority's patch fails: the agre
 for that. Where reviews were asked for there is no early stop.
 
 In turn: with the embedded model, which is no faster for several seats at once, they are filled one after the other until a
-candidate is proven and through the gates (`llm.seats_in_turn`).
+candidate is proven and through the gates, and nothing is red beside what it mended (`llm.seats_in_turn`).
 
 Patience: once a candidate is proven and through the gates, the other seats get the time that it took once more
 (`limits.patience`, at least `limits.patience_seconds`); then those without a proposal are late. A seat that goes in circles
@@ -49,7 +49,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import rank, ties
+from moothall.ranking import is_done, rank, ties
 
 __all__ = ["HOST_STOPS", "Parts", "deliberate"]
 
@@ -211,7 +211,8 @@ async def _revise_in_rounds(council: Council, protocol: Protocol) -> None:
 
 async def _review_ties(council: Council) -> None:
     tied = ties([item.candidate for item in council.judged])
-    if tied and not (council.about_text or council.d.peer_review):
+    # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
+    if tied and council.function is None and not (council.about_text or council.d.peer_review):
         given = _with_twins(council, answers(candidate.proposal for candidate in tied))
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
         authors = [min(answer.seats) for answer in given]
@@ -225,7 +226,7 @@ async def _take_seats(council: Council) -> None:
     if council.d.adaptive:
         first, enough = _FIRST_SEATS, _agreed
     elif _in_turn(council):
-        first, enough = 1, _proven
+        first, enough = 1, _done
     else:
         first, enough = len(council.sittings), _agreed
     await _propose_all(council, council.sittings[:first])
@@ -307,6 +308,11 @@ def _has_proven(council: Council) -> bool:
     if not council.parts.limits.patience or council.d.peer_review or not _protocol(council).stops_early:
         return False
     return _proven(council)
+
+
+def _done(council: Council) -> bool:
+    """Whether a proven candidate leaves nothing red beside what it mended: one that is half right is no reason to ask nobody else."""
+    return any(item.passes and is_done(item.assessment) for item in council.judged)
 
 
 def _proven(council: Council) -> bool:

@@ -17,7 +17,7 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import COUNTER
 from moothall.errors import BusUnavailable
 from moothall.testing.bus import MemoryBus
-from moothall.testing.model import Fault, seat_of
+from moothall.testing.model import Fault, phase_of, seat_of
 from support.council import (
     ONE,
     THREE,
@@ -249,6 +249,33 @@ async def test_seats_in_turn_end_with_the_first_proven_answer(council: Any) -> N
     async with council(by_seat(one=append(WRONG), two=append(), three=append()), seats_in_turn="on") as house:
         events = await house.run(house.deliberation("vote", max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
+
+
+async def test_a_seat_that_is_half_right_is_no_reason_to_ask_nobody_else(council: Any) -> None:
+    tests = "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef test_b():\n    assert twice(3) == 6\n"
+    files = {**SAMPLE, "tests/test_utils.py": tests, "src/utils.py": "def twice(x):\n    return None\n"}
+
+    def write(body: str) -> str:
+        return act(("files.define", {"path": "src/utils.py", "name": "twice", "content": f"def twice(x):\n    return {body}\n"}))
+
+    async with council(
+        by_seat(one=write("4"), two=write("x + x"), three=write("x * 2")), files=files, seats_in_turn="on"
+    ) as house:
+        events = await house.run(house.deliberation("vote", max_turns=1, description="Mend twice in src/utils.py"))
+    assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
+
+
+@pytest.mark.parametrize(("functions", "reviews"), [("on", 0), ("off", 2)])
+async def test_who_is_asked_for_one_function_is_no_judge_of_two(council: Any, functions: str, reviews: int) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        if phase_of(headers) == "verify":
+            return review(5)
+        text = SOLUTION if seat_of(headers) == ONE else OTHER
+        return f"```python\n{text.strip()}\n```" if functions == "on" else append(text)
+
+    async with council(scripted(answer), functions=functions) as house:
+        events = await house.run(house.deliberation("tests_then_verify", 2, max_turns=1))
+    assert len(of(events, EventType.SEAT_REVIEWED)) == reviews
 
 
 async def test_where_reviews_are_wanted_every_seat_is_filled_though_in_turn(council: Any) -> None:
