@@ -21,11 +21,8 @@ class CouncilCalls:
 
     _doors: Doors
 
-    async def CreateCouncil(  # noqa: N802 - the RPC's name
-        self, request: pb.CreateCouncilRequest, context: Any
-    ) -> pb.CreateCouncilResponse:
+    async def CreateCouncil(self, request: pb.CreateCouncilRequest, context: Any) -> pb.CreateCouncilResponse:
         """Make the council of a role."""
-        del context
         asked = request.config
         config = convert.from_message(
             CouncilConfig,
@@ -38,11 +35,8 @@ class CouncilCalls:
         ids = [agent.id for agent in council.agents]
         return pb.CreateCouncilResponse(council_id=council.id, agents_created=len(ids), agent_ids=ids)
 
-    async def ListCouncils(  # noqa: N802 - the RPC's name
-        self, request: pb.ListCouncilsRequest, context: Any
-    ) -> pb.ListCouncilsResponse:
+    async def ListCouncils(self, request: pb.ListCouncilsRequest, context: Any) -> pb.ListCouncilsResponse:
         """List the councils that were made."""
-        del context
         who = caller()
         councils = await self._doors.councils.list(who, request.role_filter)
         busy = self._doors.tallies.busy(who)
@@ -53,11 +47,8 @@ class CouncilCalls:
             ]
         )
 
-    async def DeleteCouncil(  # noqa: N802 - the RPC's name
-        self, request: pb.DeleteCouncilRequest, context: Any
-    ) -> pb.DeleteCouncilResponse:
+    async def DeleteCouncil(self, request: pb.DeleteCouncilRequest, context: Any) -> pb.DeleteCouncilResponse:
         """Close a role until its council is made again."""
-        del context
         council = await self._doors.councils.delete(request.role, caller())
         return pb.DeleteCouncilResponse(
             success=True,
@@ -65,22 +56,16 @@ class CouncilCalls:
             agents_removed=len(council.agents),
         )
 
-    async def RegisterAgent(  # noqa: N802 - the RPC's name
-        self, request: pb.RegisterAgentRequest, context: Any
-    ) -> pb.RegisterAgentResponse:
+    async def RegisterAgent(self, request: pb.RegisterAgentRequest, context: Any) -> pb.RegisterAgentResponse:
         """Add an agent to the council of a role."""
-        del context
         capabilities = convert.from_message(Capabilities, request.capabilities)
         agent = convert.from_message(Agent, request, id=request.agent_id, capabilities=capabilities)
         council = await self._doors.councils.register(request.role, agent, caller())
         message = _NOT_CALLED if agent.endpoint else "registered; it takes a seat on this service's hosts, with its model"
         return pb.RegisterAgentResponse(success=True, message=message, council_id=council.id)
 
-    async def UnregisterAgent(  # noqa: N802 - the RPC's name
-        self, request: pb.UnregisterAgentRequest, context: Any
-    ) -> pb.UnregisterAgentResponse:
+    async def UnregisterAgent(self, request: pb.UnregisterAgentRequest, context: Any) -> pb.UnregisterAgentResponse:
         """Take an agent out of the council of a role."""
-        del context
         council = await self._doors.councils.unregister(request.role, request.agent_id, caller())
         left = f"{len(council.agents)} left in {council.id}"
         return pb.UnregisterAgentResponse(success=True, message=f"unregistered; {left}")

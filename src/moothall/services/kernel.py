@@ -34,9 +34,8 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         self._desk = desk
         self._visits = visits
 
-    async def CreateTask(self, request: pb.CreateTaskRequest, context: Any) -> pb.CreateTaskResponse:  # noqa: N802 - the RPC's name
+    async def CreateTask(self, request: pb.CreateTaskRequest, context: Any) -> pb.CreateTaskResponse:
         """Submit it, and hand out the token of its workspace."""
-        del context
         who = caller()
         asked = DeliberationRequest(
             description=request.prompt,
@@ -53,19 +52,15 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             token = self._visits.token(who, d.task_id, d.role, (d.deadline - datetime.now(UTC)).total_seconds())
         return pb.CreateTaskResponse(task_id=d.task_id, capability_token=token)
 
-    async def StreamTaskEvents(  # noqa: N802 - the RPC's name
-        self, request: pb.StreamTaskEventsRequest, context: Any
-    ) -> AsyncIterator[pb.TaskEvent]:
+    async def StreamTaskEvents(self, request: pb.StreamTaskEventsRequest, context: Any) -> AsyncIterator[pb.TaskEvent]:
         """Follow the log from after a seq; a caller that goes away only detaches."""
-        del context
         if request.after_seq < 0:
             raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
         async for recorded in self._desk.watch(check_id(request.task_id, "task_id"), request.after_seq, caller()):
             yield _event(recorded)
 
-    async def ExecuteTool(self, request: pb.ExecuteToolRequest, context: Any) -> pb.ExecuteToolResponse:  # noqa: N802 - the RPC's name
+    async def ExecuteTool(self, request: pb.ExecuteToolRequest, context: Any) -> pb.ExecuteToolResponse:
         """Run one tool in the task's workspace; it stops when the call does."""
-        del context
         if not 0 < len(request.execution_id) <= _EXECUTION_ID:
             raise InvalidRequest(f"execution_id has {len(request.execution_id)} characters; allowed are 1 to {_EXECUTION_ID}")
         task_id = check_id(request.task_id, "task_id")
@@ -74,9 +69,8 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         output = struct_pb2.Value(struct_value=convert.struct(result.output))
         return pb.ExecuteToolResponse(status=result.status.value, output=output, error=result.error)
 
-    async def CancelTask(self, request: pb.CancelTaskRequest, context: Any) -> pb.CancelTaskResponse:  # noqa: N802 - the RPC's name
+    async def CancelTask(self, request: pb.CancelTaskRequest, context: Any) -> pb.CancelTaskResponse:
         """Stop it, and close its workspace."""
-        del context
         who = caller()
         task_id = check_id(request.task_id, "task_id")
         status = await self._desk.cancel(task_id, request.reason or "cancelled by its caller", who)

@@ -40,9 +40,8 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         self._desk = doors.desk
         self._since = time.monotonic()
 
-    async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:  # noqa: N802 - the RPC's name
+    async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:
         """Submit and wait; the deliberation dies with the call."""
-        del context
         return convert.deliberate_response(await self._decided(_with_id(convert.request_of(request)), caller()))
 
     async def _decided(self, asked: DeliberationRequest, who: Principal) -> Outcome:
@@ -57,11 +56,8 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
                 await self._abandon(asked, who, submitted=submitted)
             raise
 
-    async def SubmitDeliberation(  # noqa: N802 - the RPC's name
-        self, request: pb.DeliberateRequest, context: Any
-    ) -> pb.SubmitDeliberationResponse:
+    async def SubmitDeliberation(self, request: pb.DeliberateRequest, context: Any) -> pb.SubmitDeliberationResponse:
         """Submit and return at once."""
-        del context
         deliberation = await self._desk.submit(convert.request_of(request), caller())
         return pb.SubmitDeliberationResponse(
             task_id=deliberation.task_id,
@@ -69,38 +65,28 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
             agent_count=len(deliberation.seats),
         )
 
-    async def GetDeliberationResult(  # noqa: N802 - the RPC's name
+    async def GetDeliberationResult(
         self, request: pb.GetDeliberationResultRequest, context: Any
     ) -> pb.GetDeliberationResultResponse:
         """Say how it stands."""
-        del context
         return convert.result_response(await self._desk.result(check_id(request.task_id, "task_id"), caller()))
 
-    async def StreamDeliberation(  # noqa: N802 - the RPC's name
-        self, request: pb.DeliberateRequest, context: Any
-    ) -> AsyncIterator[pb.DeliberationUpdate]:
+    async def StreamDeliberation(self, request: pb.DeliberateRequest, context: Any) -> AsyncIterator[pb.DeliberationUpdate]:
         """Submit and follow; a caller that goes away only detaches."""
-        del context
         who = caller()
         deliberation = await self._desk.submit(convert.request_of(request), who)
         async for update in self._updates(deliberation.task_id, 0, who):
             yield update
 
-    async def WatchDeliberation(  # noqa: N802 - the RPC's name
-        self, request: pb.WatchDeliberationRequest, context: Any
-    ) -> AsyncIterator[pb.DeliberationUpdate]:
+    async def WatchDeliberation(self, request: pb.WatchDeliberationRequest, context: Any) -> AsyncIterator[pb.DeliberationUpdate]:
         """Follow from after a seq."""
-        del context
         if request.after_seq < 0:
             raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
         async for update in self._updates(check_id(request.task_id, "task_id"), request.after_seq, caller()):
             yield update
 
-    async def CancelDeliberation(  # noqa: N802 - the RPC's name
-        self, request: pb.CancelDeliberationRequest, context: Any
-    ) -> pb.CancelDeliberationResponse:
+    async def CancelDeliberation(self, request: pb.CancelDeliberationRequest, context: Any) -> pb.CancelDeliberationResponse:
         """Stop it."""
-        del context
         reason = request.reason or "cancelled by its caller"
         status = await self._desk.cancel(check_id(request.task_id, "task_id"), reason, caller())
         return pb.CancelDeliberationResponse(status=convert.status_message(status))

@@ -27,9 +27,8 @@ class StoryCalls:
     async def _decided(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         raise NotImplementedError
 
-    async def Orchestrate(self, request: pb.OrchestrateRequest, context: Any) -> pb.OrchestrateResponse:  # noqa: N802 - the RPC's name
+    async def Orchestrate(self, request: pb.OrchestrateRequest, context: Any) -> pb.OrchestrateResponse:
         """Let a council work on a task of a story; the deliberation dies with the call."""
-        del context
         who = caller()
         asked = orchestration(request)
         if request.HasField("context_options"):
@@ -40,19 +39,15 @@ class StoryCalls:
             asked = replace(asked, context=told)
         return convert.orchestrate_response(await self._decided(asked, who))
 
-    async def ProcessPlanningEvent(  # noqa: N802 - the RPC's name
+    async def ProcessPlanningEvent(
         self, request: pb.ProcessPlanningEventRequest, context: Any
     ) -> pb.ProcessPlanningEventResponse:
         """Record what happened to a story, and plan it where it moved to planning."""
-        del context
         done = await self._doors.plans.process(convert.from_message(PlanningEvent, request), caller())
         return pb.ProcessPlanningEventResponse(processed=done.processed, message=done.message, derived_task_ids=done.task_ids)
 
-    async def DeriveSubtasks(  # noqa: N802 - the RPC's name
-        self, request: pb.DeriveSubtasksRequest, context: Any
-    ) -> pb.DeriveSubtasksResponse:
+    async def DeriveSubtasks(self, request: pb.DeriveSubtasksRequest, context: Any) -> pb.DeriveSubtasksResponse:
         """Return the ordered tasks of a story; published, councils take them up."""
-        del context
         asked = request.strategy
         strategy = Strategy(asked.parallel_execution, tuple(asked.dependency_order), asked.max_tasks_per_role)
         made = await self._doors.plans.derive(
@@ -64,11 +59,8 @@ class StoryCalls:
             total_tasks=len(made.tasks),
         )
 
-    async def GetTaskContext(  # noqa: N802 - the RPC's name
-        self, request: pb.GetTaskContextRequest, context: Any
-    ) -> pb.GetTaskContextResponse:
+    async def GetTaskContext(self, request: pb.GetTaskContextRequest, context: Any) -> pb.GetTaskContextResponse:
         """Tell what is known of a task and its story."""
-        del context
         story_id = _story_of(request.story_id, request.case_id)
         made = await self._doors.briefings.brief(
             _briefing(request.options, request.task_id, story_id, request.role, request.phase), caller()

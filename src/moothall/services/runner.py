@@ -17,9 +17,8 @@ class SecureRunner(pb_grpc.SecureRunnerServicer):
     def __init__(self, executions: Executions) -> None:
         self._executions = executions
 
-    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> pb.ExecuteResponse:  # noqa: N802 - the RPC's name
+    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> pb.ExecuteResponse:
         """Run code once; it stops when the call does."""
-        del context
         limits = request.limits
         order = Order(
             workspace=request.task_id,

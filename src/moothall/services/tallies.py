@@ -20,9 +20,8 @@ class TallyCalls:
     _doors: Doors
     _since: float
 
-    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802 - the RPC's name
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         """Say how it is and why, since when it serves, and how much was asked."""
-        del context
         health = await self._doors.checkup.look()
         down = health.status is Condition.DOWN
         totals = await self._doors.tallies.totals(caller()) if request.include_stats and not down else None
@@ -41,9 +40,8 @@ class TallyCalls:
             ),
         )
 
-    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Any) -> pb.GetMetricsResponse:  # noqa: N802 - the RPC's name
+    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Any) -> pb.GetMetricsResponse:
         """Give the figures of a time range: one kind, or all."""
-        del context
         kind = request.metric_type.strip().lower() or "all"
         if kind not in {"all", *METRICS}:
             raise InvalidRequest(f"unknown metric_type {request.metric_type[:40]!r}; there are {', '.join(METRICS)}, and all")

@@ -82,31 +82,27 @@ class ToolService(pb_grpc.ToolServiceServicer):
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
 
-    async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:  # noqa: N802 - the RPC's name
+    async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:
         """Open a workspace and hand out its token."""
-        del context
         repository = convert.repository_of(request.repository)
         opened = await self._tools.open(repository, request.role, request.ttl_seconds, request.persona)
         expires = timestamp_pb2.Timestamp()
         expires.FromDatetime(opened.expires)
         return pb.OpenWorkspaceResponse(workspace_id=opened.workspace, capability_token=opened.token, expires=expires)
 
-    async def CloseWorkspace(self, request: pb.CloseWorkspaceRequest, context: Any) -> pb.CloseWorkspaceResponse:  # noqa: N802 - the RPC's name
+    async def CloseWorkspace(self, request: pb.CloseWorkspaceRequest, context: Any) -> pb.CloseWorkspaceResponse:
         """Close it."""
-        del context
         await self._tools.close(request.workspace_id)
         return pb.CloseWorkspaceResponse()
 
-    async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:  # noqa: N802 - the RPC's name
+    async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:
         """Run one tool; it stops when the call does."""
-        del context
         call = call_of(request.request_id, request.tool, convert.struct_data(request.arguments, "arguments"), _deadline(request))
         result = await self._tools.call(request.workspace_id, request.capability_token, call)
         return convert.to_message(pb.CallToolResponse, result)
 
-    async def RunWorkflow(self, request: pb.RunWorkflowRequest, context: Any) -> AsyncIterator[pb.WorkflowEvent]:  # noqa: N802 - the RPC's name
+    async def RunWorkflow(self, request: pb.RunWorkflowRequest, context: Any) -> AsyncIterator[pb.WorkflowEvent]:
         """Run a workflow, or join it; a caller that goes leaves it to itself."""
-        del context
         document = convert.struct_data(request.workflow, "workflow")
         async with aclosing(
             self._tools.run(request.workspace_id, request.capability_token, document, request.after_seq)
@@ -114,16 +110,14 @@ class ToolService(pb_grpc.ToolServiceServicer):
             async for recorded in facts:
                 yield _event(recorded)
 
-    async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:  # noqa: N802 - the RPC's name
+    async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:
         """List what waits."""
-        del request, context
         return pb.ListParkedResponse(
             parked=[convert.to_message(pb.ParkedRequest, item, workspace_id=item.workspace) for item in self._tools.parked()]
         )
 
-    async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:  # noqa: N802 - the RPC's name
+    async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:
         """Say an operator's word."""
-        del context
         item = await self._tools.resolve(request.request_id, allow=request.allow, reason=request.reason)
         return pb.ResolveParkedResponse(state=item.state)
 

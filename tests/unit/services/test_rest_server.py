@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 import subprocess
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,20 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from moothall import config
 from moothall.domain.overview import Condition
 from moothall.errors import ConfigurationError
-from moothall.services.asgi import Connection
+from moothall.services.asgi import Address, Connection, Limits, serving
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
-from moothall.services.rest.server import http_server
+from moothall.services.rest.documents import lines
+from moothall.services.rest.server import application, http_server
 from moothall.telemetry import metrics
 from support.callers import TOKEN, TOKENS, doors_of
 from support.desk import MemoryDesk
@@ -327,3 +332,21 @@ async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(web: Web,
     head, said = await answer_of(reader)
     assert (int(head.split()[1]), json.loads(said)["code"]) == wanted
     writer.close()
+
+
+async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visiting) -> None:
+    async def facts() -> AsyncGenerator[int, None]:
+        yield 1
+        raise RuntimeError("a detail of ours")
+
+    async def stream(_request: Request) -> Response:
+        return await lines(facts(), str)
+
+    app = application(config.Web(), doors(behind), TOKENS)
+    app.router.routes.append(Route("/stream", stream))
+    async with serving(app, Address("HTTP", "web", "127.0.0.1", 0, 0), Limits()) as port, aiohttp.ClientSession() as session:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with session.get(f"http://127.0.0.1:{port}/stream", headers=headers) as response:
+            assert await response.content.readline() == b"1\n"
+            with pytest.raises(aiohttp.ClientPayloadError):  # its end is not taken for that of the answer
+                await response.content.readline()
