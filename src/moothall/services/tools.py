@@ -41,7 +41,8 @@ class Tools:
     async def open(self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str) -> Opened:
         """Open a workspace and hand out its token."""
         if repository is None or not (repository.id or repository.url):
-            raise InvalidRequest("repository is empty: give the id of a registered one, a path or a URL")
+            lacking = "missing" if repository is None else "empty"
+            raise InvalidRequest(f"repository is {lacking}: give the id of a registered one, a path or a URL")
         return await self._visits.open(caller(), repository, role, ttl_seconds, persona)
 
     async def close(self, workspace: str) -> None:
