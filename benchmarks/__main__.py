@@ -23,7 +23,7 @@ from rich.console import Console
 from benchmarks import commands, growth, micro, results, soak, steps, tools
 from benchmarks.contest import RIVALS, contest, streamed
 from benchmarks.report import write
-from benchmarks.served import served
+from benchmarks.served import GRAPH_LATER, served
 from benchmarks.stub import running_stub
 from benchmarks.workload import Case
 
@@ -68,7 +68,7 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     found["tools_a_second"] = await micro.tool_rate(place, 2000 // share)
     async with running_stub() as stub:
         _tell("councils placed, answers in 64 pieces")
-        async with served(folder / "placed", stub.base_url) as house:
+        async with served(folder / "placed", stub.base_url, GRAPH_LATER) as house:
             await steps.placed(house, stub, 3)
             found["placed"] = results.of_times(await steps.placed(house, stub, 30 // share + 2))
             case = Case(50, 64, seconds=4.0 / share, generations=1)

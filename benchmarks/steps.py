@@ -20,6 +20,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 _LOOK = 0.005
 _TAKE_UP_SECONDS = 120
 _DELAY_MS = 1000
+_RECORDED_SECONDS = 0.1  # by then what came before the reviews is on the log
 _QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.08
 
 
@@ -93,6 +94,7 @@ async def resumed(folder: Path, stub: Stub) -> Resumed:
         submitted = await house.stub.SubmitDeliberation(text_request(), metadata=house.metadata)
         while (await stub.stats())["by_schema"].get("review", 0) < SEATS:  # noqa: ASYNC110 - another process is looked at
             await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_RECORDED_SECONDS)
         killed = time.perf_counter()
         house.system.kill()
     await stub.set(delay_ms=0, reset=1)

@@ -17,7 +17,7 @@ from moothall.bus.codec import encode_batch
 from moothall.bus.packing import Packer
 from moothall.domain.event import Event, Recorded
 from moothall.domain.ids import digest
-from moothall.errors import BusUnavailable, MoothallError, Permanent, Temporary
+from moothall.errors import BusUnavailable, MoothallError, Permanent
 
 P = TypeVar("P", bound=Permanent)
 
@@ -77,7 +77,7 @@ class Batching:
     limit: int
     _open: dict[str, _Batch] = field(default_factory=dict)
     """By what the subject is about, its last token: what is said of one task goes in its order, whatever the subjects."""
-    _sending: dict[str, asyncio.Task[Temporary | None]] = field(default_factory=dict)
+    _sending: dict[str, asyncio.Task[MoothallError | None]] = field(default_factory=dict)
     _count: int = 0
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -134,7 +134,7 @@ class Batching:
         self._sending[about] = sending
         sending.add_done_callback(lambda task: self._sent(about, batch, task))
 
-    def _sent(self, about: str, batch: _Batch, task: asyncio.Task[Temporary | None]) -> None:
+    def _sent(self, about: str, batch: _Batch, task: asyncio.Task[MoothallError | None]) -> None:
         if self._sending.get(about) is task:
             del self._sending[about]
         if task.cancelled() or task.exception() is not None:
@@ -142,7 +142,7 @@ class Batching:
         self._count -= len(batch.events)
         self._room.set()
 
-    async def _send(self, batch: _Batch, before: asyncio.Task[Temporary | None] | None) -> Temporary | None:
+    async def _send(self, batch: _Batch, before: asyncio.Task[MoothallError | None] | None) -> MoothallError | None:
         try:
             if before is not None:
                 await asyncio.wait({before})
@@ -152,7 +152,7 @@ class Batching:
             seq = await self._record(batch)
         except MoothallError as error:
             _tell(batch, error)
-            return error if isinstance(error, Temporary) else None
+            return error
         for answer in batch.answers:
             if not answer.done():
                 answer.set_result(seq)

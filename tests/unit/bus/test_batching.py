@@ -161,13 +161,14 @@ async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
     assert await (await ran.post("agent.results.task-1", seat(1))) == 1
 
 
-async def test_nothing_is_recorded_after_what_the_bus_did_not_take() -> None:
+@pytest.mark.parametrize("error", [BusUnavailable("not taken"), Permanent("not taken")])
+async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Exception) -> None:
     taken: list[bytes] = []
 
     async def send(_subject: str, data: bytes, _message_id: str) -> asyncio.Future[int]:
         answer = asyncio.get_running_loop().create_future()
         if b"lost" in data:
-            asyncio.get_running_loop().call_later(0.01, answer.set_exception, BusUnavailable("away"))
+            asyncio.get_running_loop().call_later(0.01, answer.set_exception, error)
         else:
             taken.append(data)
             answer.set_result(len(taken))
@@ -175,7 +176,7 @@ async def test_nothing_is_recorded_after_what_the_bus_did_not_take() -> None:
 
     batching = Batching(send, Packer(MemoryBlobs(), 1000), seconds=0.0, still=60.0, limit=2)
     first = await batching.post("agent.results.task-1", seat(1, thought="lost"))
-    with pytest.raises(BusUnavailable, match="away"):
+    with pytest.raises(type(error), match="not taken"):
         await asyncio.gather(_wait(first), _wait(await batching.post("agent.responses.task-1", seat(2))))
     other = await batching.post("agent.results.task-2", seat(3, "task-2"))
     assert await other == 1
