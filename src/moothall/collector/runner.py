@@ -37,7 +37,7 @@ log = telemetry.get_logger(__name__)
 
 DURABLE = "collector"
 _REMEMBERED = 10_000
-_UNTOLD = 64
+_UNTOLD = 96  # of the messages that its consumer holds at a time
 _SETTLING = {
     EventType.SEAT_FINISHED,
     EventType.DELIBERATION_REQUESTED,

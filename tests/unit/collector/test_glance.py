@@ -67,7 +67,7 @@ async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     for number in range(100):  # many at once are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
         asked = collector.glance(Recorded(number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)))
-        assert isinstance(asked, asyncio.Future) == (number < 64)
+        assert isinstance(asked, asyncio.Future) == (number < 96)
     assert collector.under_way == 100
     await bus.publish(requested)
     await bus.publish(started)
