@@ -24,7 +24,8 @@ from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_gates
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
-from moothall.ranking.reach import changed_python, reaches
+from moothall.ranking.normal import changed_code, changes_nothing, same_change
+from moothall.ranking.reach import reaches
 
 _OUTPUT = 8000
 _TOLD = 4  # cases whose output is told
@@ -106,19 +107,24 @@ class Bench:
             flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
             found = self._compared(proposal, runs, flaky_now, applies=applies)
         if applies:
-            found = replace(found, look=await self._reached(proposal))
+            found = await self._read(proposal, found)
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
 
-    async def _reached(self, proposal: Proposal) -> tuple[str, ...]:
-        """Return the lines that the proposal adds and that reach for what judges it."""
-        diff = self._runs.exact(proposal.diff)
+    async def _read(self, proposal: Proposal, found: Assessment) -> Assessment:
+        """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code."""
+        diff, own_tests = self._runs.exact(proposal.diff), proposal.own_tests
         texts: dict[str, str] = {}
-        for path in changed_python(diff):
+        for path in changed_code(diff):
             with suppress(NotFound):
                 texts[path] = await self._runs.read(path)
-        return reaches(diff, texts, proposal.own_tests)
+        return replace(
+            found,
+            look=reaches(diff, texts, own_tests),
+            change=same_change(diff, texts, own_tests),
+            idle=changes_nothing(diff, texts, own_tests, self._facts.d.description),
+        )
 
     async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun]) -> dict[str, CheckRun]:
         """Return the runs with what the author's new test files say, {} where there are none.
@@ -187,6 +193,8 @@ class Bench:
                 "fixed": list(found.fixed),
                 "still_red": list(found.still_red),
                 "look": list(found.look),
+                "change": found.change,
+                "idle": found.idle,
             },
         )
         for item in found.evidence:
@@ -248,6 +256,8 @@ def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
     found = judged.assessment
     lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]
+    if found.idle:
+        lines.append("The patch changes comments, docstrings or formatting alone.")
     for item in found.evidence:
         lines.append(f"{item.check}: {item.verdict}{counts(item)}{': ' if item.red else ''}{', '.join(item.red[:10])}")
         if item.red_before:

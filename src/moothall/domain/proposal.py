@@ -105,7 +105,8 @@ class Assessment:
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
     on the base and are not any more, `fixed` those that were red there, not by the author, and are green now; `still_red`
     were red there and are. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
-    person should look at before it counts as proven.
+    person should look at before it counts as proven. `change` is equal for candidates that make the same of the code but for words;
+    `idle`: it changes words alone, and the task asks for more.
     """
 
     applies: bool
@@ -117,6 +118,8 @@ class Assessment:
     fixed: tuple[str, ...] = ()
     still_red: tuple[str, ...] = ()
     look: tuple[str, ...] = ()
+    change: str = ""
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         yield "The patch is empty."
     elif not found.applies:
         yield "The patch does not apply on a clean checkout."
+    elif found.idle and not found.proven:
+        yield "The patch changes comments, docstrings or formatting alone, and the task asks for more."
     for name in dict.fromkeys(found.required):
         runs = [item for item in found.evidence if item.check == name]
         bad = next((item for item in runs if item.verdict is not Verdict.PASSED), None)

@@ -2,7 +2,8 @@
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
 tests that were red on the base are green; how few other authors' tests fail; how many distinct seats behave the same; mean
-review; fewer changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews decide.
+review; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
+nor size: reviews decide.
 
 An author's tests count where another author agrees with them: a candidate of another seat passes them, or is the same answer.
 Tests that fit their own author's answer alone are shown, and count for nobody. Failed tests are counted and not passed ones, since
@@ -10,9 +11,10 @@ an author's own tests do not score its candidates: whose tests count would else 
 
 The score shows the same order as one number, as digits of a mixed-radix number do:
 
-    v = (review + 1 / (2 + lines)) / 1001        review in thousandths, 0..1000
-    v = (cluster + v) / (n + 1)                  n: the most seats or authors that could count
-    v = (n - crossed + v) / (n + 1)             crossed: authors whose tests fail
+    v = (same + 1 / (2 + lines)) / (n + 1)       n: the most seats or authors that could count
+    v = (review + v) / 1001                      review in thousandths, 0..1000
+    v = (cluster + v) / (n + 1)
+    v = (n - crossed + v) / (n + 1)              crossed: authors whose tests fail
     v = (fixed + v) / (most fixed + 1)
     v = (proven + v) / 2
     score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
@@ -53,6 +55,7 @@ class _Standing:
     authors: int
     alone: tuple[str, ...]
     cluster: int
+    same: int
     review: int
     reviewers: int
     lines: int
@@ -63,8 +66,8 @@ class _Standing:
         """Smaller is better. The last two only tell apart candidates with the very same answer."""
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
-            *(len(self.failures), not self.proven, -self.fixed, self.crossed, -self.cluster, -self.review, self.lines),
-            *(self.answer, self.candidate.proposal.revision, name),
+            *(len(self.failures), not self.proven, -self.fixed, self.crossed, -self.cluster, -self.review, -self.same),
+            *(self.lines, self.answer, self.candidate.proposal.revision, name),
         )
 
     @property
@@ -112,9 +115,12 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     voted = [_votes(candidate) for candidate in candidates]
     alike = [_behaviour(candidate, answer, votes) for candidate, answer, votes in zip(candidates, answers, voted, strict=True)]
     clusters: dict[tuple[str, frozenset[str]], set[str]] = {}
-    for candidate, failed, behaviour in zip(candidates, failures, alike, strict=True):
+    makers: dict[str, set[str]] = {}
+    made = [candidate.assessment.change or answer for candidate, answer in zip(candidates, answers, strict=True)]
+    for candidate, failed, behaviour, change in zip(candidates, failures, alike, made, strict=True):
         if not failed:
             clusters.setdefault(behaviour, set()).add(candidate.proposal.seat)
+            makers.setdefault(change, set()).add(candidate.proposal.seat)
     authors = {author for votes in voted for author in votes}
     agreed = _agreed(candidates, answers, failures, voted)
     found = [
@@ -127,12 +133,15 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             authors=len(votes.keys() & agreed),
             alone=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
             cluster=0 if candidate.about_text or failed else len(clusters[behaviour]),
+            same=0 if candidate.about_text or failed else len(makers[change]),
             review=opinions[answer][0],
             reviewers=opinions[answer][1],
             lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
             answer=answer,
         )
-        for candidate, failed, answer, votes, behaviour in zip(candidates, failures, answers, voted, alike, strict=True)
+        for candidate, failed, answer, votes, behaviour, change in zip(
+            *(candidates, failures, answers, voted, alike, made), strict=True
+        )
     ]
     return sorted(found, key=lambda item: item.key)
 
@@ -222,7 +231,8 @@ def changed_lines(diff: str) -> int:
 
 
 def _score(item: _Standing, radix: int, fixed: int, most: int) -> float:
-    value = (item.review + 1 / (2 + item.lines)) / 1001
+    value = (item.same + 1 / (2 + item.lines)) / radix
+    value = (item.review + value) / 1001
     value = (item.cluster + value) / radix
     value = (radix - 1 - item.crossed + value) / radix
     value = (item.fixed + value) / (fixed + 1)
@@ -249,6 +259,8 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield f"No evidence, since they fit their own author's answer alone: the tests of {', '.join(map(plain, item.alone))}."
     if item.cluster > 1:
         yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
+    if item.same > 1:
+        yield f"{item.same} seats make the same change of the code."
     if item.reviewers:
         yield _reviews(item)
     yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."
@@ -307,6 +319,7 @@ def _difference(item: _Standing, other: _Standing) -> str:
         ("authors whose tests fail", item.crossed, other.crossed),
         ("seats that behave the same", item.cluster, other.cluster),
         ("reviews", item.review / 1000, other.review / 1000),
+        ("seats with the same change", item.same, other.same),
         ("changed lines", item.lines, other.lines),
     ):
         if mine != theirs:

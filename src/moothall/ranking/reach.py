@@ -95,11 +95,6 @@ def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tup
     return tuple(found[:_SHOWN])
 
 
-def changed_python(diff: str) -> tuple[str, ...]:
-    """Return the Python files that were there before and whose text `reaches` needs."""
-    return tuple(part.path for part in file_diffs(diff) if part.path.endswith((".py", ".pyi")) and not part.new)
-
-
 def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -> Iterator[int]:
     text = part.applied(base.get(part.path, ""))
     try:

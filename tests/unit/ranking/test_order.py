@@ -171,6 +171,17 @@ def test_the_criteria_decide_in_their_order() -> None:
     assert order(crossed, *many, shown)[:2] == [SEATS[3], SEATS[4]], "another's test proves as well"
 
 
+def test_the_same_change_by_two_seats_outweighs_size_and_words_alone_are_no_answer() -> None:
+    two = [candidate(number, f"{number}\n+" * 9, change="c") for number in (1, 2)]
+    small = candidate(3, "x", change="d")
+    first, *_, last = rank([small, *two])
+    assert (first.seat in SEATS[:2], last.seat) == (True, SEATS[2])
+    assert "2 seats make the same change of the code." in first.reasons
+    words = candidate(4, "y", idle=True)
+    assert not passes_gates(words)
+    assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
+
+
 def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
     again = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[1], passed=False))
     two = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[3], passed=False))

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import difflib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.ranking.normal import changed_code, changes_nothing, same_change
+
+PYTHON = 'def f(x):\n    """Say."""\n    return x + 1\n'
+GO = 'package a\n\n// F says.\nfunc F() string { return "// no comment" }\n'
+TASK = "Make f() return two more"
+
+
+def diff(path: str, before: str, after: str, *, new: bool = False) -> str:
+    lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True))
+    body = "".join(lines).partition("@@")
+    old = "/dev/null" if new else f"a/{path}"
+    return f"diff --git a/{path} b/{path}\n--- {old}\n+++ b/{path}\n{body[1]}{body[2]}"
+
+
+def idle(path: str, before: str, after: str, task: str = TASK) -> bool:
+    return changes_nothing(diff(path, before, after), {path: before}, (), task)
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after"),
+    [
+        ("a.py", PYTHON, "# done\n" + PYTHON),
+        ("a.py", PYTHON, PYTHON.replace("x + 1", "(x  +  1)  # two more")),
+        ("a.py", PYTHON, PYTHON.replace("Say.", "Return two more.")),
+        ("a.go", GO, GO.replace("F says", "F says two more")),
+        ("a.ts", "const f = (x) => x + 1;\n", "/* two more */\nconst f = (x) =>\n  x + 1;\n"),
+        ("src/a.rs", "fn f(x: u8) -> u8 { x + 1 }\n", "/// Two more.\nfn f(x: u8) -> u8 {\n    x + 1\n}\n"),
+    ],
+)
+def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(path: str, before: str, after: str) -> None:
+    assert idle(path, before, after)
+    assert not idle(path, before, after, "Document f()"), "a task about words is answered by them"
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after"),
+    [
+        ("a.py", PYTHON, PYTHON.replace("+ 1", "+ 2")),
+        ("a.py", PYTHON, "def f(:\n"),
+        ("a.go", GO, GO.replace("no comment", "a comment")),
+        ("a.rs", "const C: char = '/';\n", "const C: char = '*';\n"),
+        ("README.md", "Hello\n", "Hello!\n"),
+    ],
+)
+def test_what_changes_more_is_one(path: str, before: str, after: str) -> None:
+    assert not idle(path, before, after)
+
+
+def test_a_new_file_a_removed_one_and_a_binary_are_a_change() -> None:
+    made = diff("b.py", "", "# only words\n", new=True)
+    assert not changes_nothing(made, {}, (), TASK)
+    comment = diff("a.py", PYTHON, "# x\n" + PYTHON)
+    removed = f"{comment}diff --git a/b.bin b/b.bin\ndeleted file mode 100644\nBinary files a/b.bin and /dev/null differ\n"
+    assert not changes_nothing(removed, {"a.py": PYTHON}, (), TASK)
+
+
+def test_tests_alone_are_not_called_idle_and_tests_beside_words_do_not_help() -> None:
+    tests = diff("tests/test_a.py", "", "def test_f(): ...\n", new=True)
+    assert not changes_nothing(tests, {}, ("tests/test_a.py",), TASK)
+    both = diff("a.py", PYTHON, "# x\n" + PYTHON) + tests
+    assert changes_nothing(both, {"a.py": PYTHON}, ("tests/test_a.py",), TASK)
+
+
+def test_the_same_change_in_other_words_is_the_same() -> None:
+    texts = {"a.py": PYTHON}
+    one = diff("a.py", PYTHON, PYTHON.replace("x + 1", "x + 2  # so"))
+    other = diff("a.py", PYTHON, PYTHON.replace("x + 1", "(x + 2)").replace("Say.", "Return."))
+    third = diff("a.py", PYTHON, PYTHON.replace("x + 1", "2 + x"))
+    assert changed_code(one) == ("a.py",)
+    assert same_change(one, texts, ()) == same_change(other, texts, ()) != same_change(third, texts, ())
+
+
+@given(st.text(max_size=200), st.text(max_size=200), st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a"]))
+def test_any_text_is_taken(before: str, after: str, path: str) -> None:
+    made = diff(path, before, after)
+    assert isinstance(same_change(made, {path: before}, ()), str)
+    assert changes_nothing(made, {path: before}, (), TASK) in {True, False}
