@@ -118,9 +118,12 @@ async def test_cancelling_stops_the_deliberation(desk: MemoryDesk, client: Clien
 
 
 async def test_a_deadline_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.Deliberate(ASK, timeout=0.3)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    for seconds in (0.3, 3, 30):  # on a busy machine a short deadline passes before the call arrives
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.Deliberate(ASK, timeout=seconds)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if desk.submitted.is_set():
+            break
     await until(lambda: desk.cancelled)
 
 
