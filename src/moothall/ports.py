@@ -20,10 +20,8 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.overview import Health, TaskView
-from moothall.domain.plan import Derivation, PlanningEvent, Processed, Strategy
+from moothall.domain.overview import TaskView
 from moothall.domain.repository import Base, Patch, Prepared
-from moothall.domain.tally import Metrics, Totals
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.domain.topic import Topic
@@ -250,14 +248,14 @@ class Workspaces(Protocol):
 
 
 class Reader(Protocol):
-    """Files of a base commit; `Repositories` is one."""
+    """Files of a base commit."""
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """Return a text file. Raises `NotFound`."""
+        """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
         ...
 
 
-class Repositories(Protocol):
+class Repositories(Reader, Protocol):
     """The trusted side's clones."""
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
@@ -266,10 +264,6 @@ class Repositories(Protocol):
 
     async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
         """Set up once per lock file, check out once per commit, run the checks once on the untouched base."""
-        ...
-
-    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
         ...
 
     async def diff(self, base: Base, commit_sha: str) -> str:
@@ -370,36 +364,6 @@ class Councils(Protocol):
         ...
 
 
-class Plans(Protocol):
-    """Tasks from stories."""
-
-    async def process(self, told: PlanningEvent, who: Principal) -> Processed:
-        """Record what happened to a story; one that moved to planning gets its tasks, which councils take up."""
-        ...
-
-    async def derive(
-        self, case_id: str, plan_id: str, roles: Sequence[str], strategy: Strategy, who: Principal, *, publish: bool
-    ) -> Derivation:
-        """Return the tasks of a story; with `publish` they are recorded, and councils take them up."""
-        ...
-
-
-class Tallies(Protocol):
-    """Figures of a tenant."""
-
-    async def totals(self, who: Principal) -> Totals:
-        """Return how much there was."""
-        ...
-
-    async def metrics(self, who: Principal, range_ms: int = 0) -> Metrics:
-        """Return the figures of the last `range_ms`, 0 for all."""
-        ...
-
-    def busy(self, who: Principal) -> Mapping[str, frozenset[str]]:
-        """Return by role the agents that have a seat now."""
-        ...
-
-
 class Briefings(Protocol):
     """What is known of a task before it begins."""
 
@@ -417,12 +381,4 @@ class Tasks(Protocol):
 
     async def get(self, task_id: str, who: Principal) -> TaskView:
         """Return one. Raises `NotFound`, also for another tenant's."""
-        ...
-
-
-class Checkups(Protocol):
-    """How the house's parts stand."""
-
-    async def look(self) -> Health:
-        """Return how all of them stand now."""
         ...

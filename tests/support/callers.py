@@ -16,7 +16,7 @@ from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL, Principal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.planning.planner import Planner
-from moothall.ports import Checkups, Graph
+from moothall.ports import Graph
 from moothall.services.checkup import Checkup
 from moothall.services.doors import Doors
 from moothall.services.server import Server, grpc_server
@@ -51,9 +51,7 @@ class Serving:
     client: Client
 
 
-def doors_of(
-    desk: MemoryDesk, bus: MemoryBus | None = None, graph: Graph | None = None, checkup: Checkups | None = None
-) -> Doors:
+def doors_of(desk: MemoryDesk, bus: MemoryBus | None = None, graph: Graph | None = None, checkup: Checkup | None = None) -> Doors:
     """Return the rooms of a house: the real ones on a bus in memory, and the desk."""
     bus = bus or MemoryBus()
     limits = config.Limits()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from moothall.collector.tally import Tally
 from moothall.guard.parking import Parking
-from moothall.ports import Briefings, Checkups, Councils, Deliberations, Plans, Tallies, Tasks
+from moothall.planning.planner import Planner
+from moothall.ports import Briefings, Councils, Deliberations, Tasks
+from moothall.services.checkup import Checkup
 from moothall.visits.executions import Executions
 from moothall.visits.visits import Visits
 from moothall.workflows.running import Workflows
@@ -20,10 +23,10 @@ class Doors:
 
     desk: Deliberations
     councils: Councils
-    plans: Plans
-    tallies: Tallies
+    plans: Planner
+    tallies: Tally
     briefings: Briefings
-    checkup: Checkups
+    checkup: Checkup
     model: str = ""
     visits: Visits | None = None
     parking: Parking | None = None
