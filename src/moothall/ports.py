@@ -12,10 +12,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from moothall.domain.briefing import Briefing, BriefingRequest
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.domain.code import Ask, CodeBlock, CodeRun
-from moothall.domain.council import Agent, Council, CouncilConfig
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
@@ -337,38 +335,6 @@ class Graph(Protocol):
 
     async def clear(self) -> None:
         """Remove everything."""
-        ...
-
-
-class Councils(Protocol):
-    """Who sits for which role, by tenant."""
-
-    async def list(self, who: Principal, role: str = "") -> Sequence[Council]:
-        """Return the councils that were made, by role; `role` narrows."""
-        ...
-
-    async def create(self, role: str, num_agents: int, config: CouncilConfig, who: Principal) -> Council:
-        """Make a council. The same again changes nothing; another one is `AlreadyExists`."""
-        ...
-
-    async def delete(self, role: str, who: Principal) -> Council:
-        """Close a role until a council is made again; returns what it was. Raises `NotFound`."""
-        ...
-
-    async def register(self, role: str, agent: Agent, who: Principal) -> Council:
-        """Add an agent. The same again changes nothing; other data is `AlreadyExists`. Raises `NotFound`."""
-        ...
-
-    async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
-        """Take an agent out. Raises `NotFound`."""
-        ...
-
-
-class Briefings(Protocol):
-    """What is known of a task before it begins."""
-
-    async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
-        """Return what is known of a story or task, within the budget. Raises `InvalidRequest`, `GraphUnavailable`."""
         ...
 
 

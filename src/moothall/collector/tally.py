@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from moothall.council.roster import Roster
 from moothall.domain.council import Council
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
@@ -21,7 +22,7 @@ from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.tally import Health, Latencies, Metrics, Totals
 from moothall.domain.task import DEFAULT_SEATS, Deliberation
 from moothall.domain.topic import Channel
-from moothall.ports import Councils, Log
+from moothall.ports import Log
 
 TOPICS = (Channel.RESPONSES.all,)
 ORCHESTRATE = "orchestrate"
@@ -50,7 +51,7 @@ class Tally:
     def __init__(
         self,
         log: Log,
-        councils: Councils,
+        councils: Roster,
         under_way: Callable[[], Iterable[Deliberation]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 
 from moothall.collector.tally import Tally
+from moothall.council.briefing import Briefings
+from moothall.council.roster import Roster
 from moothall.guard.parking import Parking
 from moothall.planning.planner import Planner
-from moothall.ports import Briefings, Councils, Deliberations, Tasks
+from moothall.ports import Deliberations, Tasks
 from moothall.services.checkup import Checkup
 from moothall.visits.executions import Executions
 from moothall.visits.visits import Visits
@@ -22,7 +24,7 @@ class Doors:
     """
 
     desk: Deliberations
-    councils: Councils
+    councils: Roster
     plans: Planner
     tallies: Tally
     briefings: Briefings
