@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -28,6 +29,8 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
     `narrated`: the command says itself what happens, so that only warnings are logged beside it.
     """
     settings = load_settings(file_of(context))
+    with suppress(OSError):  # who needs it says what is wrong
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     quiet = narrated and settings.log.level == "info"
     log = settings.log.model_copy(update={"level": "warning"}) if quiet else settings.log
     configure_logs(log, secrets=secret_values(settings))

@@ -215,6 +215,8 @@ def _watch(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _, waited, used = os.wait4(pid, 0)
+        if waited:  # what it left tells why, if it was quicker than the samples
+            sample(watch.seen)
         kill_all()
         watch.drain()
         if reader:

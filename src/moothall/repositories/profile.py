@@ -187,7 +187,7 @@ def parse_own(text: str, name: str = OWN_FILE) -> Commands:
     """Return what a `.moothall.toml`, or another file like it, says; raises `RepositoryError` with the line that is wrong."""
     try:
         return Commands.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RepositoryError(f"{name} is not TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

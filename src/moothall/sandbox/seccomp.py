@@ -36,6 +36,7 @@ DENIED = (
     "io_uring_setup",
     "ioperm",
     "iopl",
+    "ioprio_set",  # what else runs here is not slowed down by whoever asks to go first
     "kcmp",
     "kexec_file_load",
     "kexec_load",
@@ -78,6 +79,7 @@ DENIED = (
 
 # clone(2) with any of these in its flags makes a namespace.
 _NAMESPACE_FLAGS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_AF_VSOCK = 40  # reaches the machine that this one is a guest of, and knows no network namespace
 _TIOCSTI = 0x5412  # types into the terminal that started us
 _TIOCLINUX = 0x541C
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
@@ -110,6 +112,7 @@ def program() -> bytes:
             rules.add_rule(refuse, name)
     for bit in (1 << n for n in range(32) if _NAMESPACE_FLAGS & (1 << n)):
         rules.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, bit, bit))
+    rules.add_rule(refuse, "socket", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _AF_VSOCK))
     # Its flags lie in memory, where a filter can't look; libc falls back to clone.
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     for request in (_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP):
@@ -138,6 +141,8 @@ def _spare_the_executor(rules: Any, refuse: int) -> None:
     for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX):
         rules.add_rule(refuse, "fcntl", low(1, command))
     rules.add_rule(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
+    for argument in (0, 1):  # only itself may it have wait for others
+        rules.add_rule(refuse, "setpriority", pyseccomp.Arg(argument, pyseccomp.NE, 0))
 
 
 def program_fd() -> int:

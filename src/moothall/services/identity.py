@@ -136,7 +136,7 @@ def _principals(path: Path) -> dict[str, Principal]:
         raise ConfigurationError(f"the file of tokens {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong(error)}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
     if mode & 0o077:
         raise ConfigurationError(f"the file of tokens {path} can be read by others; run: chmod 600 {path}")

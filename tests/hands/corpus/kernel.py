@@ -34,6 +34,12 @@ ATTEMPTS = (
         "print('SAID', [sys(n, 0, 0, 0, 0, 0, 0) for n in numbers])",
         r"SAID \[(\(-1, 1\)(, )?){17}\]",
     ),
+    # setpriority, ioprio_set; AF_VSOCK
+    _call(
+        "priorities-and-the-host-of-this-machine",
+        "print('SAID', sys(141, 0, 2, 19), sys(141, 2, 0, 19), sys(251, 1, 0, 0), sys(41, 40, 1, 0), sys(41, 40 | 1 << 32, 1, 0))",
+        r"SAID (\(-1, 1\) ?){5}",
+    ),
     _call(
         "calls-of-32-bits",
         "code = bytes.fromhex('b814000000cd80c3')\n"  # int 0x80: getpid of i386

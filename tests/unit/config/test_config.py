@@ -24,6 +24,7 @@ def test_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.
         ("[llm]\nretrys = 1\n", "llm.retrys"),
         ("[llm]\nretries = -1\n", "llm.retries"),
         ("[llm\n", "is not TOML"),
+        pytest.param("a = " + "[" * 60_000, "is not TOML", id="a nest of brackets"),
         ("[nothing]\n", "nothing"),
     ],
 )

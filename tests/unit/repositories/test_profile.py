@@ -158,6 +158,7 @@ def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
         ("[checks]\ntests = []\n", r"line 2: checks\.tests"),
         ("[checks]\ntests = '  '\n", r"line 2: checks\.tests"),
         ('protected = "tests"\n', r"line 1: protected"),
+        pytest.param("setup = " + "[" * 60_000, "is not TOML", id="a nest of brackets"),
     ],
 )
 def test_a_bad_own_file_is_an_error_with_its_line(text: str, message: str) -> None:

@@ -87,6 +87,7 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
         (ALICE, 0o644, "chmod 600"),
         ("", 0o600, "principals"),
         ("not toml", 0o600, "is not TOML"),
+        pytest.param("a = " + "[" * 60_000, 0o600, "is not TOML", id="a nest of brackets"),
         (ALICE.replace('"alice"', '"Alice S"'), 0o600, r"principals\.0\.name"),
         (ALICE.replace('"team-a"', '"Team A"'), 0o600, r"principals\.0\.tenant"),
         (ALICE.replace("alices-token-0123456789", "alices-token"), 0o600, r"principals\.0\.token"),
