@@ -15,12 +15,15 @@ import psutil
 
 from moothall.fleet import reaper
 
-_PREFIX = "mh-ray-"
+_PREFIX = "mh-"  # short: a folder of many letters for temporary files leaves little of the 107
 
 
 @asynccontextmanager
 async def ray_folder() -> AsyncIterator[Path]:
-    """Make it; Ray's sockets have a path limit of 107 bytes. A child waits beside it to clear away after a kill -9."""
+    """Make it; Ray's sockets have a path limit of 107 bytes. A child waits beside it to clear away after a kill -9.
+
+    Ray lets everybody write in its directory, where another user's link would have us write elsewhere: it lies in one of ours.
+    """
     await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     watcher = await asyncio.create_subprocess_exec(
@@ -31,7 +34,9 @@ async def ray_folder() -> AsyncIterator[Path]:
         cwd="/",
     )
     try:
-        yield directory
+        inner = directory / "r"
+        inner.mkdir()
+        yield inner
     finally:
         if watcher.stdin is not None:
             watcher.stdin.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -158,6 +159,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
         async with _connected(f"at {settings.address}", {"address": settings.address}):
             yield
         return
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own lies in ~/.ray, where others can read it
     async with ray_folder() as directory:
         options = {
             "address": "local",

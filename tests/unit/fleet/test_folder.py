@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ async def test_a_killed_owner_takes_its_processes_and_its_directory_along() -> N
     owner.kill()
     await owner.wait()
     async with asyncio.timeout(30):
-        while Path(folder).exists() or _lives(int(pid)):
+        while Path(folder).parent.exists() or _lives(int(pid)):
             await asyncio.sleep(0.05)
 
 
@@ -46,8 +47,12 @@ def _lives(pid: int) -> bool:
 
 async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
     async with ray_folder() as folder:
-        stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)", f"{folder}"[:-3])
-    assert not folder.exists()
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+        folder.chmod(0o777)  # as Ray does
+        stranger = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "import time; time.sleep(600)", f"{folder.parent}"[:-3]
+        )
+    assert not folder.parent.exists()
     assert stranger.returncode is None
     stranger.send_signal(signal.SIGKILL)
     await stranger.wait()
@@ -56,7 +61,7 @@ async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
 def test_directories_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for name in (f"mh-ray-{ended.pid}-abc", f"mh-ray-{os.getpid()}-abc", "mh-ray-other", "elsewhere"):
+    for name in (f"mh-{ended.pid}-abc", f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"):
         (tmp_path / name).mkdir()
     assert sweep(tmp_path) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {f"mh-ray-{os.getpid()}-abc", "mh-ray-other", "elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"}
