@@ -110,7 +110,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from moothall.config import load_settings
 from moothall.model.local import local_model_server
-from support.processes import command_line
 
 async def main():
     settings = load_settings()

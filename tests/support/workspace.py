@@ -255,7 +255,8 @@ class TempWorkspace:
         )
         if ran.returncode:
             return CodeRun(ToolStatus.ERROR, error=ran.stderr[-500:])
-        return CodeRun(ToolStatus.SUCCESS, value=json.loads(ran.stdout))
+        printed, _, value = f"\n{ran.stdout.rstrip()}".rpartition("\n")
+        return CodeRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
 
     async def patch(self, message: str) -> Patch:
         """Return what differs from the base."""
