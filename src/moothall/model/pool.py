@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
@@ -119,8 +121,15 @@ class Pool:
         self._all.add(connection)
         return connection
 
+    async def _addresses(self, host: str, port: int) -> list[Any]:
+        with contextlib.suppress(
+            socket.gaierror
+        ):  # an address needs no resolver, and so no thread that a busy machine starts late
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
     async def _open(self, host: str, port: int) -> Connection:
-        addresses = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await self._addresses(host, port)
         opened = await start_connection(addresses, happy_eyeballs_delay=_EYEBALLS_SECONDS, loop=self._loop)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection = Connection(self._loop, self._give)
