@@ -158,3 +158,18 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
         asked = len(house.server.requests)
         await house.run(house.deliberation("single", 1), Recording.of(events))
         assert len(house.server.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("said", "why", "turns"),
+    [
+        (act(("files.read", {"path": "src/utils.py"})), "the same step 3 times, and nothing changed", 3),
+        (act(("files.write", {"path": "a.txt", "content": "x"})), "the same change as in an earlier turn", 2),
+        ("I had rather not.", "the same unusable reply", 2),
+    ],
+)
+async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(council: Open, said: str, why: str, turns: int) -> None:
+    async with council(script(code("print(agents.run('go on'))"), lambda _body, _number: said)) as house:
+        await house.run(house.deliberation("single", 1))
+    assert len(calls_of(house)) == turns
+    assert f"(no answer: {why})" in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))

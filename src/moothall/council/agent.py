@@ -10,7 +10,7 @@ from datetime import datetime
 from moothall import telemetry
 from moothall.config import Limits, Llm
 from moothall.council.checking import State, look
-from moothall.council.coding import Coding
+from moothall.council.coding import Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
 from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.examples import broken
@@ -58,6 +58,10 @@ class Place:
     gate: Gate
     prepared: Prepared
     also: AbstractSet[str] = frozenset()
+
+    def at(self, step: str) -> TurnContext:
+        """Return where one turn acts."""
+        return TurnContext(self.context, self.gate, step)
 
 
 @dataclass(slots=True)
@@ -234,7 +238,7 @@ class Agent:
     async def _do(self, course: _Course, at: _Said, said: Turn) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
         place = course.place
-        did = await do(said, self._coding, place.context, place.gate, at.step)
+        did = await do(said, self._coding, place.at(at.step))
         self.operations += did.operations
         course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
         state, function = course.state, self.talk.function

@@ -1,18 +1,17 @@
-"""Blocks of Python in a seat's turn: run by the runner, their tool calls through the seat's own gate."""
+"""Blocks of Python in a turn: run by the runner, their tool calls through the seat's own gate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall import telemetry
 from moothall.config import Runner
-from moothall.council.subagents import Caller, Speech, SubAgents
 from moothall.domain.code import AGENTS_RUN, CodeBlock, CodeRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.guard.gate import Gate
 from moothall.guard.seat import SeatContext
@@ -21,6 +20,56 @@ from moothall.tools.catalogue import ToolSpec, granted
 
 PYTHON = "python"
 _READS = "files.read"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose turn it is: the seat itself at depth 0, or a sub-agent by its number, in its own turn."""
+
+    depth: int = 0
+    number: int = 0
+    turn: int = 1
+
+    def child(self, index: int, settings: Runner) -> Caller:
+        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn done again gives the same."""
+        below = settings.agents_fan_out
+        if self.depth:
+            index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
+        return Caller(self.depth + 1, index)
+
+    def ordinal(self, turn: int, settings: Runner) -> int:
+        """Return the last part of the call id of a sub-agent's turn."""
+        return (self.number - 1) * settings.agents_turns + turn
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """Where a turn acts: a seat in its workspace, behind the gate. Request ids are `<task>/<seat>/<step>.<n>`. `allowance` is
+    what is left to the block that `caller` works for; None: a seat's own turn.
+    """
+
+    context: SeatContext
+    gate: Gate
+    step: str
+    caller: Caller = Caller()
+    allowance: Allowance | None = None
+
+    def calls(self, allowance: Allowance) -> BlockCalls:
+        """Return the turn's way to the gate."""
+        context, gate = self.context, self.gate
+        prefix = f"{context.task_id}/{context.seat}/{self.step}"
+        return BlockCalls(lambda call: gate.call(context, call), prefix, context.deadline, allowance)
+
+
+@dataclass(slots=True)
+class Block:
+    """A block that runs. `started`, `results` and `operations` are of its sub-agents and their tools, agent by agent."""
+
+    at: TurnContext
+    allowance: Allowance
+    started: int = 0
+    results: list[ToolResult] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,58 +83,37 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """Runs the blocks of one seat and of its sub-agents."""
+    """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with its arguments in a block."""
 
     runner: CodeRunner
     settings: Runner
-    speech: Speech
+    agents: Callable[[Coding, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
-    async def run(
-        self,
-        code: str,
-        context: SeatContext,
-        gate: Gate,
-        step: str,
-        *,
-        caller: Caller | None = None,
-        allowance: Allowance | None = None,
-    ) -> Coded:
-        """Run a block; whatever becomes of it is in what is returned. `step` is what its request ids go on from: those of its
-        calls are `<task>/<seat>/<step>.<n>`. Raises what the gate and the model raise.
-        """
-        caller = caller or Caller()
-        allowance = allowance or Allowance(self.settings.tool_calls, self.settings.agents_fan_out)
-
-        async def through(call: ToolCall) -> ToolResult:
-            return await gate.call(context, call)
-
-        calls = BlockCalls(through, f"{context.task_id}/{context.seat}/{step}", context.deadline, allowance)
-        agents = SubAgents(self, context, gate, step, caller, allowance)
+    async def run(self, code: str, at: TurnContext) -> Coded:
+        """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the model raise."""
+        context = at.context
+        allowance = at.allowance or Allowance(self.settings.tool_calls, self.settings.agents_fan_out)
+        calls, block = at.calls(allowance), Block(at, allowance)
 
         async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-            return await (agents.run(arguments) if name == AGENTS_RUN else calls(name, arguments))
+            return await (self.agents(self, block, arguments) if name == AGENTS_RUN else calls(name, arguments))
 
-        specs = gate.offered(context.tenant, context.grant)
-        block = CodeBlock(
+        asked = CodeBlock(
             code=code,
-            tools=signatures(specs),
+            tools=signatures(at.gate.offered(context.tenant, context.grant)),
             deadline=context.deadline,
             tenant=context.tenant,
-            agents=caller.depth < self.settings.agents_depth,
+            agents=at.caller.depth < self.settings.agents_depth,
             full=granted(context.grant, _READS),
-            depth=caller.depth,
+            depth=at.caller.depth,
         )
         with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:
-            ran = await self.runner.run(block, context.workspace, ask)
+            ran = await self.runner.run(asked, context.workspace, ask)
             span.set({"moothall.status": ran.status, "moothall.tier": ran.tier})
         if calls.exhausted and ran.status is ToolStatus.ERROR:
             ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
         own = Operation(PYTHON, digest(code), str(ran.status), ran.duration_ms)
-        return Coded(
-            ran,
-            (*calls.results, *agents.results),
-            (own, *calls.operations, *agents.operations),
-        )
+        return Coded(ran, (*calls.results, *block.results), (own, *calls.operations, *block.operations))
 
 
 def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:

@@ -80,10 +80,17 @@ class Conversation:
             self.exchanges[-1] = Exchange(last.said, f"{last.came}\n\n{text}".strip(), last.brief)
 
     async def ask(
-        self, step: str, deadline: datetime, *, may_finish: bool, without: frozenset[str] = frozenset(), runs_python: bool = False
+        self,
+        step: str,
+        deadline: datetime,
+        *,
+        may_finish: bool = True,
+        must_finish: bool = False,
+        without: frozenset[str] = frozenset(),
+        runs_python: bool = False,
     ) -> tuple[Turn | str, str]:
         """Return the turn, or what to tell the model about a reply that is none; and the reply's text. `step` is
-        <phase>/<round>.<turn>; tools in `without` are not offered this time.
+        <phase>/<round>.<turn>; tools in `without` are not offered this time, and none where it `must_finish`.
         """
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
@@ -102,7 +109,7 @@ class Conversation:
                 messages=window(head, self.exchanges, self._llm.context_tokens - most),
                 max_tokens=most,
                 deadline=deadline,
-                schema=turn_schema(specs, may_finish=may_finish, python=self._python)
+                schema=turn_schema(() if must_finish else specs, may_finish=may_finish, python=self._python and not must_finish)
                 if voice.mode == "json" and not function
                 else None,
                 temperature=voice.temperature,

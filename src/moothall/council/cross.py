@@ -64,7 +64,9 @@ class CrossTests:
         if key not in self._known:
             ran = await self.runs.run(
                 {check: ()},
-                *("cross", key[0][:8], key[1][:8]),
+                "cross",
+                key[0][:8],
+                key[1][:8],
                 diff=diff,
                 extra=author.diff,
                 paths=paths or author.own_tests,

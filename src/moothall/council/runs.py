@@ -77,7 +77,8 @@ class FreshRuns:
                 async with (
                     self.places,
                     self.workspaces.open(
-                        *(self.prepared, called),
+                        self.prepared,
+                        called,
                         patch=self.exact(diff),
                         extra=self.exact(extra),
                         judged=judged,

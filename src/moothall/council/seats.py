@@ -19,7 +19,7 @@ from moothall.council.reply import MalformedReplyError, approaches_schema, read_
 from moothall.council.reviews import review_text
 from moothall.council.runs import workspace_name
 from moothall.council.stuck import TOO_EARLY, UNUSABLE
-from moothall.council.subagents import Speech
+from moothall.council.subagents import SubAgents
 from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -90,6 +90,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
     d = council.d
     approach = council.approaches[sitting.number] if council.approaches else ""
     warmth = council.warmth(sitting.seat)
+    voice = Voice(council.mode, warmth, d.seed)
     sitting.agent = Agent(
         seat=sitting.seat,
         role=d.role,
@@ -102,13 +103,13 @@ async def propose(council: Council, sitting: Sitting) -> None:
             asked=council.mode if d.is_answer("") else None,
             example=council.example,
         ),
-        voice=Voice(council.mode, warmth, d.seed),
+        voice=voice,
         model=council.model,
         facts=council.facts,
         llm=council.parts.llm,
         limits=council.parts.limits,
         specs=council.specs,
-        coding=_coding(council, warmth),
+        coding=_coding(council, voice),
         python=council.python,
         asked=d.is_answer(""),
         example=council.example,
@@ -325,12 +326,13 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
-def _coding(council: Council, warmth: float) -> Coding | None:
+def _coding(council: Council, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
     if parts.runner is None or council.about_text:
         return None
-    return Coding(parts.runner, parts.python, Speech(council.model, parts.llm, council.mode, warmth, council.d.seed))
+    agents = SubAgents(council.model, parts.llm, parts.limits, voice)
+    return Coding(parts.runner, parts.python, agents.run)
 
 
 def _agent(sitting: Sitting) -> Agent:

@@ -6,106 +6,66 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from moothall.config import Llm, Runner
+from moothall.config import Limits, Llm
 from moothall.council import prompts
-from moothall.council.history import Exchange, window
+from moothall.council.coding import Block, Coding, TurnContext
+from moothall.council.conversation import Conversation, Voice
 from moothall.council.recording import RecordedModel
-from moothall.council.reply import MalformedReplyError, Turn, read_turn, turn_schema
-from moothall.council.report import block_text, result_text
+from moothall.council.stuck import Step, stuck
 from moothall.council.text import CHARS_PER_TOKEN
-from moothall.domain.chat import ChatRequest, ReplyMode
+from moothall.council.turns import asked_of, do
 from moothall.domain.code import AGENTS_RUN
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Grant, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, MoothallError
-from moothall.guard.blocks import Allowance, BlockCalls
-from moothall.guard.gate import Gate
 from moothall.guard.grants import narrowed
 from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import narrow
-
-if TYPE_CHECKING:
-    from moothall.council.coding import Coding
 
 _PROMPT_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """How a seat's sub-agents speak to the model."""
+class SubAgents:
+    """Starts the sub-agents of one seat's blocks; they speak to the model as it does."""
 
     model: RecordedModel
     llm: Llm
-    mode: ReplyMode
-    temperature: float
-    seed: int
+    limits: Limits
+    voice: Voice
 
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who runs a block: the seat itself at depth 0, or a sub-agent by its number, in its own turn."""
-
-    depth: int = 0
-    number: int = 0
-    turn: int = 1
-
-    def child(self, index: int, settings: Runner) -> Caller:
-        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn done again gives the same."""
-        below = settings.agents_fan_out
-        if self.depth:
-            index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
-        return Caller(self.depth + 1, index)
-
-    def ordinal(self, turn: int, settings: Runner) -> int:
-        """Return the last part of the call id of a sub-agent's turn."""
-        return (self.number - 1) * settings.agents_turns + turn
-
-
-@dataclass(slots=True)
-class SubAgents:
-    """The sub-agents of one block. `results` and `operations` are those of their tools, agent by agent."""
-
-    coding: Coding
-    context: SeatContext
-    gate: Gate
-    step: str
-    caller: Caller
-    allowance: Allowance
-    results: list[ToolResult] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
-    _started: int = 0
-
-    async def run(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def run(self, coding: Coding, block: Block, arguments: Mapping[str, Any]) -> ToolResult:
         """Let an agent work on each of `prompts`, side by side; `answers` are their answers in order. `tools` narrows what they
         may call. Raises what the model raises when it is gone.
         """
-        settings = self.coding.settings
+        settings, at = coding.settings, block.at
         given, tools = arguments.get("prompts"), arguments.get("tools")
         if not isinstance(given, list) or not given or not all(isinstance(item, str) and item.strip() for item in given):
             return _refused(ToolStatus.INVALID, "give a prompt, or a list of prompts")
         if tools is not None and not (isinstance(tools, list) and all(isinstance(item, str) for item in tools)):
             return _refused(ToolStatus.INVALID, "tools is a list of names of tools")
-        if self.caller.depth >= settings.agents_depth:
+        if at.caller.depth >= settings.agents_depth:
             return _refused(ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is")
-        if len(given) > self.allowance.agents or self._started + len(given) > settings.agents_fan_out:
-            left = min(self.allowance.agents, settings.agents_fan_out - self._started)
+        if len(given) > block.allowance.agents or block.started + len(given) > settings.agents_fan_out:
+            left = min(block.allowance.agents, settings.agents_fan_out - block.started)
             return _refused(ToolStatus.BUDGET_EXCEEDED, f"{len(given)} agents were asked for, and {left} are left to this block")
-        self.allowance.agents -= len(given)
-        first, self._started = self._started + 1, self._started + len(given)
-        context = _narrow(self.context, tools)
+        block.allowance.agents -= len(given)
+        first, block.started = block.started + 1, block.started + len(given)
+        place = replace(at, context=_narrow(at.context, tools), allowance=block.allowance)
         slots = asyncio.Semaphore(settings.agents_at_once)
         agents = [
-            SubAgent(self, context, self.caller.child(first + index, settings), prompt) for index, prompt in enumerate(given)
+            SubAgent(self, coding, replace(place, caller=at.caller.child(first + index, settings)), prompt)
+            for index, prompt in enumerate(given)
         ]
         async with asyncio.TaskGroup() as group:
             for agent in agents:
-                group.create_task(agent.run(slots), name=f"agent {agent.who.number}")
+                group.create_task(agent.run(slots), name=f"agent {agent.place.caller.number}")
         for agent in agents:
-            self.results += agent.results
-            self.operations += agent.operations
+            block.results += agent.results
+            block.operations += agent.operations
         for number, agent in enumerate(agents, 1):
             if agent.failed is not None:
                 if not isinstance(agent.failed, BudgetExceeded | DeadlineExceeded):
@@ -117,17 +77,17 @@ class SubAgents:
 
 @dataclass(slots=True)
 class SubAgent:
-    """One of them: turns until it finishes, or has no turns left. `failed` is what ended it otherwise."""
+    """One of them: turns until it finishes, goes in circles or has no turns left. `failed` is what ended it otherwise."""
 
     of: SubAgents
-    context: SeatContext
-    who: Caller
+    coding: Coding
+    place: TurnContext
     prompt: str
     answer: str = ""
     failed: MoothallError | None = None
     results: list[ToolResult] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    _exchanges: list[Exchange] = field(default_factory=list)
+    _steps: list[Step] = field(default_factory=list)
 
     async def run(self, slots: asyncio.Semaphore) -> None:
         """Work on the prompt; never raises a `MoothallError`."""
@@ -138,72 +98,45 @@ class SubAgent:
                 self.failed = error
 
     async def _work(self) -> str:
-        settings = self.of.coding.settings
-        specs = self.of.gate.offered(self.context.tenant, self.context.grant)
-        speech = self.of.coding.speech
-        python = self.who.depth < settings.agents_depth
-        head = prompts.sub_agent_prompt(specs, speech.mode, self.prompt[:_PROMPT_CHARS])
-        most = min(speech.llm.max_tokens, speech.llm.context_tokens // 3)
+        settings, caller, context = self.coding.settings, self.place.caller, self.place.context
+        specs = self.place.gate.offered(context.tenant, context.grant)
+        talk = Conversation(
+            f"{context.task_id}/{context.seat}",
+            prompts.sub_agent_prompt(specs, self.of.voice.mode, self.prompt[:_PROMPT_CHARS]),
+            self.of.voice,
+            model=self.of.model,
+            llm=self.of.llm,
+            specs=specs,
+            python=caller.depth < settings.agents_depth,
+        )
+        malformed = 0
         for turn in range(1, settings.agents_turns + 1):
-            step = self._step(turn)
-            last = turn == settings.agents_turns
-            reply = await speech.model.ask(
-                ChatRequest(
-                    call_id=f"{self.context.task_id}/{self.context.seat}/{step}",
-                    messages=window(head, self._exchanges, speech.llm.context_tokens - most),
-                    max_tokens=most,
-                    deadline=self.context.deadline,
-                    schema=turn_schema(() if last else specs, python=python and not last) if speech.mode == "json" else None,
-                    temperature=speech.temperature,
-                    seed=int(digest(str(speech.seed), self.context.seat, step)[:7], 16),
-                )
-            )
-            try:
-                said = read_turn(reply, speech.mode)
-            except MalformedReplyError as error:
-                self._exchanges.append(Exchange(reply.text, str(error), "malformed"))
-                continue
-            if said.finish is not None:
+            place = replace(self.place, step=self._step(turn), caller=replace(caller, turn=turn))
+            said, text = await talk.ask(place.step, context.deadline, must_finish=turn == settings.agents_turns, runs_python=True)
+            if isinstance(said, str):
+                malformed += 1
+                self._steps.append(Step(digest(text), malformed=True))
+                talk.add(text, said, "malformed")
+                if malformed > self.of.limits.malformed_replies:
+                    return f"(no answer: {malformed} replies were no turn)"
+            elif said.finish is not None:
                 return said.finish.strip()
-            came = await self._do(said, step, turn)
-            self._exchanges.append(Exchange(reply.text, came, "done"))
+            else:
+                did = await do(said, self.coding, place)
+                self.results += did.results
+                self.operations += did.operations
+                tree = str(turn) if did.may_have_changed else self._steps[-1].tree if self._steps else ""
+                self._steps.append(Step(asked_of(said), tree, changed=did.may_have_changed))
+                room = int(self.of.llm.context_tokens * CHARS_PER_TOKEN / 5) // len(did.texts)
+                talk.add(text, "\n\n".join(part(room) for part in did.texts), did.brief)
+            if circle := stuck(self._steps, self.of.limits.stuck_turns):
+                return f"(no answer: {circle})"
         return "(no answer: the agent used all its turns)"
 
     def _step(self, turn: int) -> str:
         """The step of the seat's turn, with this agent's own number: a sub-agent's sub-agents are numbered with it."""
-        phase, _, place = self.of.step.partition("/")
-        return f"{phase}/{'.'.join(place.split('.')[:2])}.{self.who.ordinal(turn, self.of.coding.settings)}"
-
-    async def _do(self, said: Turn, step: str, turn: int) -> str:
-        """Run what a turn asks for and return what is told of it."""
-        room = int(self.of.coding.speech.llm.context_tokens * CHARS_PER_TOKEN / 5)
-        if said.python is not None:
-            coded = await self.of.coding.run(
-                said.python,
-                self.context,
-                self.of.gate,
-                step,
-                caller=replace(self.who, turn=turn),
-                allowance=self.of.allowance,
-            )
-            self.results += coded.results
-            self.operations += coded.operations
-            return block_text(coded.run, room)
-        calls = BlockCalls(
-            self._through, f"{self.context.task_id}/{self.context.seat}/{step}", self.context.deadline, self.of.allowance
-        )
-        told: list[str] = []
-        for number, action in enumerate(said.actions, 1):
-            result = await calls(action.tool, action.args)
-            told.append(result_text(number, result, room // len(said.actions)))
-            if result.status is not ToolStatus.SUCCESS:
-                break
-        self.results += calls.results
-        self.operations += calls.operations
-        return "\n\n".join(told)
-
-    async def _through(self, call: ToolCall) -> ToolResult:
-        return await self.of.gate.call(self.context, call)
+        phase, _, place = self.place.step.partition("/")
+        return f"{phase}/{'.'.join(place.split('.')[:2])}.{self.place.caller.ordinal(turn, self.coding.settings)}"
 
 
 def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:

@@ -6,14 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moothall.council.coding import Coding
+from moothall.council.coding import Coding, TurnContext
 from moothall.council.reply import Action, Turn
 from moothall.council.report import block_text, result_text
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.guard.gate import Gate
-from moothall.guard.seat import SeatContext
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import CATALOGUE, Danger
 
@@ -50,28 +49,24 @@ def asked_of(said: Turn) -> str:
     return digest(said.python or "", *(part for action in said.actions for part in (action.tool, arguments_digest(action.args))))
 
 
-async def do(said: Turn, coding: Coding | None, context: SeatContext, gate: Gate, step: str) -> Did:
+async def do(said: Turn, coding: Coding | None, at: TurnContext) -> Did:
     """Run what the turn asks for. Raises what the gate and the model raise."""
     if said.python is None or coding is None:
-        return await _act(said.actions, context, gate, step)
-    coded = await coding.run(said.python, context, gate, step)
+        return await _act(said.actions, at.calls(at.allowance or Allowance(len(said.actions))))
+    coded = await coding.run(said.python, at)
     return Did(coded.results, coded.operations, [functools.partial(block_text, coded.run)], f"python {coded.run.status}")
 
 
-async def _act(actions: Sequence[Action], context: SeatContext, gate: Gate, step: str) -> Did:
+async def _act(actions: Sequence[Action], calls: BlockCalls) -> Did:
     """Run the actions in order and stop at the first that does not succeed."""
     results: list[ToolResult] = []
-    operations: list[Operation] = []
-    for number, action in enumerate(actions, 1):
-        request_id = f"{context.task_id}/{context.seat}/{step}.{number}"
-        result = await gate.call(context, ToolCall(request_id, action.tool, action.args, context.deadline))
-        results.append(result)
-        operations.append(Operation(result.tool, arguments_digest(action.args), str(result.status), result.duration_ms))
-        if result.status is not ToolStatus.SUCCESS:
+    for action in actions:
+        results.append(await calls(action.tool, action.args))
+        if results[-1].status is not ToolStatus.SUCCESS:
             break
     texts: list[Callable[[int], str]] = [
         functools.partial(result_text, number, result) for number, result in enumerate(results, 1)
     ]
     if len(results) < len(actions):
         texts.append(lambda _room: f"The {len(actions) - len(results)} actions after it were not run.")
-    return Did(results, operations, texts, ", ".join(f"{result.tool[:40]} {result.status}" for result in results))
+    return Did(results, calls.operations, texts, ", ".join(f"{result.tool[:40]} {result.status}" for result in results))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from moothall.config import Runner
-from moothall.council.subagents import Caller
+from moothall.council.coding import Caller
 
 
 def below(who: Caller, settings: Runner) -> Iterator[Caller]:
