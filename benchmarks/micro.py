@@ -155,7 +155,7 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
         hands = await stack.enter_async_context(open_hands(settings))
         prepared = await _prepared(settings, hands, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
-        gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus, rules)
+        gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus.publish, rules)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
         yield gate, gate.seated(_seat(workspace)), hands
 
@@ -165,7 +165,7 @@ async def guard(folder: Path, count: int) -> Times:
     settings = _settings(folder)
     limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})
     async with AuditLog(settings.data_dir, "bench") as audit, open_rules(settings, MemoryBus()) as rules:
-        gate = Gate(limits, audit, Facts(), rules)
+        gate = Gate(limits, audit, Facts().publish, rules)
         return await _reads(gate, gate.seated(_seat(Room())), count, "src/file{}.py")
 
 

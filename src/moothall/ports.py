@@ -6,7 +6,7 @@ Adapters in bus, model, workspace and fleet implement these; `wiring` alone know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from types import MappingProxyType
@@ -22,15 +22,7 @@ from moothall.domain.overview import TaskView
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.domain.topic import Topic
-
-
-class Publisher(Protocol):
-    """Writes facts to the log."""
-
-    async def publish(self, event: Event) -> int:
-        """Return the event's seq once it is durable. A repeat (same id) changes nothing."""
-        ...
+from moothall.domain.topic import Channel, Topic
 
 
 class Posted(Protocol):
@@ -45,8 +37,12 @@ class Posted(Protocol):
         ...
 
 
-class Poster(Publisher, Protocol):
-    """Writes facts to the log without waiting for each."""
+class Log(Protocol):
+    """The facts, in one order. Topics named together are all of one stream; none: the whole log."""
+
+    async def publish(self, event: Event) -> int:
+        """Return the event's seq once it is durable. A repeat (same id) changes nothing."""
+        ...
 
     async def post(self, event: Event) -> Posted:
         """Send, at once or soon with others. Waits where too much is on its way. What is said of one thing is recorded in that
@@ -54,76 +50,39 @@ class Poster(Publisher, Protocol):
         """
         ...
 
+    async def create(self, event: Event) -> int:
+        """Publish what must be the first event of its topic. Raises `AlreadyExists`."""
+        ...
 
-class Log(Protocol):
-    """Reads facts in order: those of `topics`, all of one stream; of the whole log where none is named."""
+    async def first(self, topic: Topic) -> Recorded | None:
+        """Return the first event of a topic, or None."""
+        ...
 
-    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
+    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now and end."""
         ...
 
-    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
+    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes, until closed."""
         ...
 
+    async def known(self, channel: Channel) -> Sequence[str]:
+        """Return the ids of what a channel tells of."""
+        ...
 
+    async def forget(self, topic: Topic) -> None:
+        """Remove all records of one thing."""
+        ...
+
+
+Publish = Callable[[Event], Awaitable[int]]
+"""`Log.publish`, of those who do nothing else with the log."""
+ReadFile = Callable[[Base, str, int], Awaitable[str]]
+"""`Repositories.read`, of those who do nothing else with a repository."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
 Glance = Callable[[Recorded], bool | asyncio.Future[None]]
 """Sees a message before its handler does; True where nothing is left to be done, a future where that is so once it is done."""
-
-
-class Consumer(Protocol):
-    """Pulls messages of a durable consumer named in the registry."""
-
-    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
-        """Run until cancelled. The handler persists, then returns: that is the ack. `Temporary` → nak
-        with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
-        handler runs the message is kept alive by in-progress notices.
-
-        `glance` is called with one message after the other, in the order of their delivery, and spares most of them the
-        handler. It persists nothing and raises nothing. `extra` holds `deliveries`, from 1, and `place`: a number that
-        grows by one with each delivery of this consumer to anybody, so that a gap tells of messages that went elsewhere.
-        """
-        ...
-
-
-class Work(Protocol):
-    """Hands out work."""
-
-    async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
-        """Put an event on the work queue; returns once durable. `fresh`: nobody can have begun it before its first delivery, whose
-        `extra` says so.
-        """
-        ...
-
-
-class Signals(Protocol):
-    """Plain, unstored messages: a hint that may be lost, repeated in the log where it matters."""
-
-    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
-        """Send."""
-        ...
-
-    def signals(self, topic: Topic) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield what is sent until closed."""
-        ...
-
-
-class Documents(Protocol):
-    """A key-value bucket of JSON documents: projections that clients poll."""
-
-    async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store, replacing."""
-        ...
-
-    async def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the document or None."""
-        ...
-
-    async def keys(self) -> Sequence[str]:
-        """Return all keys."""
-        ...
 
 
 class Bucket(Protocol):
@@ -155,6 +114,55 @@ class Bucket(Protocol):
 
     def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield (key, document) of all that is there, then of what changes, until closed."""
+        ...
+
+
+class Bus(Log, Protocol):
+    """The log, and what goes over the same connection: work, plain messages, documents and buckets of them."""
+
+    async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
+        """Put an event on the work queue; returns once durable. `fresh`: nobody can have begun it before its first delivery, whose
+        `extra` says so.
+        """
+        ...
+
+    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
+        """Pull messages of a durable consumer named in the registry, until cancelled. The handler persists, then returns: that is
+        the ack. `Temporary` → nak with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
+        handler runs the message is kept alive by in-progress notices.
+
+        `glance` is called with one message after the other, in the order of their delivery, and spares most of them the
+        handler. It persists nothing and raises nothing. `extra` holds `deliveries`, from 1, and `place`: a number that
+        grows by one with each delivery of this consumer to anybody, so that a gap tells of messages that went elsewhere.
+        """
+        ...
+
+    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
+        """Send a plain message that is not stored: a hint that may be lost, repeated in the log where it matters."""
+        ...
+
+    def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield what is sent until closed."""
+        ...
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store a document that clients poll, replacing."""
+        ...
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        ...
+
+    async def keys(self) -> Sequence[str]:
+        """Return the keys of all documents."""
+        ...
+
+    async def remove(self, key: str) -> None:
+        """Remove the document under a key, if there is one."""
+        ...
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket of the registry."""
         ...
 
 
@@ -245,16 +253,12 @@ class Workspaces(Protocol):
         ...
 
 
-class Reader(Protocol):
-    """Files of a base commit."""
+class Repositories(Protocol):
+    """The trusted side's clones."""
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
         ...
-
-
-class Repositories(Reader, Protocol):
-    """The trusted side's clones."""
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`."""

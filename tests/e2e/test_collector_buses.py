@@ -12,10 +12,12 @@ import pytest
 
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.collector import Collector, CollectorBus
-from moothall.config import Bus, Limits
+from moothall.collector import Collector
+from moothall.config import Bus as BusSettings
+from moothall.config import Limits
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.topic import Channel
+from moothall.ports import Bus
 from moothall.testing.bus import MemoryBus
 from support.story import SEATS, START, Remembering, Story, full
 
@@ -23,24 +25,24 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(params=["memory", "jetstream"])
-async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CollectorBus]:
+async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bus]:
     if request.param == "memory":
         yield MemoryBus()
         return
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_server(Bus(), tmp_path / "bus"))
-        yield await stack.enter_async_context(open_bus(Bus(), url))
+        url = await stack.enter_async_context(embedded_server(BusSettings(), tmp_path / "bus"))
+        yield await stack.enter_async_context(open_bus(BusSettings(), url))
 
 
 @asynccontextmanager
-async def running(bus: CollectorBus, repositories: Remembering, now: Callable[[], datetime]) -> AsyncIterator[None]:
+async def running(bus: Bus, repositories: Remembering, now: Callable[[], datetime]) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(Collector(bus, repositories, Limits(), tick_seconds=0.02, clock=now).run())
         yield
         task.cancel()
 
 
-async def shown(bus: CollectorBus, *statuses: str) -> str:
+async def shown(bus: Bus, *statuses: str) -> str:
     """Wait until the document of task-a has one of these statuses, and return it."""
     async with asyncio.timeout(20):
         while True:
@@ -50,17 +52,17 @@ async def shown(bus: CollectorBus, *statuses: str) -> str:
             await asyncio.sleep(0.01)
 
 
-async def ended(bus: CollectorBus) -> str:
+async def ended(bus: Bus) -> str:
     return await shown(bus, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 
 
-async def decisions(bus: CollectorBus) -> list[Recorded]:
+async def decisions(bus: Bus) -> list[Recorded]:
     found = [item async for item in bus.replay((Channel.RESPONSES.all,))]
     return [item for item in found if item.event.type is EventType.DELIBERATION_DECIDED]
 
 
 @pytest.mark.parametrize("killed_after", [1, 9, 20])
-async def test_killed_and_restarted_it_decides_once(bus: CollectorBus, killed_after: int) -> None:
+async def test_killed_and_restarted_it_decides_once(bus: Bus, killed_after: int) -> None:
     events = full().events
     repositories = Remembering()
     async with running(bus, repositories, lambda: START):
@@ -77,7 +79,7 @@ async def test_killed_and_restarted_it_decides_once(bus: CollectorBus, killed_af
     assert repositories.branches == {"moothall/task-a": decided.event.data["commit_sha"]}
 
 
-async def test_a_large_answer_is_delivered_whole(bus: CollectorBus) -> None:
+async def test_a_large_answer_is_delivered_whole(bus: Bus) -> None:
     body = "x" * 400_000
     story = Story().begun().proposed(SEATS[0], body).checked(SEATS[0])
     for seat in SEATS:
@@ -91,7 +93,7 @@ async def test_a_large_answer_is_delivered_whole(bus: CollectorBus) -> None:
     assert body in decided.event.data["results"][0]["diff"]
 
 
-async def test_a_restart_finds_what_waits_for_its_deadline_alone(bus: CollectorBus) -> None:
+async def test_a_restart_finds_what_waits_for_its_deadline_alone(bus: Bus) -> None:
     async with running(bus, Remembering(), lambda: START):
         for event in Story().begun().events:
             await bus.publish(event)

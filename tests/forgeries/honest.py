@@ -38,7 +38,7 @@ async def one(project: Project, data: Path, most: int) -> None:
             if result == "passed" and case not in prepared.flaky
         ]
         d = alone(f"honest-{project.name.replace('/', '-')[-30:]}", base, seconds=900)
-        runs = FreshRuns(d, prepared, hands.workspaces, hands.repositories, asyncio.Semaphore(2))
+        runs = FreshRuns(d, prepared, hands.workspaces, hands.repositories.read, asyncio.Semaphore(2))
         proof = CounterProof(runs, Facts(MemoryBus(), d), Limits(counter_cases=most))
         began = time.monotonic()
         evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), green)

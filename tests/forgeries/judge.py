@@ -31,17 +31,6 @@ PYTEST = ("env", f"PYTHONPATH={PACKAGES}", str(interpreter()), "-m", "pytest", "
 UNITTEST_COMMAND = (str(interpreter()), "-m", "unittest", "discover", "-t", ".", "-s", "tests")
 
 
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """Files of the base."""
-
-    house: Local
-
-    async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """Return one."""
-        return (await self.house.clone.read(base.sha, path, limit)).decode()
-
-
 @dataclass(slots=True)
 class Court:
     """A prepared base that patches are judged against."""
@@ -66,7 +55,7 @@ class Court:
         """Whether the patch wins as proven, alone; and the reasons. Without `look` nobody minds what its lines reach for."""
         diff = self.diff(files)
         d = alone(f"f-{digest(diff)[:12]}", self.prepared.base, seconds=300)
-        runs = FreshRuns(d, self.prepared, self.house.workspaces, _Texts(self.house), asyncio.Semaphore(3))
+        runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
         bench = Bench(runs, Facts(MemoryBus(), d), Limits())
         tests = tuple(path for path in files if rules.is_test(path))
         judged = await bench.judge(Proposal("agent-dev-001", "dev", "", diff, own_tests=tests))
@@ -76,6 +65,9 @@ class Court:
             judged = await bench.confirm(judged)
         place = rank([judged.candidate])[0]
         return place.passed_gates and place.proven, place.reasons
+
+    async def _read(self, base: Base, path: str, limit: int) -> str:
+        return (await self.house.clone.read(base.sha, path, limit)).decode()
 
 
 def alone(task_id: str, base: Base, *, seconds: float) -> Deliberation:

@@ -255,7 +255,7 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
             web = WebTools(Http(allow=(name,), seconds=8))
             rules = Rules(catalogue=rules_catalogue, toolkits={"http": web, "web": web})
             facts = Facts()
-            gate = Gate(Guard(breaker_failures=1000), audit, facts, rules)
+            gate = Gate(Guard(breaker_failures=1000), audit, facts.publish, rules)
             prepared = await house.prepared({"tests": PYTEST})
             standing = StandingWorkspace("ws-1", house.workspaces, prepared, rules_catalogue)
             closing = asyncio.Event()

@@ -162,14 +162,14 @@ async def open_council(
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gate = Gate(Guard(), audit, bus)
+        gate = Gate(Guard(), audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Parts(
             model=model,
             gate=gate,
             workspaces=workspaces,
-            repositories=workspaces,
-            publisher=bus,
+            read=workspaces.read,
+            log=bus,
             limits=limits or Limits(),
             llm=settings,
             runner=runner,

@@ -104,7 +104,7 @@ class House:
         self.room = Room()
         self.facts = Facts()
         self.audit = audit
-        self.gate = Gate(limits, audit, self.facts, Rules(**rules))
+        self.gate = Gate(limits, audit, self.facts.publish, Rules(**rules))
         self.data_dir = data_dir
         self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, PatchRefused, Permanent, Temporary
 from moothall.ports import Glance, Handler
+from moothall.testing.bus import MemoryBus
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SEATS = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
@@ -143,10 +144,11 @@ def topic_of(event: Event) -> Topic:
     return (Channel.RESPONSES if event.type in answers else Channel.RESULTS).of(str(event.data.get("task_id")))
 
 
-class FaultyBus:
+class FaultyBus(MemoryBus):
     """A log, one durable consumer and a bucket that outlive whoever uses them. Repeats are dropped by id."""
 
     def __init__(self, max_deliver: int = 50) -> None:
+        super().__init__()
         self.log: list[Recorded] = []
         self.documents: dict[str, Mapping[str, Any]] = {}
         self.history: list[tuple[str, str]] = []
@@ -158,8 +160,8 @@ class FaultyBus:
         self.waiting: set[str] = set()
         self.shuffled: Callable[[list[int]], list[int]] = sorted
         self._max_deliver = max_deliver
-        self._place = 0
-        self._changed = asyncio.Event()
+        self._delivery = 0
+        self._news = asyncio.Event()
         self._idle = asyncio.Event()
 
     def _fail(self, act: str) -> None:
@@ -176,10 +178,10 @@ class FaultyBus:
             return known
         self.log.append(Recorded(len(self.log) + 1, event))
         self.pending[len(self.log)] = 0
-        self._changed.set()
+        self._news.set()
         return len(self.log)
 
-    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
+    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what there is."""
         self._fail("replay")
         for item in list(self.log):
@@ -187,7 +189,7 @@ class FaultyBus:
             if item.seq > after_seq and any(topic.covers(topic_of(item.event)) for topic in topics):
                 yield item
 
-    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncIterator[Recorded]:
+    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """As replay."""
         async for item in self.replay(topics, after_seq):
             yield item
@@ -199,7 +201,7 @@ class FaultyBus:
         in_hand: set[int] = set()
         async with asyncio.TaskGroup() as group:
             while True:
-                self._changed.clear()
+                self._news.clear()
                 for seq in self.shuffled([seq for seq in self.pending if seq not in in_hand])[: concurrency - len(in_hand)]:
                     self.pending[seq] += 1
                     seen = glance is not None and glance(self._delivered(seq))
@@ -214,18 +216,18 @@ class FaultyBus:
                     group.create_task(self._deliver(seq, handler, in_hand))
                 if not self.pending:
                     self._idle.set()
-                await self._changed.wait()
+                await self._news.wait()
 
     async def _hold(self, seq: int, until: asyncio.Future[None], in_hand: set[int]) -> None:
         await asyncio.wait({until})
         self.pending.pop(seq, None)
         in_hand.discard(seq)
-        self._changed.set()
+        self._news.set()
 
     def _delivered(self, seq: int) -> Recorded:
         """As it is delivered; out of order nobody can tell its place."""
-        self._place += 1
-        place = str(self._place) if self.shuffled is sorted else "0"
+        self._delivery += 1
+        place = str(self._delivery) if self.shuffled is sorted else "0"
         return replace(self.log[seq - 1], extra={"deliveries": str(self.pending[seq]), "place": place})
 
     async def _deliver(self, seq: int, handler: Handler, in_hand: set[int]) -> None:
@@ -235,22 +237,22 @@ class FaultyBus:
         except Temporary:
             await asyncio.sleep(0.001)
             if self.pending[seq] >= self._max_deliver:
-                self._bury(seq, "delivered too often")
+                self._give_up(seq, "delivered too often")
         except Permanent as error:
-            self._bury(seq, error.message)
+            self._give_up(seq, error.message)
         else:
             self.pending.pop(seq, None)
         in_hand.discard(seq)
-        self._changed.set()
+        self._news.set()
 
-    def _bury(self, seq: int, reason: str) -> None:
+    def _give_up(self, seq: int, reason: str) -> None:
         self.dead.append((self.log[seq - 1].event.id, reason))
         self.pending.pop(seq, None)
 
     async def settled(self) -> None:
         """Wait until nothing is pending."""
         self._idle.clear()
-        self._changed.set()
+        self._news.set()
         await self._idle.wait()
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:

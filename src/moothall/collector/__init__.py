@@ -3,6 +3,6 @@
 from moothall.collector.decide import decide, ready
 from moothall.collector.fold import State, fold
 from moothall.collector.progress import Progress, Step, describe
-from moothall.collector.runner import Collector, CollectorBus
+from moothall.collector.runner import Collector
 
-__all__ = ["Collector", "CollectorBus", "Progress", "State", "Step", "decide", "describe", "fold", "ready"]
+__all__ = ["Collector", "Progress", "State", "Step", "decide", "describe", "fold", "ready"]

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
 
 from moothall.collector.fold import UNDATED, State
 from moothall.collector.progress import percent_of, status_of
@@ -20,7 +19,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.overview import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
 
@@ -31,21 +30,13 @@ _TEXT = 500
 _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 
 
-class OverviewLog(Log, Protocol):
-    """What is asked of the bus here."""
-
-    async def first(self, topic: Topic) -> Recorded | None:
-        """Return the first event of a topic, or None."""
-        ...
-
-
 class Overview:
     """Implements `ports.Tasks`. `under_way` gives what is known of the deliberations that are not decided yet.
 
     Memory: a few lines of each tenant's last thousand tasks.
     """
 
-    def __init__(self, log: OverviewLog, under_way: Callable[[], Iterable[State]]) -> None:
+    def __init__(self, log: Log, under_way: Callable[[], Iterable[State]]) -> None:
         self._log = log
         self._under_way = under_way
         self._ended: OrderedDict[str, OrderedDict[str, TaskView]] = OrderedDict()

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from moothall import telemetry
 from moothall.collector.decide import decide, ready, standing
@@ -30,7 +29,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError
-from moothall.ports import Consumer, Documents, Log, Publisher, Repositories
+from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write_of
 
 log = telemetry.get_logger(__name__)
@@ -45,10 +44,6 @@ _SETTLING = {
     EventType.DELIBERATION_DECIDED,
 }
 """What can call for a decision. Of an event of another type it follows that the one that did is not acked yet."""
-
-
-class CollectorBus(Publisher, Log, Consumer, Documents, Protocol):
-    """What a collector needs of the bus."""
 
 
 @dataclass(slots=True)
@@ -87,7 +82,7 @@ class Collector:
 
     def __init__(
         self,
-        bus: CollectorBus,
+        bus: Bus,
         repositories: Repositories,
         limits: Limits,
         *,

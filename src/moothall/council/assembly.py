@@ -27,7 +27,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
-from moothall.ports import ChatModel, CodeRunner, Poster, Reader, Workspaces
+from moothall.ports import ChatModel, CodeRunner, Log, ReadFile, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
@@ -35,6 +35,7 @@ _CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is hist
 _GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
 _GRACE_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
+_SHOWN_CHARS = 65_536  # of one file, before it is cut to the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Parts:
     model: ChatModel
     gate: Gate
     workspaces: Workspaces
-    repositories: Reader
-    publisher: Poster
+    read: ReadFile
+    log: Log
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
     checks_at_once: int = 2
@@ -143,7 +144,7 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
     room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken - tokens(d.description) - tokens(d.context), 0)
 
     async def read(path: str) -> str:
-        return await parts.repositories.read(prepared.base, path)
+        return await parts.read(prepared.base, path, _SHOWN_CHARS)
 
     async def look(order: Order) -> Survey:
         return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
@@ -153,7 +154,7 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
 
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise."""
-    facts = Facts(parts.publisher, d, parts.source, recording.known)
+    facts = Facts(parts.log, d, parts.source, recording.known)
     ledger = Ledger(d.budget)
     mode = await parts.model.reply_mode()
     grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
@@ -197,4 +198,4 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
 
 def _bench(d: Deliberation, prepared: Prepared, parts: Parts, facts: Facts) -> Bench:
     places = asyncio.Semaphore(parts.checks_at_once)
-    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.repositories, places), facts, parts.limits)
+    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.limits)

@@ -121,7 +121,7 @@ class CounterProof:
         )
         metrics.GUARD_ALERTS.add("forgery")
         log.warning("a candidate's verdict is forged", task=d.task_id, candidate=proposal.candidate, reason=why)
-        await self.facts.publisher.post(alert_event(alert, d.tenant, self.facts.source))
+        await self.facts.log.post(alert_event(alert, d.tenant, self.facts.source))
 
     async def _judged(self, proposal: Proposal, cases: Sequence[str], seed: str) -> tuple[Verdict, str, Sequence[str]]:
         diff = proposal.diff

@@ -6,7 +6,7 @@ Stateless over the bus, so any process that reaches the bus can have one.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from moothall.domain.budget import Budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Council
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -34,9 +34,9 @@ from moothall.domain.task import (
     RepositoryRef,
     check_deliberation,
 )
-from moothall.domain.topic import Channel, Topic, deliberation_topics
+from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
-from moothall.ports import Documents, Log, Publisher, Repositories, Signals, Work
+from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write, write_of
 
 _REMEMBERED = 10_000
@@ -47,22 +47,6 @@ class Sitting(Protocol):
 
     def find(self, role: str, tenant: str) -> Council | None:
         """Return the council that was made for it, None for the default one. Raises `NoCouncil`."""
-        ...
-
-
-class DeskBus(Publisher, Log, Work, Signals, Documents, Protocol):
-    """What a desk needs of the bus."""
-
-    async def create(self, event: Event) -> int:
-        """Publish what must be the first event of its topic. Raises `AlreadyExists`."""
-        ...
-
-    async def first(self, topic: Topic) -> Recorded | None:
-        """Return the first event of a topic, or None."""
-        ...
-
-    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """As a log does, and closed when its reader is done."""
         ...
 
 
@@ -80,7 +64,7 @@ class Desk:
 
     def __init__(
         self,
-        bus: DeskBus,
+        bus: Bus,
         repositories: Repositories,
         defaults: Defaults,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),

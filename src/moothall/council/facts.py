@@ -8,7 +8,7 @@ from typing import Any
 
 from moothall.domain.event import EventType
 from moothall.domain.task import Deliberation
-from moothall.ports import Posted, Poster
+from moothall.ports import Log, Posted
 from moothall.telemetry.events import write_of
 
 
@@ -20,7 +20,7 @@ class Facts:
     loses the last ones as it loses the last steps; what is recorded is always a beginning of what was said.
     """
 
-    publisher: Poster
+    log: Log
     d: Deliberation
     source: str = "host"
     known: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class Facts:
         event = write_of(self.d, kind, data, ordinal=ordinal, source=self.source)
         if event.id in self.known:
             return
-        self._sent.append(await self.publisher.post(event))
+        self._sent.append(await self.log.post(event))
 
     async def recorded(self) -> None:
         """Return once all that was said is durable. Raises `BusUnavailable` where it could not be recorded."""

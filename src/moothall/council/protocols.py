@@ -72,7 +72,7 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
     except BusUnavailable:
         raise
     except MoothallError as error:
-        await _nobody_sits(Facts(parts.publisher, d, parts.source, recording.known), error)
+        await _nobody_sits(Facts(parts.log, d, parts.source, recording.known), error)
         return
     await council.facts.say(EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.mode)
     try:
@@ -126,7 +126,7 @@ def _first(group: BaseExceptionGroup[E]) -> E:
 async def _finish(council: Council) -> None:
     if leader := _leader(council):
         await _take(council, leader, time_left=False)  # there was no time left to put it to the test
-    # A seat's end lets its deliberation be decided: it is never on record before what was said earlier (`Poster`).
+    # A seat's end lets its deliberation be decided: it is never on record before what was said earlier (`Log.post`).
     for sitting in council.sittings:
         if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
             sitting.end(SeatStatus.CANCELLED, "CANCELLED", "nothing that it could have proposed would have won")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from moothall.config import Limits
@@ -22,7 +22,7 @@ from moothall.domain.ids import check_id, digest, read_role, seat_id
 from moothall.domain.task import DEFAULT_SEATS, DeliberationRequest
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
-from moothall.ports import Log, Publisher
+from moothall.ports import Log
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -37,17 +37,13 @@ Councils = Mapping[str, Council | None]
 """By role. None: it was deleted, and the default one doesn't serve either."""
 
 
-class RosterBus(Publisher, Log, Protocol):
-    """What a roster needs of the bus."""
-
-
 class Roster:
     """Implements `ports.Councils`. `run` keeps it up to date; without it, `refresh` does.
 
     `model` is the one that seats use: a council may name it as its profile, and no other.
     """
 
-    def __init__(self, bus: RosterBus, limits: Limits, model: str = "") -> None:
+    def __init__(self, bus: Log, limits: Limits, model: str = "") -> None:
         self._bus = bus
         self._limits = limits
         self._profiles = tuple(dict.fromkeys(("", "default", model)))

@@ -12,7 +12,7 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
-from moothall.ports import NOTHING, Reader, Workspaces
+from moothall.ports import NOTHING, ReadFile, Workspaces
 
 TEXT_LIMIT = 1_000_000
 """Characters of a file of the base, from which on it is not read."""
@@ -42,7 +42,7 @@ class FreshRuns:
     d: Deliberation
     prepared: Prepared
     workspaces: Workspaces
-    reader: Reader
+    read_file: ReadFile
     places: asyncio.Semaphore
     _exact: dict[str, str] = field(default_factory=dict)
 
@@ -97,4 +97,4 @@ class FreshRuns:
 
     async def read(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""
-        return await self.reader.read(self.prepared.base, path, TEXT_LIMIT)
+        return await self.read_file(self.prepared.base, path, TEXT_LIMIT)

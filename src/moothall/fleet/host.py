@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from cachetools import LRUCache
 
@@ -35,7 +34,7 @@ from moothall.errors import (
     Temporary,
     WorkspaceFailed,
 )
-from moothall.ports import Consumer, Log, Publisher, Repositories, Signals
+from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
 from moothall.telemetry.events import write_of
 
@@ -45,10 +44,6 @@ _PREPARATIONS = 3
 _TAKEN_KEPT = 1000
 _UNSEEN_SECONDS = 0.5
 _OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
-
-
-class HostBus(Publisher, Log, Consumer, Signals, Protocol):
-    """What a host needs of the bus."""
 
 
 @dataclass(slots=True)
@@ -72,7 +67,7 @@ class Host:
     """
 
     name: str
-    bus: HostBus
+    bus: Bus
     repositories: Repositories
     parts: Parts
     concurrency: int

@@ -7,15 +7,13 @@ position, and a graph that is away makes it late, not wrong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 from moothall.config import Graph as Settings
 from moothall.domain.event import Recorded
-from moothall.domain.topic import Topic
 from moothall.errors import GraphUnavailable
-from moothall.ports import Graph
+from moothall.ports import Graph, Log
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -23,24 +21,10 @@ log = get_logger(__name__)
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
 
 
-class ProjectorLog(Protocol):
-    """What a projector needs of the bus: the log's two ways of reading, which can be closed. It reads all of the log,
-    also what the graph does not take: its position is then the log's.
-    """
-
-    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded now and end."""
-        ...
-
-    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded, then what comes, until closed."""
-        ...
-
-
 class Projector:
     """The only writer of a graph."""
 
-    def __init__(self, log_: ProjectorLog, graph: Graph, settings: Settings, *, pause_seconds: float = _FIRST_SECONDS) -> None:
+    def __init__(self, log_: Log, graph: Graph, settings: Settings, *, pause_seconds: float = _FIRST_SECONDS) -> None:
         self._log = log_
         self._graph = graph
         self._settings = settings

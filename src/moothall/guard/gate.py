@@ -42,7 +42,7 @@ from moothall.guard.steps import (
     with_token,
 )
 from moothall.guard.watching import tool_call
-from moothall.ports import Publisher
+from moothall.ports import Publish
 from moothall.telemetry.events import write
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, offered
@@ -58,7 +58,7 @@ class Gate:
         self,
         limits: Guard,
         audit: AuditLog,
-        publisher: Publisher,
+        publish: Publish,
         rules: Rules | None = None,
         *,
         source: str = "host",
@@ -70,7 +70,7 @@ class Gate:
         self._alerts = Alerts(limits)
         self._limits = limits
         self._audit = audit
-        self._publisher = publisher
+        self._publish_event = publish
         self._source = source
         self._slots = asyncio.Semaphore(limits.calls_in_flight)
 
@@ -138,7 +138,7 @@ class Gate:
             result = replace(result, status=ToolStatus.ERROR, error=f"{error.message}; the tool ran, its end is not recorded")
         await self._publish(seat, result)
         for alert in self._alerts.taken():
-            await self._publisher.publish(alert_event(alert, seat.tenant, self._source))
+            await self._publish_event(alert_event(alert, seat.tenant, self._source))
         return result
 
     async def _admit_and_run(self, seat: SeatContext, call: ToolCall, entry: Entry) -> ToolResult:
@@ -267,7 +267,7 @@ class Gate:
             correlationid=seat.task_id,
             tenant=seat.tenant,
         )
-        await self._publisher.publish(event)
+        await self._publish_event(event)
 
 
 def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from moothall.config import Limits
 from moothall.domain.codec import dump, load
@@ -25,7 +24,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, Temporary
 from moothall.planning import story as stories
 from moothall.planning.derive import check_plan, derive
-from moothall.ports import Deliberations, Log, Publisher
+from moothall.ports import Deliberations, Log
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -39,14 +38,10 @@ _AGAIN_SECONDS = 1.0
 _LATEST_MS = 253_402_300_799_000  # the year 9999
 
 
-class PlannerBus(Publisher, Log, Protocol):
-    """What a planner needs of the bus."""
-
-
 class Planner:
     """Implements `ports.Plans`; `run` hands out what is due until cancelled."""
 
-    def __init__(self, bus: PlannerBus, desk: Deliberations, limits: Limits) -> None:
+    def __init__(self, bus: Log, desk: Deliberations, limits: Limits) -> None:
         self._bus = bus
         self._desk = desk
         self._limits = limits

@@ -140,7 +140,7 @@ class MemoryBucket:
 
 
 class MemoryBus:
-    """Publisher, Log, Consumer, Work, Signals, Documents and RawStore, within one event loop."""
+    """A bus and its raw store, within one event loop."""
 
     def __init__(self, settings: Bus | None = None, secrets: Sequence[str] = ()) -> None:
         self._settings = settings or Bus()

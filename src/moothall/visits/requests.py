@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,7 +15,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
 from moothall.guard.audit import AuditLog, Entry
-from moothall.ports import Consumer, Log, Publisher
+from moothall.ports import Bus
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 from moothall.visits.visits import SEAT, Visits
@@ -39,15 +39,11 @@ class _Request(BaseModel):
     deadline: AwareDatetime | None = None
 
 
-class ToolBus(Publisher, Log, Consumer, Protocol):
-    """What this door needs of the bus."""
-
-
 @dataclass(frozen=True, slots=True)
 class Requests:
     """Answers every request once, also one that is delivered again. `concurrency` requests are in hand at a time."""
 
-    bus: ToolBus
+    bus: Bus
     visits: Visits
     audit: AuditLog
     concurrency: int = 128

@@ -67,10 +67,10 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
         hands = await stack.enter_async_context(open_hands(settings))
         parts = Parts(
             model=model,
-            gate=Gate(settings.guard, audit, bus, rules),
+            gate=Gate(settings.guard, audit, bus.publish, rules),
             workspaces=Leaving(hands.workspaces, rules.left),
-            repositories=hands.repositories,
-            publisher=bus,
+            read=hands.repositories.read,
+            log=bus,
             limits=settings.limits,
             llm=settings.llm,
             runner=hands.runner,

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
 from moothall.bus.beside import beside
 from moothall.config import Settings
@@ -21,7 +20,7 @@ from moothall.guard.policy import Policy
 from moothall.guard.rates import SharedRates
 from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
-from moothall.ports import Bucket, Toolkit
+from moothall.ports import Bus, Toolkit
 from moothall.services.identity import ensure_token
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.db_tools import writing
@@ -34,16 +33,8 @@ _TENANTS = 1000
 _KEY_CHARS = 32
 
 
-class Buckets(Protocol):
-    """The part of a bus that is asked here."""
-
-    def bucket(self, name: str) -> Bucket:
-        """Return a bucket of the registry."""
-        ...
-
-
 @asynccontextmanager
-async def open_rules(settings: Settings, bus: Buckets) -> AsyncIterator[Rules]:
+async def open_rules(settings: Settings, bus: Bus) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
     from moothall.toolkits.browser import BrowserTools
     from moothall.toolkits.databases import DatabaseTools
@@ -96,7 +87,7 @@ def catalogue_of(settings: Settings) -> Mapping[str, ToolSpec]:
     return {**ours, **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)}}
 
 
-def parking_of(settings: Settings, bus: Buckets, key: bytes) -> Parking:
+def parking_of(settings: Settings, bus: Bus, key: bytes) -> Parking:
     """Return what waits for operators; not read yet."""
     return Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, settings.guard.approval_seconds))
 

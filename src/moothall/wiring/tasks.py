@@ -7,20 +7,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from moothall.collector.fold import State, fold
-from moothall.collector.overview import Overview, OverviewLog
+from moothall.collector.overview import Overview
 from moothall.config import Settings
-from moothall.council.desk import Defaults, Desk, DeskBus
+from moothall.council.desk import Defaults, Desk
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import TaskView
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import Channel, Topic, deliberation_topics
+from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
-from moothall.ports import Repositories
+from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, open_log
 from moothall.wiring.trusted import trusted_repositories
@@ -28,26 +27,10 @@ from moothall.wiring.trusted import trusted_repositories
 _CANCEL_SECONDS = 10.0
 
 
-class TaskBus(DeskBus, OverviewLog, Protocol):
-    """What is asked of the bus here."""
-
-    async def known(self, channel: Channel) -> Sequence[str]:
-        """Return the ids of what a channel of the log tells of."""
-        ...
-
-    async def forget(self, topic: Topic) -> None:
-        """Remove all records of one thing."""
-        ...
-
-    async def remove(self, key: str) -> None:
-        """Remove the document under a key, if there is one."""
-        ...
-
-
 class Tasks:
     """Reads and ends tasks of this machine's own tenant."""
 
-    def __init__(self, bus: TaskBus, repositories: Repositories, defaults: Defaults, *, served: bool) -> None:
+    def __init__(self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool) -> None:
         self._bus = bus
         self.desk = Desk(bus, repositories, defaults)
         self.served = served

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
 
 from moothall.bus.beside import beside
 from moothall.config import Settings
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.rules import Rules
-from moothall.ports import Bucket
+from moothall.ports import Bus
 from moothall.visits.executions import Executions
-from moothall.visits.requests import Requests, ToolBus
+from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
 from moothall.wiring.leaving import Leaving
 from moothall.wiring.trusted import open_hands
-from moothall.workflows.chronicle import FlowBus
 from moothall.workflows.running import BUCKET, Workflows
 
 _WRITER = "serve"
 
 
-class BucketBus(FlowBus, Protocol):
-    """A log with buckets."""
-
-    def bucket(self, name: str) -> Bucket:
-        """Return a bucket of the registry."""
-        ...
-
-
 @asynccontextmanager
-async def tool_service(settings: Settings, bus: ToolBus, rules: Rules) -> AsyncIterator[Visits]:
+async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncIterator[Visits]:
     """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed."""
     async with AsyncExitStack() as stack:
         audit = await stack.enter_async_context(
             AuditLog(settings.data_dir, _WRITER, sync_records=settings.guard.audit_sync_records)
         )
         hands = await stack.enter_async_context(open_hands(settings))
-        gate = Gate(settings.guard, audit, bus, rules, source="executor")
+        gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
         visits = await stack.enter_async_context(
             Visits(
                 gate, rules.tokens, Leaving(hands.workspaces, rules.left), hands.repositories, settings.guard, runner=hands.runner
@@ -57,9 +47,7 @@ def execution_service(settings: Settings, visits: Visits) -> Executions | None:
 
 
 @asynccontextmanager
-async def workflow_service(
-    settings: Settings, bus: BucketBus, visits: Visits, *, resume: bool = True
-) -> AsyncIterator[Workflows]:
+async def workflow_service(settings: Settings, bus: Bus, visits: Visits, *, resume: bool = True) -> AsyncIterator[Workflows]:
     """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone go on at once."""
     async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings.guard) as workflows:
         if resume:

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.tool import ToolResult
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists
-from moothall.ports import Publisher
+from moothall.ports import Log
 from moothall.telemetry.events import write
 from moothall.workflows.plan import Plan
 from moothall.workflows.record import KINDS, End, Record, StepState
-
-
-class FlowBus(Publisher, Protocol):
-    """What workflows need of the bus."""
-
-    def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded now."""
-        ...
-
-    def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded, then what comes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chronicle:
     """The facts of one workflow. A fact that is told again has the same id and changes nothing."""
 
-    bus: FlowBus
+    bus: Log
     workspace: str
     tenant: str
     name: str

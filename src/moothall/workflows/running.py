@@ -17,11 +17,11 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Temporary
 from moothall.guard.gate import Gate
-from moothall.ports import Bucket
+from moothall.ports import Bucket, Log
 from moothall.telemetry import get_logger
 from moothall.visits.lending import Loan, Returning
 from moothall.visits.visits import Visits
-from moothall.workflows.chronicle import Chronicle, FlowBus
+from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.engine import Engine
 from moothall.workflows.hands import VisitHands
 from moothall.workflows.plan import Allowed, Plan, read_plan
@@ -86,7 +86,7 @@ class Workflows:
     The bucket says which are under way and how their workspaces are opened again; all else is read from the log.
     """
 
-    def __init__(self, visits: Visits, gate: Gate, bus: FlowBus, index: Bucket, settings: Guard) -> None:
+    def __init__(self, visits: Visits, gate: Gate, bus: Log, index: Bucket, settings: Guard) -> None:
         self._visits = visits
         self._gate = gate
         self._bus = bus

@@ -227,7 +227,7 @@ async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:
             return 1
 
     async with council(by_seat(one=append(), two=append(), three=append())) as house:
-        object.__setattr__(house.parts, "publisher", Broken())
+        object.__setattr__(house.parts, "log", Broken())
         with pytest.raises(BusUnavailable):
             await house.run(house.deliberation("vote"))
         assert house.workspaces.alive == set()

@@ -18,8 +18,8 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
 from moothall.errors import Superseded, WorkspaceFailed
-from moothall.fleet import host as hosts
 from moothall.fleet.host import Host
+from moothall.ports import Bus
 from moothall.testing.bus import MemoryBus
 from support.council import CouncilHouse, finish, forever, open_council, scripted
 
@@ -192,7 +192,7 @@ async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp
 
 
 def test_a_memory_bus_is_a_bus_for_hosts() -> None:
-    bus: hosts.HostBus = MemoryBus()
+    bus: Bus = MemoryBus()
     assert bus
 
 

@@ -321,11 +321,10 @@ async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(t
 
 
 async def test_a_bus_that_is_down_is_the_callers_matter(house: House) -> None:
-    class Down:
-        async def publish(self, event: Event) -> int:
-            raise BusUnavailable(f"no bus for {event.id}")
+    async def down(event: Event) -> int:
+        raise BusUnavailable(f"no bus for {event.id}")
 
-    gate = Gate(house.gate._limits, house.audit, Down(), house.gate._rules)
+    gate = Gate(house.gate._limits, house.audit, down, house.gate._rules)
     with pytest.raises(BusUnavailable):
         await gate.call(house.seat(), tool_call(path="a"))
     assert len(house.records()) == 2

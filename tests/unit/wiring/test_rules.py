@@ -24,7 +24,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
         house = House(tmp_path, audit, Guard())
-        house.gate = Gate(Guard(), audit, Facts(), rules)
+        house.gate = Gate(Guard(), audit, Facts().publish, rules)
         seat = house.seat()
         assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         everything = house.seat(grant=Grant(tools=("*",)))

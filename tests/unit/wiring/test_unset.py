@@ -19,7 +19,7 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         house = House(tmp_path, audit, Guard())
-        house.gate = Gate(Guard(), audit, Facts(), rules)
+        house.gate = Gate(Guard(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
         assert [spec.name for spec in house.gate.offered("local", grant)] == ["db.redis"]
         assert [spec.name for spec in house.gate.offered("acme", grant)] == ["db.neo4j"]

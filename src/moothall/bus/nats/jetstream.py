@@ -34,7 +34,7 @@ from moothall.ports import Glance, Handler
 
 
 class JetStreamBus:
-    """Publisher, Log, Consumer, Work, Signals and Documents. Made by `open_bus`."""
+    """Implements `ports.Bus`. Made by `open_bus`."""
 
     def __init__(self, stored: Stored, settings: Bus, secrets: Sequence[str], tail: Tail) -> None:
         self._client = stored.client
@@ -153,7 +153,7 @@ class JetStreamBus:
         return literal and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
 
     async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
-        """Run until cancelled; see `moothall.ports.Consumer`.
+        """Run until cancelled; see `moothall.ports.Bus`.
 
         Raises `InvalidRequest` for a durable that isn't registered, `BusUnavailable` when the bus is closed.
         """
