@@ -45,7 +45,9 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     pair = base64.b64encode(b"x-access-token:s3cret").decode()
     with git_server(served, required=f"Basic {pair}") as server:
         url = f"{server.url}/app.git"
-        trusted = TrustedRepositories(tmp_path / "data", settings, Unprepared(), roots=(), secrets={"APP_TOKEN": "s3cret"})
+        trusted = TrustedRepositories(
+            tmp_path / "data", settings, Unprepared().prepare, roots=(), secrets={"APP_TOKEN": "s3cret"}
+        )
         with pytest.raises(RepositoryError, match="cannot reach"):
             await trusted.resolve(RepositoryRef(url=url))
         await trusted.register(url, id="app", credential="env:APP_TOKEN", push="push")

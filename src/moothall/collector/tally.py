@@ -43,7 +43,7 @@ class _Ended:
 
 
 class Tally:
-    """Implements `ports.Tallies`. `under_way` gives the deliberations that are not decided yet.
+    """Counts of what was done. `under_way` gives the deliberations that are not decided yet.
 
     Memory: a few numbers of each of the last hundred thousand decisions.
     """

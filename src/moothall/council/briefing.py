@@ -34,7 +34,7 @@ class Asked(Protocol):
 
 
 class Briefings:
-    """Implements `ports.Briefings` over the graph. A text never has more than about `limits.context_tokens`."""
+    """What is known, from the graph. A text never has more than about `limits.context_tokens`."""
 
     def __init__(self, graph: Asked, limits: Limits, rules: Rules | None = None) -> None:
         self._rules = rules or Rules()

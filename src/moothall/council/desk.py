@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.config import Limits
 from moothall.council import params
+from moothall.council.roster import Roster
 from moothall.council.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.causes import requested_id
@@ -42,14 +42,6 @@ from moothall.telemetry.events import write, write_of
 _REMEMBERED = 10_000
 
 
-class Sitting(Protocol):
-    """Who sits for a role."""
-
-    def find(self, role: str, tenant: str) -> Council | None:
-        """Return the council that was made for it, None for the default one. Raises `NoCouncil`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What fills the zeros of a request."""
@@ -68,7 +60,7 @@ class Desk:
         repositories: Repositories,
         defaults: Defaults,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        councils: Sitting | None = None,
+        councils: Roster | None = None,
     ) -> None:
         self._councils = councils
         self._bus = bus

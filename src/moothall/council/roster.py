@@ -38,7 +38,7 @@ Councils = Mapping[str, Council | None]
 
 
 class Roster:
-    """Implements `ports.Councils`. `run` keeps it up to date; without it, `refresh` does.
+    """The councils that were made. `run` keeps it up to date; without it, `refresh` does.
 
     `model` is the one that seats use: a council may name it as its profile, and no other.
     """

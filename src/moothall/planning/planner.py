@@ -39,7 +39,7 @@ _LATEST_MS = 253_402_300_799_000  # the year 9999
 
 
 class Planner:
-    """Implements `ports.Plans`; `run` hands out what is due until cancelled."""
+    """Plans of stories; `run` hands out what is due until cancelled."""
 
     def __init__(self, bus: Log, desk: Deliberations, limits: Limits) -> None:
         self._bus = bus

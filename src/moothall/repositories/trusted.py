@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from moothall.config import Workspace as Settings
 from moothall.domain.ids import digest
@@ -22,15 +21,9 @@ from moothall.repositories.profile import OWN_FILE, TEXT_BYTES, Commands, read_p
 from moothall.repositories.registry import PushPolicy, Registered, Registry, make_registered
 from moothall.repositories.submodules import Submodules
 
+Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
+"""Makes a base ready to work on."""
 _SHA = re.compile(r"[0-9a-f]{40}")
-
-
-class Preparer(Protocol):
-    """Makes a base ready to work on."""
-
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
-        """Set up, check out, run the checks once."""
-        ...
 
 
 class TrustedRepositories:
@@ -44,7 +37,7 @@ class TrustedRepositories:
         self,
         data_dir: Path,
         settings: Settings,
-        preparer: Preparer,
+        prepare: Prepare,
         *,
         roots: Sequence[Path] = (),
         secrets: Mapping[str, str] | None = None,
@@ -52,7 +45,7 @@ class TrustedRepositories:
         self.registry = Registry(data_dir / "repositories")
         self._clones = data_dir / "repos"
         self._settings = settings
-        self._preparer = preparer
+        self._prepare = prepare
         self._roots = tuple(root.resolve() for root in (*settings.allowed_roots, *roots))
         self._secrets = secrets or {}
         self._git = GitRunner(self._clones, settings.git_seconds)
@@ -141,8 +134,8 @@ class TrustedRepositories:
         return await Submodules(clone, entry, self._settings, self._secrets, modules).fetch(sha)
 
     async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
-        """As the preparer does."""
-        return await self._preparer.prepare(base, on_progress)
+        """Set up, check out, run the checks once."""
+        return await self._prepare(base, on_progress)
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable
@@ -28,19 +28,11 @@ _PROCESSES = 1000
 _NAME_CHARS = 64
 
 
-class Signaller(Protocol):
-    """Sends plain messages; `ports.Signals` is one."""
-
-    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
-        """Send."""
-        ...
-
-
-async def report(bus: Signaller, process: str, seconds: float) -> None:
+async def report(signal: Callable[[Topic, Mapping[str, Any]], Awaitable[None]], process: str, seconds: float) -> None:
     """Send this process's figures every `seconds` until cancelled. One that cannot be sent is made up by the next."""
     while True:
         try:
-            await bus.signal(Channel.FIGURES.of(process), {"process": process, "figures": REGISTRY.snapshot()})
+            await signal(Channel.FIGURES.of(process), {"process": process, "figures": REGISTRY.snapshot()})
         except BusUnavailable as error:
             log.debug("figures not reported", reason=error.message)
         await asyncio.sleep(seconds)

@@ -5,20 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from moothall.domain.repository import Base
 from moothall.guard.seat import SeatContext
 from moothall.ports import Repositories
 from moothall.visits.standing import StandingWorkspace
-
-
-class Kept(Repositories, Protocol):
-    """Clones that also give back what a workspace's commit has changed."""
-
-    async def diff(self, base: Base, commit_sha: str) -> str:
-        """Return the diff of a commit against its base. Raises `PatchRefused` where it is gone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class Loan:
     seat: SeatContext
     workspace: StandingWorkspace
     closing: asyncio.Event
-    repositories: Kept
+    repositories: Repositories
 
     @property
     def base(self) -> Base:

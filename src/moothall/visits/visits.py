@@ -21,12 +21,12 @@ from moothall.guard.gate import Gate
 from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import Capability, Tokens, request_digest
-from moothall.ports import CodeRunner, Workspace, Workspaces
+from moothall.ports import CodeRunner, Repositories, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.catalogue import granted
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.visits.answers import GONE, Answers
-from moothall.visits.lending import Kept, Loan, Returning
+from moothall.visits.lending import Loan, Returning
 from moothall.visits.standing import StandingWorkspace
 
 log = get_logger(__name__)
@@ -84,7 +84,7 @@ class Visits:
         gate: Gate,
         tokens: Tokens,
         workspaces: Workspaces,
-        repositories: Kept,
+        repositories: Repositories,
         settings: Guard,
         *,
         runner: CodeRunner | None = None,

@@ -26,17 +26,13 @@ from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
 
 
-class _Hosts:
-    """Stands where a preparer would: a process without workspaces prepares nothing."""
-
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
-        del on_progress
-        raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
-
-
 def trusted_repositories(settings: Settings) -> TrustedRepositories:
     """Repositories to register, pin, read and deliver to."""
-    return TrustedRepositories(settings.data_dir, settings.workspace, _Hosts(), secrets=environment())
+    return TrustedRepositories(settings.data_dir, settings.workspace, _unprepared, secrets=environment())
+
+
+async def _unprepared(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
+    raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
 
 
 async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
@@ -107,6 +103,6 @@ async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
     destinations = Destinations.read(settings.http.allow, only=settings.http.only_allowed)
     workspaces = LocalWorkspaces(settings, clone_of, remote_of)
     preparer = Preparer(settings, clone_of, workspaces)
-    repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer, secrets=environment())
+    repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer.prepare, secrets=environment())
     async with workspaces:
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)

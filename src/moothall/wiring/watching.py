@@ -31,7 +31,7 @@ async def reported(settings: Settings, bus: Bus, name: str) -> AsyncIterator[Non
         return
     with process.watched():
         async with asyncio.TaskGroup() as group:
-            reporting = group.create_task(reports.report(bus, name, settings.metrics.report_seconds), name="figures")
+            reporting = group.create_task(reports.report(bus.signal, name, settings.metrics.report_seconds), name="figures")
             try:
                 yield
             finally:

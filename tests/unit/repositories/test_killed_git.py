@@ -89,7 +89,7 @@ async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
 
 
 async def delivered(data: Path, sample: Repo, branch: str) -> str:
-    trusted = TrustedRepositories(data, Workspace(), Unprepared(), roots=(sample.path,))
+    trusted = TrustedRepositories(data, Workspace(), Unprepared().prepare, roots=(sample.path,))
     entry = await trusted.register(str(sample.path))
     base = await trusted.resolve(RepositoryRef(id=entry.id))
     clone = trusted.clone(entry.id)

@@ -40,7 +40,7 @@ def sample(place: Path) -> Repo:
 
 
 def repositories(tmp_path: Path, *roots: Path, settings: Workspace = SETTINGS, **secrets: str) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", settings, FileLister(), roots=roots, secrets=secrets)
+    return TrustedRepositories(tmp_path / "data", settings, FileLister().prepare, roots=roots, secrets=secrets)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ class Nobody:
 
 
 def repositories(tmp_path: Path, **settings: object) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", Workspace.model_validate(settings), Nobody(), roots=[tmp_path])
+    return TrustedRepositories(tmp_path / "data", Workspace.model_validate(settings), Nobody().prepare, roots=[tmp_path])
 
 
 def with_submodule(tmp_path: Path) -> Repo:

@@ -140,14 +140,13 @@ def test_processes_without_end_fill_no_memory() -> None:
 async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
     sent: list[Mapping[str, Any]] = []
 
-    class Bus:
-        async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
-            sent.append({"topic": topic, **data})
-            if len(sent) == 1:
-                raise BusUnavailable("away")
+    async def signal(topic: Topic, data: Mapping[str, Any]) -> None:
+        sent.append({"topic": topic, **data})
+        if len(sent) == 1:
+            raise BusUnavailable("away")
 
     with process.watched():
-        task = asyncio.ensure_future(reports.report(Bus(), "host-7", 0.001))
+        task = asyncio.ensure_future(reports.report(signal, "host-7", 0.001))
         while len(sent) < 3:
             await asyncio.sleep(0.001)
         task.cancel()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from moothall.bus.blobs import references
 from moothall.bus.buckets import BUCKETS, DOCUMENTS
 from moothall.bus.codec import load_json
+from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
-from moothall.bus.raw import Raw
 from moothall.bus.registry import DEAD, EVENTS, WORK
 from moothall.errors import InvalidRequest
 
@@ -22,65 +20,49 @@ YOUNG = timedelta(hours=1)
 _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
 
 
-class Shelves(Protocol):
-    """Streams, by their subjects too."""
-
-    def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
-        """Yield what is stored now, in order; under `subjects` alone where given."""
-        ...
-
-    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
-        """Return the subjects under `pattern` that have records."""
-        ...
-
-    async def drop(self, stream: str, subject: str) -> None:
-        """Remove all records of one subject."""
-        ...
-
-
-async def prune_documents(shelves: Shelves) -> int:
+async def prune_documents(bus: JetStreamBus) -> int:
     """Drop the status documents of deliberations of which the log holds nothing; return how many."""
-    told = {subject.rpartition(".")[2] for subject in await shelves.subjects(EVENTS.name, "agent.*.*")}
+    told = {subject.rpartition(".")[2] for subject in await bus.subjects(EVENTS.name, "agent.*.*")}
     gone = [
         subject
-        for subject in await shelves.subjects(bucket_stream(DOCUMENTS), f"{bucket_prefix(DOCUMENTS)}>")
+        for subject in await bus.subjects(bucket_stream(DOCUMENTS), f"{bucket_prefix(DOCUMENTS)}>")
         if subject.rpartition(".")[2] not in told
     ]
     for subject in gone:
-        await shelves.drop(bucket_stream(DOCUMENTS), subject)
+        await bus.drop(bucket_stream(DOCUMENTS), subject)
     return len(gone)
 
 
-async def prune_blobs(shelves: Shelves, *, young: timedelta = YOUNG) -> int:
+async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
     """Drop the large values that no record refers to and that are not younger than `young`; return how many.
 
     What there is is listed before the records are read, so that a value stored meanwhile is not looked at.
     """
     before = datetime.now(UTC) - young
     stored = {}
-    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"{BLOB_ENTRIES}>",)):
+    async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_ENTRIES}>",)):
         info = json.loads(raw.data)
         if raw.time <= before:
             stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
     if not stored:
         return 0
-    used = await _used(shelves)
+    used = await _used(bus)
     gone = {name: where for name, where in stored.items() if name not in used}
     for subject, nuid in gone.values():
-        await shelves.drop(BLOBS_STREAM, subject)  # first the entry: without it nobody looks for the content
-        await shelves.drop(BLOBS_STREAM, f"{BLOB_CHUNKS}{nuid}")
+        await bus.drop(BLOBS_STREAM, subject)  # first the entry: without it nobody looks for the content
+        await bus.drop(BLOBS_STREAM, f"{BLOB_CHUNKS}{nuid}")
     return len(gone)
 
 
-async def _used(shelves: Shelves) -> frozenset[str]:
+async def _used(bus: JetStreamBus) -> frozenset[str]:
     """Every value that a record refers to, directly or by way of another value."""
     used: set[str] = set()
     for stream in (EVENTS.name, WORK.name, DEAD.name, *(bucket_stream(bucket) for bucket in BUCKETS.values())):
-        async for raw in shelves.raw(stream):
+        async for raw in bus.raw(stream):
             if b'"$blob"' in raw.data:
                 used |= _references(raw.data)
     # A value may itself hold references: what it refers to is used as well.
-    async for raw in shelves.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
+    async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
         if b'"$blob"' in raw.data:
             used |= {found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)}
     return frozenset(used)
@@ -93,10 +75,10 @@ def _references(data: bytes) -> frozenset[str]:
         return frozenset()  # a dead letter need not be JSON
 
 
-async def commits_told(shelves: Shelves) -> frozenset[str]:
+async def commits_told(bus: JetStreamBus) -> frozenset[str]:
     """Return every commit that the log or a status document names."""
     found: set[str] = set()
     for stream in (EVENTS.name, bucket_stream(DOCUMENTS)):
-        async for raw in shelves.raw(stream):
+        async for raw in bus.raw(stream):
             found |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
     return frozenset(found)
