@@ -21,18 +21,20 @@ _WARMER, _WARMEST = 0.4, 1.0  # an attempt's temperature over the one before, an
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How a seat speaks: its temperature and the base of its sampling seeds."""
+    """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way in which it asks for a function."""
 
     mode: ReplyMode
     temperature: float
     seed: int
+    way: int = 0
 
     def anew(self, attempt: int) -> Voice:
-        """Return the voice of an attempt: from the second on another seed, and a little warmer."""
+        """Return the voice of an attempt: from the second on another seed and way, and a little warmer."""
         if attempt == 1:
             return self
         warmer = round(min(self.temperature + _WARMER * (attempt - 1), _WARMEST), 3)
-        return replace(self, temperature=max(self.temperature, warmer), seed=int(digest(str(self.seed), str(attempt))[:7], 16))
+        seed = int(digest(str(self.seed), str(attempt))[:7], 16)
+        return replace(self, temperature=max(self.temperature, warmer), seed=seed, way=self.way + attempt - 1)
 
 
 class Conversation:
@@ -100,9 +102,8 @@ class Conversation:
         most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
         if function:  # a small model that repeats itself would go on to the end
             most = min(most, max(self._llm.function_tokens, function.file_tokens))
-        # Two ways of asking find more than one: what the model cannot complete, it may write, and the other way round.
-        completes = function is not None and bool(function.begun) and self._attempt % 2 == 1 and not self.exchanges
-        head = self._head if function is None else function.completion if completes else function.head
+        way = function and (function.whole if self.exchanges else function.way(voice.way))
+        head = way.head if way else self._head
         reply = await self._model.ask(
             ChatRequest(
                 call_id=f"{self._seat}/{step}",
@@ -117,7 +118,7 @@ class Conversation:
             )
         )
         try:
-            said = function.read(reply, completes=completes) if function else read_turn(reply, voice.mode)
+            said = function.read(reply, way) if function and way else read_turn(reply, voice.mode)
         except MalformedReplyError as error:
             return str(error), reply.text
         if said.python is not None and not runs_python:

@@ -90,7 +90,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
     d = council.d
     approach = council.approaches[sitting.number] if council.approaches else ""
     warmth = council.warmth(sitting.seat)
-    voice = Voice(council.mode, warmth, d.seed)
+    voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
     sitting.agent = Agent(
         seat=sitting.seat,
         role=d.role,

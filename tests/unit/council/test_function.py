@@ -13,7 +13,7 @@ from moothall.council.reply import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType
-from moothall.testing.model import step_of
+from moothall.testing.model import phase_of, step_of
 from support.council import ONE, of, outcomes
 from support.repos import SAMPLE, SOLUTION
 
@@ -47,7 +47,7 @@ def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | 
 def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
     function = function_of("Complete sub", SHOWN, FILES)
     assert function is not None
-    said = function.head[-1].content
+    said = function.whole.head[-1].content
     assert "assert sub(3, 1) == 2" in said
     assert PYTHON.strip() in said
     assert "func (c" not in said
@@ -71,7 +71,7 @@ def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
     function = function_of("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "import math\n\ndef sub(a, b):\n    return a - b"
-    (action,) = function.read(reply(said.format(code))).actions
+    (action,) = function.read(reply(said.format(code)), function.whole).actions
     assert action.tool == "files.define"
     assert dict(action.args) == {"path": "a.py", "name": "sub", "content": code}
 
@@ -81,9 +81,9 @@ def test_a_reply_without_the_function_is_none(said: str) -> None:
     function = function_of("Complete sub", SHOWN, FILES)
     assert function is not None
     with pytest.raises(MalformedReplyError, match="whole function sub"):
-        function.read(reply(said))
+        function.read(reply(said), function.whole)
     with pytest.raises(MalformedReplyError, match="cut off"):
-        function.read(reply("```python\ndef sub(", "length"))
+        function.read(reply("```python\ndef sub(", "length"), function.whole)
 
 
 WRONG = '```python\ndef hello_world() -> str:\n    return "Goodbye"\n```'
@@ -153,7 +153,7 @@ async def test_each_attempt_asks_for_the_function_so_often(council: Any, turns: 
 def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
     function = function_of("Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES)
     assert function is not None
-    said = function.head[-1].content
+    said = function.whole.head[-1].content
     assert ("# tests/test_a.py fails now and must pass:\nassert sub(3, 1) == 2" in said) == shown
     assert ("def test_" in said) == (bool(tests) and not shown)
 
@@ -164,10 +164,10 @@ def test_a_file_does_not_import_itself() -> None:
     assert function is not None
     code = "def sub(a, b):\n    return a - b"
     for line in ("from a import sub\n\n", "from src.a import sub, add\n", "from .a import *\n", "import a\n"):
-        (action,) = function.read(reply(f"```python\nimport math\n{line}{code}\n```")).actions
+        (action,) = function.read(reply(f"```python\nimport math\n{line}{code}\n```"), function.whole).actions
         assert action.args["content"] == f"import math\n{code}"
     other = f"from abc import sub\nimport ab\n{code}"
-    (action,) = function.read(reply(other)).actions
+    (action,) = function.read(reply(other), function.whole).actions
     assert action.args["content"] == other
 
 
@@ -223,8 +223,10 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
     ("text", "begun"),
     [
         (STUB, STUB.removeprefix("import math\n\n\n").rstrip()),
+        (STUB.replace("    ", "\t"), STUB.removeprefix("import math\n\n\n").rstrip().replace("    ", "\t")),
         (f"{STUB}    return a\n", ""),
         (f"{STUB}\n\nX = 1\n", ""),
+        ("def half(a): 'Halve.'\n", ""),
         ("def half(a):\n    pass\n", ""),
         ("def half(a):\n", ""),
         ("def half(:", ""),
@@ -234,45 +236,85 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
     function = function_of(
         "Complete half", Shown((("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""), ()
     )
-    assert (function.begun if function else "") == begun
-    if function and begun:
-        *_, user, reply_begun = function.completion
+    ways = function.completions if function else ()
+    assert len(ways) == (2 if begun else 0)
+    for way, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
+        *_, user, reply_begun = way.head
         assert "assert half(2) == 1" in user.content
         assert text.strip() not in user.content
+        assert ("steps" in user.content) == bool(step)
         assert reply_begun.role == "assistant"
-        assert reply_begun.content == f"```python\n{text}"
+        assert reply_begun.content == f"```python\n{text}{step}"
+        assert way.begun == f"{begun}\n{step}"
 
 
 @pytest.mark.parametrize(
     "said",
     [
         "    return a // 2\n```",
+        " Halve.\n    return a // 2\n```",
         "    return a // 2\n```\nThis halves. For example:\n```python\ndef half(a): pass\n```",
         "\n    return a // 2",
         "```python\n@cache\ndef half(a):\n    return a // 2\n```",
+        "Here it is:\n```python\n@cache\ndef half(a):\n    return a // 2\n```",
     ],
 )
 def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
     function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
     assert function is not None
-    (action,) = function.read(reply(said), completes=True).actions
-    content = action.args["content"]
-    assert content.startswith("@cache\ndef half(a):\n")
-    assert content.endswith("    return a // 2")
-    assert content.count("def half") == 1
+    planned, plain = function.completions
+    for way in (planned,) if said.startswith(" Halve") else (plain,) if said.startswith("    ") else (planned, plain):
+        (action,) = function.read(reply(said), way).actions
+        content = action.args["content"]
+        assert content.startswith("@cache\ndef half(a):\n")
+        assert content.endswith("    return a // 2")
+        assert content.count("def half") == 1
     with pytest.raises(MalformedReplyError):
-        function.read(reply("    return a // 2"))
+        function.read(reply("    return a // 2"), function.whole)
 
 
-async def test_attempts_complete_the_function_and_write_it_by_turns(council: Any) -> None:
-    stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
-    files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
-    said = {"0.1": '    return "Goodbye"\n```', "0.2": WRONG, "0.3": '    return "Hello, World!"\n```'}
+@pytest.mark.parametrize("said", ["I would halve it.", "```python\nhalf(4)\n```", ""])
+def test_prose_is_not_what_was_begun(said: str) -> None:
+    function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
+    assert function is not None
+    for way in function.completions:
+        with pytest.raises(MalformedReplyError, match="whole function half"):
+            function.read(reply(said), way)
 
-    async with council(lambda _body, headers: said[step_of(headers)], files=files, functions="on") as house:
+
+BODILESS = {**SAMPLE, "src/utils.py": f'{SAMPLE["src/utils.py"]}\n\ndef hello_world() -> str:\n    """Return the greeting."""\n'}
+
+
+def asked_in(body: Any) -> str:
+    """The way that a request asks in."""
+    last = body["messages"][-1]
+    if last["role"] == "user":
+        return "whole"
+    return "plan" if last["content"].endswith("# 1.") else "body"
+
+
+async def test_attempts_ask_for_a_plan_for_the_whole_and_for_the_body_by_turns(council: Any) -> None:
+    said = {"0.1": ' Greet.\n    return "Goodbye"\n```', "0.2": WRONG, "0.3": '    return "Hello, World!"\n```'}
+
+    async with council(lambda _body, headers: said[step_of(headers)], files=BODILESS, functions="on") as house:
         events = await house.run(house.deliberation("single", 1))
-    begun = [asked.body["messages"][-1] for asked in house.server.requests]
-    assert [message["role"] for message in begun] == ["assistant", "user", "assistant"]
+    assert [asked_in(asked.body) for asked in house.server.requests] == ["plan", "whole", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert '+    return "Hello, World!"' in diff
     assert "-def" not in diff
+
+
+async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
+    async with council(
+        lambda _body, _headers: ' Greet.\n    return "Hello, World!"\n```', files=BODILESS, functions="on"
+    ) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert '+    # 1. Greet.\n+    return "Hello, World!"' in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+
+
+@pytest.mark.e2e  # several runs of pytest
+async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
+    async with council(lambda _body, _headers: WRONG, files=BODILESS, functions="on", limits=Limits(attempts=1)) as house:
+        await house.run(house.deliberation("tests_then_verify", 3))
+    first = [asked_in(asked.body) for asked in house.server.requests if phase_of(asked.headers) == "propose"]
+    assert sorted(first) == ["body", "plan", "whole"]
