@@ -13,7 +13,7 @@ from moothall.council.reply import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType
-from moothall.testing.model import phase_of, step_of
+from moothall.testing.model import step_of
 from support.council import ONE, of, outcomes
 from support.repos import SAMPLE, SOLUTION
 
@@ -316,5 +316,5 @@ async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
 async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
     async with council(lambda _body, _headers: WRONG, files=BODILESS, functions="on", limits=Limits(attempts=1)) as house:
         await house.run(house.deliberation("tests_then_verify", 3))
-    first = [asked_in(asked.body) for asked in house.server.requests if phase_of(asked.headers) == "propose"]
+    first = [asked_in(asked.body) for asked in house.server.requests if "/propose/" in asked.call_id]
     assert sorted(first) == ["body", "plan", "whole"]
