@@ -216,7 +216,8 @@ a second at {figure(run["cpu_ms"])} CPU ms each. Reading 576 pieces is what cost
 
 def _commands(found: Mapping[str, Any]) -> str:
     rows = [(f"`{name}`", f"{seconds:.2f}") for name, seconds in found.items() if name != "frame"]
-    return f"## Commands that need no Ray\n\nWhole processes, from start to exit, median, warm files.\n\n{table(('', 's'), rows)}"
+    return f"## Commands that need no Ray\n\nWhole processes, from start to exit, median, warm files; of `deliberate` with a \
+model server that works until its first event.\n\n{table(('', 's'), rows)}"
 
 
 def _soak(found: Mapping[str, Any]) -> str:

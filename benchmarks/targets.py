@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.commands import FIRST, NOBODY, REFUSED
 from benchmarks.contest import OURS
 
 
@@ -78,6 +79,9 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
     ),
     ("`import moothall`", "≤ 0.2 s", "", lambda d: float(d["commands"]["import moothall"]), " s", -1),
     ("the slowest command that needs no Ray", "≤ 0.5 s", "", _slowest, " s", -1),
+    ("a model server that is away, said after", "≤ 1 s", "", lambda d: float(d["commands"][NOBODY]), " s", -1),
+    ("a key that is refused, said after", "≤ 1 s", "", lambda d: float(d["commands"][REFUSED]), " s", -1),
+    ("first event of `deliberate` with a remote model", "≤ 2 s", "", lambda d: float(d["commands"][FIRST]), " s", -1),
 )
 
 

@@ -122,6 +122,12 @@ class Council:
         """Whether there is no repository."""
         return self.prepared is None
 
+    @property
+    def attempts(self) -> int:
+        """How often a seat may begin, the first time included."""
+        most = self.parts.limits.attempts
+        return most if self.function is None else min(most, self.parts.llm.function_attempts)
+
     def warmth(self, seat: str) -> float:
         """Return a seat's own temperature: the first is the surest (a quarter of the setting), the last the boldest."""
         last = len(self.d.seats) - 1

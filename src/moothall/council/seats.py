@@ -107,7 +107,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         model=council.model,
         facts=council.facts,
         llm=council.parts.llm,
-        limits=council.parts.limits,
+        limits=council.parts.limits.model_copy(update={"attempts": council.attempts}),
         specs=council.specs,
         coding=_coding(council, voice),
         python=council.python,
@@ -220,7 +220,7 @@ async def _work(
     the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
     """
     agent = _agent(sitting)
-    attempts = 1 if start else council.parts.limits.attempts
+    attempts = 1 if start else council.attempts
     best: Draft | None = None
     refused: PatchRefused | None = None
     first, meter = 1, Meter()
