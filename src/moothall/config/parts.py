@@ -52,7 +52,9 @@ class Llm(Section):
         1, ge=1, description="replies of an attempt at one function; what is red then is written anew and not mended"
     )
     function_attempts: int = Field(
-        2, ge=1, description="attempts of a seat at one function, each in another way, within limits.attempts: more of them rarely help"
+        2,
+        ge=1,
+        description="attempts of a seat at one function, each in another way, within limits.attempts: more of them rarely help",
     )
     context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
     concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")

@@ -124,15 +124,26 @@ async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None
 
 
 @pytest.mark.e2e  # several runs of pytest
-@pytest.mark.parametrize(("turns", "attempts"), [(1, [1, 2]), (2, [1, 1, 2, 2])])
-async def test_each_attempt_asks_for_the_function_so_often(council: Any, turns: int, attempts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("turns", "most", "attempts"), [(1, (3, 2), [1, 2]), (1, (1, 2), [1]), (1, (3, 3), [1, 2, 3]), (2, (3, 2), [1, 1, 2, 2])]
+)
+async def test_each_attempt_asks_for_the_function_so_often(
+    council: Any, turns: int, most: tuple[int, int], attempts: list[int]
+) -> None:
     answers = iter(f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9))
+    limits, own = most
 
     async with council(
-        lambda _body, _headers: next(answers), functions="on", function_turns=turns, limits=Limits(attempts=2)
+        lambda _body, _headers: next(answers),
+        functions="on",
+        function_turns=turns,
+        function_attempts=own,
+        limits=Limits(attempts=limits),
     ) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert [turn["attempt"] for turn in of(events, EventType.SEAT_TURN)] == attempts
+    turns_said = of(events, EventType.SEAT_TURN)
+    assert [turn["attempt"] for turn in turns_said] == attempts
+    assert {turn["attempts"] for turn in turns_said} == {attempts[-1]}
     assert not any("response_format" in asked.body for asked in house.server.requests)
 
 
@@ -296,7 +307,9 @@ def asked_in(body: Any) -> str:
 async def test_attempts_ask_for_a_plan_for_the_whole_and_for_the_body_by_turns(council: Any) -> None:
     said = {"0.1": ' Greet.\n    return "Goodbye"\n```', "0.2": WRONG, "0.3": '    return "Hello, World!"\n```'}
 
-    async with council(lambda _body, headers: said[step_of(headers)], files=BODILESS, functions="on") as house:
+    async with council(
+        lambda _body, headers: said[step_of(headers)], files=BODILESS, functions="on", function_attempts=3
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
     assert [asked_in(asked.body) for asked in house.server.requests] == ["plan", "whole", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
