@@ -95,6 +95,36 @@ PROJECTS = {
 }
 
 
+_VITEST = """import { describe, expect, it } from 'vitest';
+import { add } from './add.js';
+describe('add', () => {
+  it('adds', () => expect(add(1, 2)).toBe(3));
+  it('takes nought', () => expect(add(1, 0)).toBe(1));
+  it.skip('later', () => {});
+});
+"""
+_JEST = """const add = require('./add');
+describe('add', () => {
+  test('adds', () => expect(add(1, 2)).toBe(3));
+  test('takes nought', () => expect(add(1, 0)).toBe(1));
+  test.skip('later', () => {});
+});
+"""
+RUNNERS: dict[str, dict[str, str]] = {
+    "vitest": {
+        "package.json": '{"name": "add", "type": "module", "scripts": {"test": "vitest run"}, "devDependencies": {"vitest": "3.2.4"}}',
+        "add.js": "export const add = (a, b) => a - b;\n",
+        "add.test.js": _VITEST,
+    },
+    "jest": {
+        "package.json": '{"name": "add", "scripts": {"test": "jest"}, "devDependencies": {"jest": "29.7.0"}}',
+        "add.js": "module.exports = (a, b) => a - b;\n",
+        "add.test.js": _JEST,
+    },
+}
+"""Runners of JavaScript that no project of scripts/test-repositories has for itself alone."""
+
+
 def _toolchains(program: str) -> tuple[Path, ...]:
     """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
     if program != "rustc":
@@ -132,3 +162,20 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
             assert (green.status, green.output["verdict"]) == (ToolStatus.SUCCESS, "passed"), green
             assert green.usage.cpu_ms > 0
             assert (await workspace.patch("mended")).paths == (path,), "what a build leaves is no change"
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm")
+@pytest.mark.parametrize("name", RUNNERS)
+async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
+    repo = make_repo(tmp_path / "repo", RUNNERS[name])
+    settings = Settings(data_dir=tmp_path / "data")
+    async with open_hands(settings) as hands:
+        prepared = await hands.repositories.prepare(
+            await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        )
+    run = prepared.runs["tests"]
+    assert {case: str(outcome) for case, outcome in run.cases.items()} == {
+        "add.test.js::add > adds": "failed",
+        "add.test.js::add > takes nought": "passed",
+        "add.test.js::add > later": "skipped",
+    }, run.output
