@@ -179,3 +179,17 @@ async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, na
         "add.test.js::add > takes nought": "passed",
         "add.test.js::add > later": "skipped",
     }, run.output
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm")
+@pytest.mark.parametrize("manager", ["pnpm@9.15.0", "yarn@1.22.22", "yarn@4.5.3"])
+async def test_the_package_manager_that_a_project_names_sets_it_up(tmp_path: Path, manager: str) -> None:
+    files = {**PROJECTS["npm"].files, "package.json": _PACKAGE.replace('"scripts"', f'"packageManager": "{manager}", "scripts"')}
+    repo = make_repo(tmp_path / "repo", files)
+    settings = Settings(data_dir=tmp_path / "data")
+    async with open_hands(settings) as hands:
+        prepared = await hands.repositories.prepare(
+            await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        )
+    run = prepared.runs["tests"]
+    assert {case: str(outcome) for case, outcome in run.cases.items()} == {"sum.test.js::sums": "failed"}, run.output
