@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import kglite
 
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.store import Rows, Statement, schema
+from moothall.graph.retention import Statement
+from moothall.graph.store import Rows, schema
 
 T = TypeVar("T")
 _TRIES, _FIRST_SECONDS = 8, 0.005

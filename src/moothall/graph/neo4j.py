@@ -11,8 +11,9 @@ from neo4j import exceptions as trouble
 
 from moothall.config import Graph
 from moothall.errors import ConfigurationError, GraphUnavailable
+from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION
-from moothall.graph.store import Rows, Statement, schema
+from moothall.graph.store import Rows, schema
 
 _SCHEMES = ("neo4j", "neo4j+s", "neo4j+ssc", "bolt", "bolt+s", "bolt+ssc")
 _AT_ONCE = 5000

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from moothall.domain.event import Recorded
-from moothall.graph import questions
+from moothall.graph import questions, retention
 from moothall.graph.projection import write
+from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION, RELATIONS, Group
 from moothall.graph.upserts import Writes, group_of, rows_by_label
 
 Rows = list[dict[str, Any]]
-Statement = tuple[str, Mapping[str, Any]]
 _PAGE = 500
+_SLACK = 0.05  # of those kept: so many more are there at most before the oldest leave
 
 
 class Store(Protocol):
@@ -47,11 +48,13 @@ def schema() -> tuple[str, ...]:
 
 
 class CypherGraph:
-    """Implements `ports.Graph`. `text_chars` bounds every text in it."""
+    """Implements `ports.Graph`. `text_chars` bounds every text in it, `keep` the decided deliberations; 0: no bound."""
 
-    def __init__(self, store: Store, *, text_chars: int = 2000) -> None:
+    def __init__(self, store: Store, *, text_chars: int = 2000, keep: int = 0) -> None:
         self._store = store
         self._text_chars = text_chars
+        self._keep = keep
+        self._decided = keep  # since the oldest were last taken out, which is not known of an earlier run
 
     async def project(self, records: Sequence[Recorded]) -> None:
         """Write a batch and remember its last seq, in one transaction."""
@@ -61,6 +64,15 @@ class CypherGraph:
         for recorded in records:
             write(recorded.event, writes)
         await self._store.write([*statements(writes), _position(max(recorded.seq for recorded in records))])
+        self._decided += sum(name == "decided" for _, name in writes.groups)
+        if self._keep and self._decided > self._keep * _SLACK:
+            await self._forget_oldest()
+
+    async def _forget_oldest(self) -> None:
+        oldest = [row["uid"] for row in await self._store.read(retention.OLDEST, {"keep": self._keep})]
+        for start in range(0, len(oldest), _PAGE):
+            await self._store.write(retention.removal(oldest[start : start + _PAGE]))
+        self._decided = 0
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Answer a named question."""

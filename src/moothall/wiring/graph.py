@@ -42,7 +42,7 @@ async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
         raise ConfigurationError("no graph: `pip install 'moothall[embedded]'`, or set graph.url to a Neo4j 5 server") from error
 
     async with embedded_store(settings.data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds) as file:
-        yield CypherGraph(file, text_chars=graph.text_chars)
+        yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
 
 
 @asynccontextmanager

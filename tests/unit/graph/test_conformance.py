@@ -10,8 +10,9 @@ import pytest
 
 from moothall.domain.event import EventType
 from moothall.errors import GraphUnavailable, InvalidRequest
+from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, RELATIONS
-from moothall.graph.store import CypherGraph, Statement, Store
+from moothall.graph.store import CypherGraph, Store
 from support.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
 
 Lines = list[tuple[str, ...]]
