@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from moothall.domain.ids import digest
 from moothall.graph.shape import EMPTY, LABELS, RELATED, Group, Kind
@@ -14,23 +14,21 @@ _LIST_ITEMS = 100
 _BIGGEST = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Ref:
-    """A node. Its key is bounded: what is longer keeps its beginning and gets its digest."""
+class Ref(NamedTuple):
+    """A node. Its key is bounded: what is longer keeps its beginning and gets its digest. `uid` is unique: no tenant's ids can
+    be mistaken for another's.
+    """
 
     label: str
     tenant: str
     key: str
-
-    @property
-    def uid(self) -> str:
-        """Unique. No tenant's ids can be mistaken for another's."""
-        return uid(self.label, self.tenant, self.key)
+    uid: str
 
 
 def ref(label: str, tenant: str, *parts: str) -> Ref:
     """Return the node of a label that `parts` name together."""
-    return Ref(label, bounded(tenant), bounded("/".join(parts)))
+    tenant, key = bounded(tenant), bounded("/".join(parts))
+    return Ref(label, tenant, key, uid(label, tenant, key))
 
 
 def uid(label: str, tenant: str, key: str) -> str:
@@ -100,6 +98,8 @@ def group_of(label: str, name: str) -> Group:
 
 def clean(text: str) -> str:
     """Return text that every store takes: no lone surrogates, no NUL."""
+    if text.isascii() and "\0" not in text:  # most is, and there is much of it
+        return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
