@@ -70,9 +70,8 @@ def list_(
 async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, as_json: bool) -> int:
     from moothall.tools.catalogue import offered
     from moothall.tools.discovery import discover, entry
-    from moothall.wiring.rules import catalogue_of, read_table
+    from moothall.wiring.rules import catalogue_of, read_table, unset_tools
     from moothall.wiring.switching import switches
-    from moothall.wiring.unset import unset_tools
 
     async with switches(settings) as known:
         off = known.off(tenant)
@@ -111,9 +110,8 @@ def show(context: click.Context, *, name: str, tenant: str, as_json: bool) -> No
 async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) -> int:
     from moothall.errors import NotFound
     from moothall.tools.discovery import entry
-    from moothall.wiring.rules import catalogue_of
+    from moothall.wiring.rules import catalogue_of, unset_tools
     from moothall.wiring.switching import switches
-    from moothall.wiring.unset import unset_tools
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
@@ -152,8 +150,8 @@ def disable(context: click.Context, *, name: str, reason: str, tenant: str) -> N
 
 
 async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> int:
+    from moothall.wiring.rules import unset_tools
     from moothall.wiring.switching import switches
-    from moothall.wiring.unset import unset_tools
 
     async with switches(settings) as known:
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 import platformdirs
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -20,11 +22,29 @@ from pydantic_settings import (
 
 from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
-from moothall.config.misspelt import wrong_variables
 from moothall.config.outside import Browser, Db, Docker
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
-from moothall.config.secrets import Secrets
+from moothall.config.section import Section
 from moothall.errors import ConfigurationError
+
+
+class Secrets(Section):
+    """The operator's own values that are taken out of prompts, events, logs, diffs and all else that is recorded."""
+
+    variables: tuple[str, ...] = Field(
+        (), description="environment variables whose values are secrets wherever they stand; those that are not set are left out"
+    )
+    values: SecretStr | None = Field(None, description="more of them, one a line; those of the variables are added")
+    values_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _read_variables(self) -> Self:
+        """Read the variables here, so that hosts elsewhere know their values too."""
+        found = [os.environ[name] for name in self.variables if os.environ.get(name)]
+        own = [self.values.get_secret_value()] if self.values else []
+        if found:
+            object.__setattr__(self, "values", SecretStr("\n".join((*own, *found))))  # frozen from now on
+        return self
 
 
 class Settings(BaseSettings):
@@ -113,3 +133,48 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     except (OSError, SettingsError) as error:
         raise ConfigurationError(f"settings cannot be read: {error}") from error
     return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})
+
+
+# A Kubernetes service called moothall-something puts these into every container beside it.
+_OF_KUBERNETES = re.compile(
+    r"MOOTHALL_(?:[A-Z0-9]+_)*(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_\d+_(?:TCP|UDP)(?:_[A-Z]+)?)?)"
+)
+_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp")
+
+
+def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Yield the name of every variable that sets something; a whole section may be given as JSON."""
+    for name, field in settings.model_fields.items():
+        variable = f"{prefix}{name}".upper()
+        yield variable
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from known_variables(field.annotation, f"{variable}__")
+
+
+def wrong_variables(settings: type[BaseModel], prefix: str, environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that begins with `prefix` and sets nothing."""
+    known = list(known_variables(settings, prefix))
+    wrong = []
+    for variable, value in sorted(environment.items()):
+        name = variable.upper()
+        if not name.startswith(prefix) or name in known or _foreign(name, value):
+            continue
+        near = get_close_matches(name.removeprefix(prefix), [known_name.removeprefix(prefix) for known_name in known], n=1)
+        hint = f"did you mean {prefix}{near[0]}?" if near else "`moothall config` lists all"
+        wrong.append(f"{variable[:100]} is no setting; {hint}")
+    return wrong
+
+
+def _foreign(name: str, value: str) -> bool:
+    return _OF_KUBERNETES.fullmatch(name) is not None and _ADDRESS.fullmatch(value) is not None and not _looks_ours(name, value)
+
+
+def _looks_ours(name: str, value: str) -> bool:
+    """`MOOTHALL_GRPC_PORT=50055` is a mistyped setting of ours; Kubernetes writes an address with a scheme there."""
+    return (
+        name.endswith("_PORT")
+        and not name.endswith("_SERVICE_PORT")
+        and "://" not in value
+        and "_TCP" not in name
+        and "_UDP" not in name
+    )

@@ -1,12 +1,15 @@
-"""What is sent to a chat server."""
+"""What is sent to a chat server, and what of its answer is counted."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from moothall.config import Llm
+from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatRequest
 
 JSON = {"Content-Type": "application/json"}
@@ -37,3 +40,26 @@ def encoded(body: dict[str, Any]) -> bytes:
         return orjson.dumps(body)
     except orjson.JSONEncodeError:  # half a surrogate pair, which a file may hold
         return json.dumps(body).encode()
+
+
+_MOST = 1_000_000_000  # more tokens than any call has; what is above is no count
+_CHARS_PER_TOKEN = 3  # low, so that an estimate is high and a budget still holds
+
+
+def count_usage(told: Mapping[str, Any], messages: Sequence[Mapping[str, str]], answer_bytes: int, settings: Llm) -> Usage:
+    """Return the server's count; an estimate on the high side where it gives none, or none that can be right."""
+    prompt = _count(told.get("prompt_tokens"))
+    completion = _count(told.get("completion_tokens"))
+    details = told.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    if not prompt:
+        prompt = sum(len(message["content"]) for message in messages) // _CHARS_PER_TOKEN + 1
+    if not completion:
+        completion = answer_bytes // _CHARS_PER_TOKEN + 1
+    cost = (prompt * settings.price_in + completion * settings.price_out) / 1_000_000
+    return Usage(prompt, min(cached, prompt), completion, 1, cost)
+
+
+def _count(value: object) -> int:
+    """Return a count of tokens; 0 for what is none, such as true, NaN, -5 or a number of a thousand digits."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else 0

@@ -24,8 +24,7 @@ from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.attempts import Failed, Rejected, translated
-from moothall.model.bodies import JSON, STREAMED, body_of, encoded
-from moothall.model.counting import count_usage
+from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encoded
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
 from moothall.model.pool import Pool, open_pool

@@ -17,13 +17,11 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs, log_apart
-from moothall.wiring import memory
 from moothall.wiring.bus import Bus, open_bus
-from moothall.wiring.leaving import Leaving
 from moothall.wiring.rules import open_rules
-from moothall.wiring.trusted import open_hands
+from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.walls import check_walls
-from moothall.wiring.watching import reported, spans
+from moothall.wiring.watching import reported, settle, spans
 
 
 async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
@@ -34,7 +32,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
         await check_walls(settings)
 
     def settled() -> None:
-        memory.settle()
+        settle()
         ready()
 
     async with AsyncExitStack() as stack:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,12 +17,12 @@ from moothall.council.roster import Roster
 from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.sandbox.probe import Layer
-from moothall.wiring import lock, memory
+from moothall.wiring import lock
 from moothall.wiring.bus import Tell, bus_url, found, open_bus
 from moothall.wiring.early import defaults
 from moothall.wiring.parts import said, started
 from moothall.wiring.trusted import trusted_repositories
-from moothall.wiring.watching import spans
+from moothall.wiring.watching import settle, spans
 
 _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _ASK_SECONDS = 0.1, 0.5, 1.0, 0.3
 
@@ -93,8 +94,6 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
 
 
 async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool, asked: bool) -> tuple[House, Collector]:
-    from moothall.wiring.ports import check_ports
-
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
         raise ConfigurationError(
             "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
@@ -143,7 +142,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
             open_doors(settings, Behind(bus, desk, roster, collector, graph, hosts, walls, answering))
         )
         house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http)
-    memory.settle()
+    settle()
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
@@ -211,3 +210,31 @@ async def model_url(settings: Settings, tell: Tell) -> AsyncIterator[str]:
 
     async with local_model_server(settings.llm, settings.data_dir, tell) as url:
         yield url
+
+
+def check_ports(settings: Settings) -> None:
+    """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of HTTP and figures may be taken."""
+    for setting, host, port in _wanted(settings):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that ended just now is no hindrance
+                trial.bind(address)
+                trial.listen(1)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}; choose another {setting}, or 0 for any free one"
+            ) from error
+
+
+def _wanted(settings: Settings) -> Iterator[tuple[str, str, int]]:
+    grpc, web, metrics = settings.grpc, settings.web, settings.metrics
+    yield "port (grpc.port, --port)", grpc.host, grpc.port
+    for port in grpc.more_ports:
+        yield "grpc.more_ports", grpc.host, port
+    if web.enabled and web.port is not None:
+        yield "web.port", web.host, web.port
+    if metrics.enabled and metrics.port is not None:
+        yield "metrics.port", metrics.host, metrics.port

@@ -22,11 +22,38 @@ from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bus, Toolkit
 from moothall.services.identity import ensure_token
+from moothall.tools import docker_tools
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.db_tools import writing
 from moothall.tools.spec import ToolSpec
 from moothall.tools.wasm_tools import read_tools
-from moothall.wiring.unset import unset_tools
+
+_DATABASES = ("postgres", "redis", "neo4j")
+
+
+def unset_tools(settings: Settings, tenant: str) -> Mapping[str, str]:
+    """Return, by the name of each tool that a tenant cannot use yet, the setting that is missing."""
+    from moothall.toolkits.chromium import find_chromium
+
+    missing = {}
+    if not settings.http.search_url:
+        missing["web.search"] = "MOOTHALL_HTTP__SEARCH_URL, the root of a SearXNG server, is not set"
+    databases = settings.db.of(tenant)
+    whose = f" in [db.tenants.{tenant}]" if tenant in settings.db.tenants else ""
+    for server in _DATABASES:
+        if getattr(databases, f"{server}_url") is None:
+            missing[f"db.{server}"] = f"MOOTHALL_DB__{server.upper()}_URL is not set{whose}"
+    if settings.docker.host is None:
+        missing |= {spec.name: "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set" for spec in docker_tools.SPECS}
+    if find_chromium(settings.browser) is None:
+        named = settings.browser.executable
+        missing["browser.run"] = (
+            f"MOOTHALL_BROWSER__EXECUTABLE {named} is no file"
+            if named
+            else "no Chromium is on PATH, nor is MOOTHALL_BROWSER__EXECUTABLE set"
+        )
+    return missing
+
 
 _GRACE_SECONDS = 60.0
 _TENANTS = 1000

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.bus.beside import beside
+from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
@@ -15,20 +16,63 @@ from moothall.council.briefing import Briefings
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.identity import Principal
+from moothall.domain.overview import Condition
+from moothall.errors import Temporary
 from moothall.graph.store import CypherGraph
+from moothall.model.looking import look
 from moothall.planning.planner import Planner
 from moothall.sandbox.probe import Layer
+from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
-from moothall.wiring.checkup import checkup
 from moothall.wiring.fleet import Hosts
 from moothall.wiring.parts import started
 from moothall.wiring.rules import open_rules
 from moothall.wiring.visiting import execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
+
+Found = tuple[Condition, str]
+
+
+def checkup(settings: Settings, *, bus: Bus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]) -> Checkup:
+    """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
+
+    async def see_bus() -> Found:
+        state = await bus.state(EVENTS.name)
+        return Condition.HEALTHY, f"{state.messages} events, the last is {state.last_seq}"
+
+    async def see_model() -> Found:
+        answering, there, wrong = await look(settings.llm, model_url)
+        said = f"{answering} of {there} servers answer"
+        return (Condition.DEGRADED, f"{said}; {wrong}") if wrong else (Condition.HEALTHY, said)
+
+    async def see_graph() -> Found:
+        return Condition.HEALTHY, f"written up to event {await graph.position()}"
+
+    async def see_fleet() -> Found:
+        alive, there = await fleet.alive()
+        if not alive:
+            raise Temporary(f"none of {there} hosts answers")
+        return Condition.HEALTHY if alive == there else Condition.DEGRADED, f"{alive} of {there} hosts are at work"
+
+    async def see_sandbox() -> Found:
+        missing = [layer.name for layer in walls if not layer.ok]
+        if missing:
+            return Condition.DEGRADED, f"missing, as allowed: {', '.join(missing)}"
+        return Condition.HEALTHY, f"all {len(walls)} layers hold"
+
+    return Checkup(
+        {
+            "bus": Probe(see_bus),
+            "model": Probe(see_model),
+            "fleet": Probe(see_fleet),
+            "sandbox": Probe(see_sandbox),
+            "graph": Probe(see_graph, needed=False),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

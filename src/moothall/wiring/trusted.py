@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
+from moothall.ports import NOTHING, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitremote import Remote
 from moothall.repositories.profile import Commands, parse_own
@@ -106,3 +107,28 @@ async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
     repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer.prepare, secrets=environment())
     async with workspaces:
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)
+
+
+class Leaving:
+    """Workspaces of which `left` hears the id when they end: tools may have left something elsewhere. See `ports.Workspaces`."""
+
+    def __init__(self, workspaces: Workspaces, left: Callable[[str], Awaitable[None]]) -> None:
+        self._workspaces, self._left = workspaces, left
+
+    @asynccontextmanager
+    async def open(
+        self,
+        prepared: Prepared,
+        name: str,
+        *,
+        patch: str = "",
+        extra: str = "",
+        judged: bool = False,
+        instead: Mapping[str, str] = NOTHING,
+    ) -> AsyncIterator[Workspace]:
+        """Open a workspace."""
+        async with self._workspaces.open(prepared, name, patch=patch, extra=extra, judged=judged, instead=instead) as workspace:
+            try:
+                yield workspace
+            finally:
+                await self._left(workspace.id)

@@ -14,8 +14,7 @@ from moothall.ports import Bus
 from moothall.visits.executions import Executions
 from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
-from moothall.wiring.leaving import Leaving
-from moothall.wiring.trusted import open_hands
+from moothall.wiring.trusted import Leaving, open_hands
 from moothall.workflows.running import BUCKET, Workflows
 
 _WRITER = "serve"

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from moothall.config import Settings, load_settings
-from moothall.config.misspelt import known_variables
+from moothall.config.settings import known_variables
 from moothall.errors import ConfigurationError
 
 

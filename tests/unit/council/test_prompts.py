@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from moothall.council import prompts
 from moothall.council.context import Shown, _named, failing_files, show
+from moothall.council.conversation import Exchange, window
 from moothall.council.frames import red_cases
-from moothall.council.history import Exchange, window
 from moothall.council.reply import read_turn
 from moothall.council.survey import Order, Span, Survey
 from moothall.council.text import clip, fence, tokens

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from moothall.config import Llm
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.model.bodies import count_usage
 from moothall.model.client import OpenAIModel, open_model
-from moothall.model.counting import count_usage
 from moothall.model.said import error_message, read_models
 from moothall.testing.chat import ask, talking
 from moothall.testing.model import Fault

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.wiring.leaving import Leaving
+from moothall.wiring.trusted import Leaving
 from support.gate import Room
 
 

@@ -7,8 +7,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.rules import open_rules
-from moothall.wiring.unset import unset_tools
+from moothall.wiring.rules import open_rules, unset_tools
 from support.gate import Facts, House, tool_call
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.workspace.failures import excerpt, explained, reason
+from moothall.workspace.environments import excerpt, explained, reason
 
 PIP = (
     """Obtaining file:///workspace

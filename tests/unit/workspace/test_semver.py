@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.workspace.semver import satisfies
+from moothall.workspace.toolchains import satisfies
 
 
 @pytest.mark.parametrize(

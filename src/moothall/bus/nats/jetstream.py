@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import nats.errors
+
 from moothall import telemetry
 from moothall.bus import batching, codec, registry
 from moothall.bus.batching import Batching, Receipt
@@ -17,20 +19,22 @@ from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translated
 from moothall.bus.nats.consuming import Taking
+from moothall.bus.nats.heeding import heeding
 from moothall.bus.nats.layout import FIRST, FRESH, MESSAGE_ID
-from moothall.bus.nats.measuring import measure
 from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.signalling import listen
 from moothall.bus.nats.stored import Stored
 from moothall.bus.nats.tail import Tail
 from moothall.bus.packing import Packer
 from moothall.bus.raw import NO_HEADERS, Raw, StreamState
+from moothall.bus.registry import DURABLES, STREAMS
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest
 from moothall.ports import Glance, Handler
+from moothall.telemetry import metrics
 
 
 class JetStreamBus:
@@ -269,3 +273,19 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alon
                 yield bus
             finally:
                 await bus.flush()
+
+
+async def measure(stored: Stored) -> None:
+    """Set the bus's figures. A bus that does not answer leaves them as they were."""
+    try:
+        for spec in STREAMS:
+            info = await heeding(stored.js.stream_info(spec.name))
+            metrics.BUS_STORED_BYTES.set(info.state.bytes, spec.name)
+            if not info.state.consumer_count:
+                continue
+            for consumer in await heeding(stored.js.consumers_info(spec.name)):
+                if consumer.name in DURABLES:  # a reader's passing consumer is no label
+                    metrics.BUS_LAG.set(consumer.num_pending or 0, consumer.name)
+                    metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)
+    except (nats.errors.Error, TimeoutError, OSError):
+        return
