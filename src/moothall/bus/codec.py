@@ -172,7 +172,7 @@ def decode(raw: bytes) -> Event:
 
 def _event(said: Any) -> Event:
     if not _is_envelope(said):
-        said = _checked(said)
+        said = _check_object(said)
     kind = _KINDS.get(said["type"])
     if kind is None:
         raise InvalidRequest(f"unknown event type {said['type'][:80]!r}")
@@ -205,7 +205,7 @@ def _is_envelope(said: Any) -> bool:
     return said["specversion"].startswith("1.") and 0 < len(said["id"]) <= _MOST_ID and said["source"] != ""
 
 
-def _checked(said: Any) -> dict[str, Any]:
+def _check_object(said: Any) -> dict[str, Any]:
     try:
         return _Envelope.model_validate(said).model_dump()
     except ValidationError as error:

@@ -45,11 +45,11 @@ class Packer:
 
     async def pack(self, event: Event) -> bytes:
         """Return the event's bytes; an event without a time gets the present one."""
-        return codec.encode(_stamped(event), await self._clean(event.data))
+        return codec.encode(_with_time(event), await self._clean(event.data))
 
     def write(self, event: Event) -> bytes:
         """Return an event's bytes as it is, to be looked through by `pack_all`. Raises `InvalidRequest`."""
-        return codec.encode(_stamped(event))
+        return codec.encode(_with_time(event))
 
     def is_plain(self, written: bytes) -> bool:
         """Whether what `write` made, or several of them, may go as it is: nothing in it is secret, large or a reference."""
@@ -91,5 +91,5 @@ class Packer:
         return document
 
 
-def _stamped(event: Event) -> Event:
+def _with_time(event: Event) -> Event:
     return event if event.time else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))

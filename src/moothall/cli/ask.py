@@ -115,7 +115,7 @@ def ask(
     try:
         if diff and asked.files is None:
             click.echo("not applied: the repository's files are not on this machine", err=True)
-        elif diff and asked.files is not None and _wanted(yes=yes, quiet=as_json):
+        elif diff and asked.files is not None and _is_wanted(yes=yes, quiet=as_json):
             applied = _apply(settings, asked.files, diff)
     finally:
         if as_json:
@@ -171,7 +171,7 @@ async def _ask_server(
             return _Asked(await hold_council(kernel, request, narrator), files)
 
 
-def _wanted(*, yes: bool, quiet: bool) -> bool:
+def _is_wanted(*, yes: bool, quiet: bool) -> bool:
     """Whether the diff is to be applied; without a terminal nobody can be asked."""
     if yes or quiet:
         return yes

@@ -112,7 +112,7 @@ def _of(kind: Any, **more: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _registered() -> Any:
+def _registered_class() -> Any:
     from moothall.repositories.registry import Registered
 
     return Registered
@@ -127,7 +127,7 @@ _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "deliberate": lambda: _of(Outcome, version=_CONSTANT),
     "doctor": lambda: _of(list[Finding]),
     "list": lambda: _of(TasksDocument),
-    "repo-add": lambda: _of(_registered(), version=_CONSTANT),
-    "repo-list": lambda: _of(list[_registered()]),  # type: ignore[misc] # a type that is imported late
+    "repo-add": lambda: _of(_registered_class(), version=_CONSTANT),
+    "repo-list": lambda: _of(list[_registered_class()]),  # type: ignore[misc] # a type that is imported late
     "tools-run": lambda: _of(WorkflowDocument),
 }

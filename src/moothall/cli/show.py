@@ -53,7 +53,7 @@ def thought_of(recorded: Recorded) -> Text | None:
     )
 
 
-def _requested(data: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_request(data: Mapping[str, Any]) -> tuple[str, str]:
     base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
     count = len(data["seats"])
     return f"{count} {'seat' if count == 1 else 'seats'} ({data['role']}), protocol {data['protocol']}{base}", ""
@@ -88,14 +88,14 @@ def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
     return said, ""
 
 
-def _proposed(data: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_proposal(data: Mapping[str, Any]) -> tuple[str, str]:
     diff = data["proposal"]["diff"]
     added, removed = changed_lines(diff)
     what = f"{added} lines added, {removed} removed" if diff else f"{len(data['proposal']['content'])} characters"
     return f"proposes: {what}", "bold"
 
 
-def _checked(data: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_check(data: Mapping[str, Any]) -> tuple[str, str]:
     evidence = data["evidence"]
     before = evidence.get("before", 0)
     told = (
@@ -110,39 +110,39 @@ def _checked(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"clean re-check, {name}: {evidence['verdict']}" + (f" ({counts})" if counts else ""), _GOOD if good else _BAD
 
 
-def _reviewed(data: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_review(data: Mapping[str, Any]) -> tuple[str, str]:
     review = data["review"]
     return f"reviews {data['candidate']}: {review['score']:.2f} {review['comment']}", ""
 
 
-def _failed(data: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_failure(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"failed: {data['error']['message']} [{data['error']['code']}]", _BAD
 
 
-def _finished(data: Mapping[str, Any]) -> tuple[str, str] | None:
+def _tell_end(data: Mapping[str, Any]) -> tuple[str, str] | None:
     outcome = data["outcome"]
     if outcome["status"] in {"proposed", "failed"}:
         return None
     return ": ".join(filter(None, (outcome["status"], outcome["error_message"]))), "yellow"
 
 
-def _cancelled(data: Mapping[str, Any]) -> tuple[str, str]:
+def _tell_cancellation(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"cancelled: {data['reason']}", "yellow"
 
 
 _LINES = {
-    EventType.DELIBERATION_REQUESTED: _requested,
+    EventType.DELIBERATION_REQUESTED: _tell_request,
     EventType.AGENT_PROGRESS: _progress,
     EventType.SEAT_STARTED: _seat_started,
     EventType.MODEL_CALLED: _model_called,
     EventType.SEAT_TURN: _turn,
-    EventType.SEAT_PROPOSED: _proposed,
-    EventType.SEAT_REVISED: _proposed,
-    EventType.CHECK_FINISHED: _checked,
-    EventType.SEAT_REVIEWED: _reviewed,
-    EventType.SEAT_FAILED: _failed,
-    EventType.SEAT_FINISHED: _finished,
-    EventType.DELIBERATION_CANCELLED: _cancelled,
+    EventType.SEAT_PROPOSED: _tell_proposal,
+    EventType.SEAT_REVISED: _tell_proposal,
+    EventType.CHECK_FINISHED: _tell_check,
+    EventType.SEAT_REVIEWED: _tell_review,
+    EventType.SEAT_FAILED: _tell_failure,
+    EventType.SEAT_FINISHED: _tell_end,
+    EventType.DELIBERATION_CANCELLED: _tell_cancellation,
 }
 
 

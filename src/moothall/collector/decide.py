@@ -67,16 +67,16 @@ def decide(state: State, *, quorum: float = QUORUM, grace: timedelta = GRACE) ->
     )
     if state.cancelled is not None:
         reason = state.cancelled.value.strip()
-        return _ended(outcome, DeliberationStatus.CANCELLED, f"Cancelled: {reason}" if reason else "Cancelled.")
+        return _end_as(outcome, DeliberationStatus.CANCELLED, f"Cancelled: {reason}" if reason else "Cancelled.")
     missed = [seat for seat in seats if seat.status not in _UNNEEDED and seat.error_code != OUT_OF_PATIENCE]
     late = any(seat.status is SeatStatus.LATE for seat in missed)
-    evaluated = _evaluated(state, candidates)
+    evaluated = _seats_evaluated(state, candidates)
     needed = max(1, len(missed))
     if late and len(evaluated) / needed < quorum:
         said = f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; {quorum:.0%} were needed."
-        return _ended(outcome, DeliberationStatus.TIMEOUT, said)
+        return _end_as(outcome, DeliberationStatus.TIMEOUT, said)
     if not candidates:
-        return _ended(outcome, DeliberationStatus.FAILED, f"No seat proposed anything: {_codes(seats)}.")
+        return _end_as(outcome, DeliberationStatus.FAILED, f"No seat proposed anything: {_codes(seats)}.")
     if not places[0].passed_gates:
         best = f"{places[0].candidate}, the nearest, does not: {places[0].reasons[0]}"
         return replace(outcome, final_state="no_winner", error_message=f"No candidate passes every gate; {best}")
@@ -177,7 +177,7 @@ def _proposed_by(state: State, seat: str) -> bool:
     return any(proposal.seat == seat for proposal in _values(state.proposals))
 
 
-def _evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
+def _seats_evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
     return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
 
 
@@ -222,7 +222,7 @@ def _outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
     )
 
 
-def _ended(outcome: Outcome, status: DeliberationStatus, message: str) -> Outcome:
+def _end_as(outcome: Outcome, status: DeliberationStatus, message: str) -> Outcome:
     return replace(outcome, status=status, final_state=status.value.lower(), error_message=message)
 
 

@@ -106,7 +106,7 @@ def _text(data: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _told(data: Mapping[str, Any], name: str) -> str:
+def _text_or_empty(data: Mapping[str, Any], name: str) -> str:
     """Return a text that older events lack: then it is empty."""
     return _text(data, name) if name in data else ""
 
@@ -138,7 +138,7 @@ def _with(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T
     return {**known, key: _earlier(known.get(key), new)}
 
 
-def _requested(state: State, event: Event, time: datetime) -> State:
+def _on_requested(state: State, event: Event, time: datetime) -> State:
     deliberation = load(Deliberation, event.data)
     deadline = deliberation.deadline
     # The end of time leaves no room for a grace; a day before it is as good as never.
@@ -147,31 +147,31 @@ def _requested(state: State, event: Event, time: datetime) -> State:
     return state._replace(requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent)))
 
 
-def _started(state: State, event: Event, time: datetime) -> State:
+def _on_started(state: State, event: Event, time: datetime) -> State:
     return state._replace(started=_earlier(state.started, Fact(time, event.id, value=True)))
 
 
-def _cancelled(state: State, event: Event, time: datetime) -> State:
+def _on_cancelled(state: State, event: Event, time: datetime) -> State:
     return state._replace(cancelled=_earlier(state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))))
 
 
-def _decided(state: State, event: Event, time: datetime) -> State:
+def _on_decided(state: State, event: Event, time: datetime) -> State:
     return state._replace(decided=_earlier(state.decided, Fact(time, event.id, load(Outcome, event.data))))
 
 
-def _proposed(state: State, event: Event, time: datetime) -> State:
+def _on_proposed(state: State, event: Event, time: datetime) -> State:
     proposal = load(Proposal, _object(event.data, "proposal"))
     key = (proposal.candidate, proposal.fingerprint)
     return state._replace(proposals=_with(state.proposals, key, Fact(time, event.id, proposal)))
 
 
-def _checked(state: State, event: Event, time: datetime) -> State:
-    key = (_text(event.data, "candidate"), _told(event.data, "fingerprint"))
+def _on_checked(state: State, event: Event, time: datetime) -> State:
+    key = (_text(event.data, "candidate"), _text_or_empty(event.data, "fingerprint"))
     evidence = load(Evidence, _object(event.data, "evidence"))
     author = event.data.get("cross_author")
     if author is not None:
         run = CrossRun(_text(event.data, "cross_author"), passed=evidence.verdict is Verdict.PASSED)
-        tests = _told(event.data, "cross_fingerprint")
+        tests = _text_or_empty(event.data, "cross_fingerprint")
         return state._replace(cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run)))
     if event.data.get("assessment") is not None:
         assessment = load(Assessment, _object(event.data, "assessment"))
@@ -179,43 +179,43 @@ def _checked(state: State, event: Event, time: datetime) -> State:
     return state._replace(evidence=_with(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence)))
 
 
-def _reviewed(state: State, event: Event, time: datetime) -> State:
+def _on_reviewed(state: State, event: Event, time: datetime) -> State:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
     given = {**_object(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
-    key = (candidate, _told(event.data, "fingerprint"), reviewer, event.id)
+    key = (candidate, _text_or_empty(event.data, "fingerprint"), reviewer, event.id)
     return state._replace(reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given))))
 
 
-def _failed(state: State, event: Event, time: datetime) -> State:
+def _on_failed(state: State, event: Event, time: datetime) -> State:
     seat, error = _text(event.data, "seat"), _object(event.data, "error")
     outcome = SeatOutcome(seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or ""))
     return state._replace(failures=_with(state.failures, seat, Fact(time, event.id, outcome)))
 
 
-def _finished(state: State, event: Event, time: datetime) -> State:
+def _on_finished(state: State, event: Event, time: datetime) -> State:
     seat = _text(event.data, "seat")
     outcome = load(SeatOutcome, {**_object(event.data, "outcome"), "seat": seat})
     return state._replace(finished=_with(state.finished, seat, Fact(time, event.id, outcome)))
 
 
-def _called(state: State, event: Event, time: datetime) -> State:
+def _on_called(state: State, event: Event, time: datetime) -> State:
     usage = load(Usage, _object(event.data, "usage"))
     seat = str(event.data.get("seat") or "")
     return state._replace(calls=_with(state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage))))
 
 
 _READERS: Mapping[EventType, Callable[[State, Event, datetime], State]] = {
-    EventType.DELIBERATION_REQUESTED: _requested,
-    EventType.DELIBERATION_STARTED: _started,
-    EventType.SEAT_STARTED: _started,
-    EventType.DELIBERATION_CANCELLED: _cancelled,
-    EventType.DELIBERATION_DECIDED: _decided,
-    EventType.SEAT_PROPOSED: _proposed,
-    EventType.SEAT_REVISED: _proposed,
-    EventType.CHECK_FINISHED: _checked,
-    EventType.SEAT_REVIEWED: _reviewed,
-    EventType.SEAT_FAILED: _failed,
-    EventType.SEAT_FINISHED: _finished,
-    EventType.MODEL_CALLED: _called,
+    EventType.DELIBERATION_REQUESTED: _on_requested,
+    EventType.DELIBERATION_STARTED: _on_started,
+    EventType.SEAT_STARTED: _on_started,
+    EventType.DELIBERATION_CANCELLED: _on_cancelled,
+    EventType.DELIBERATION_DECIDED: _on_decided,
+    EventType.SEAT_PROPOSED: _on_proposed,
+    EventType.SEAT_REVISED: _on_proposed,
+    EventType.CHECK_FINISHED: _on_checked,
+    EventType.SEAT_REVIEWED: _on_reviewed,
+    EventType.SEAT_FAILED: _on_failed,
+    EventType.SEAT_FINISHED: _on_finished,
+    EventType.MODEL_CALLED: _on_called,
 }

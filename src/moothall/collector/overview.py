@@ -96,7 +96,7 @@ class Overview:
         recorded = await self._log.first(Channel.RESULTS.of(view.task_id))
         if recorded is None or recorded.event.type is not EventType.DELIBERATION_REQUESTED:
             return view
-        full = _asked(view, load(Deliberation, recorded.event.data), recorded.event.time)
+        full = _with_request(view, load(Deliberation, recorded.event.data), recorded.event.time)
         for of in self._ended.values():
             if of.get(view.task_id) is view:
                 of[view.task_id] = full
@@ -110,7 +110,7 @@ def live_view(state: State) -> TaskView:
     asked = state.requested
     seats = tuple(_seat(state, seat) for seat in asked.value.seats)
     view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state))
-    return _asked(view, asked.value, _stamp(asked.time))
+    return _with_request(view, asked.value, _stamp(asked.time))
 
 
 def ended_view(outcome: Outcome, time: str) -> TaskView:
@@ -133,7 +133,7 @@ def ended_view(outcome: Outcome, time: str) -> TaskView:
     )
 
 
-def _asked(view: TaskView, d: Deliberation, time: str) -> TaskView:
+def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
     return replace(
         view,
         role=d.role,

@@ -108,35 +108,35 @@ def _sentence(kind: EventType, agent: str, data: Data) -> str:
     return say(agent, data) if say else f"{kind.value.removeprefix('moothall.').replace('.', ' ')}."
 
 
-def _turned(agent: str, data: Data) -> str:
+def _tell_turn(agent: str, data: Data) -> str:
     operations = data.get("operations")
     return (
         f"{agent} finished turn {data.get('turn', '')} with {len(operations) if isinstance(operations, list) else 0} tool calls."
     )
 
 
-def _called(agent: str, data: Data) -> str:
+def _tell_call(agent: str, data: Data) -> str:
     usage = _object(data.get("usage"))
     total = _whole(usage.get("prompt_tokens")) + _whole(usage.get("completion_tokens"))
     return f"{agent or 'The council'} asked the model ({data.get('phase', '')}): {total} tokens."
 
 
-def _checked(agent: str, data: Data) -> str:
+def _tell_check(agent: str, data: Data) -> str:
     evidence, author = _object(data.get("evidence")), data.get("cross_author")
     what = f"tests of {author}" if author else evidence.get("check", "")
     return f"Clean re-check of {data.get('candidate') or agent}: {what} {evidence.get('verdict', '')}."
 
 
-def _reviewed(agent: str, data: Data) -> str:
+def _tell_review(agent: str, data: Data) -> str:
     return f"{agent} reviewed {data.get('candidate', '')}: {_object(data.get('review')).get('score', '')}."
 
 
-def _failed(agent: str, data: Data) -> str:
+def _tell_failure(agent: str, data: Data) -> str:
     error = _object(data.get("error"))
     return f"{agent} failed: {error.get('message', '')} [{error.get('code', '')}]"
 
 
-def _decided(_: str, data: Data) -> str:
+def _tell_decision(_: str, data: Data) -> str:
     if winner := data.get("winner_id"):
         return f"Decided: {winner} wins, {'proven' if data.get('proven') else 'unproven'}."
     return f"Decided: no winner. {data.get('error_message', '')}"
@@ -149,16 +149,16 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.AGENT_PROGRESS: lambda _, data: f"Preparing: {data.get('current_task', '')}",
     EventType.DELIBERATION_STARTED: lambda *_: "The council has begun.",
     EventType.SEAT_STARTED: lambda agent, data: f"{agent} begins: {data.get('approach') or 'no particular approach'}.",
-    EventType.SEAT_TURN: _turned,
-    EventType.MODEL_CALLED: _called,
+    EventType.SEAT_TURN: _tell_turn,
+    EventType.MODEL_CALLED: _tell_call,
     EventType.SEAT_PROPOSED: lambda agent, _: f"{agent} proposes an answer.",
     EventType.SEAT_REVISED: lambda agent, _: f"{agent} revised its answer.",
-    EventType.CHECK_FINISHED: _checked,
-    EventType.SEAT_REVIEWED: _reviewed,
-    EventType.SEAT_FAILED: _failed,
+    EventType.CHECK_FINISHED: _tell_check,
+    EventType.SEAT_REVIEWED: _tell_review,
+    EventType.SEAT_FAILED: _tell_failure,
     EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {_object(data.get('outcome')).get('status', '')}.",
     EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",
-    EventType.DELIBERATION_DECIDED: _decided,
+    EventType.DELIBERATION_DECIDED: _tell_decision,
 }
 
 

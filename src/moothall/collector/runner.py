@@ -141,7 +141,7 @@ class Collector:
             if case is None:  # else it is to be read from the log
                 return asked and first and task_id not in self._loading and self._open(recorded)
             if not case.settling:  # else whoever is at it has all that matters, or reads all of the log
-                case.state = fold(case.state, _dated(recorded))
+                case.state = fold(case.state, _with_time(recorded))
         except InvalidRequest:
             return False
         case.latest = event.traceparent
@@ -156,7 +156,7 @@ class Collector:
         """Keep a fresh deliberation in memory. Its document is put off; not where many wait for theirs already, for each is a
         message in hand. Raises `InvalidRequest`.
         """
-        state = fold(None, _dated(recorded))
+        state = fold(None, _with_time(recorded))
         case = self._cases[check_id(state.task_id, "task_id")] = _Case(state, whole=True)
         if self._untold >= _UNTOLD:
             return False
@@ -187,7 +187,7 @@ class Collector:
 
         Raises `InvalidRequest` for a malformed event, `Temporary` where the bus fails.
         """
-        event = _dated(recorded)
+        event = _with_time(recorded)
         task_id = check_id(task_of(event), "task_id")
         if task_id in self._decided:
             return
@@ -226,7 +226,7 @@ class Collector:
             if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
                 continue
             try:
-                state = fold(state, _dated(recorded))
+                state = fold(state, _with_time(recorded))
             except InvalidRequest as error:
                 log.warning("skipped a malformed event", task_id=task_id, seq=recorded.seq, reason=error.message)
         return state
@@ -370,7 +370,7 @@ def _is_open(status: object) -> bool:
     return status in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 
 
-def _dated(recorded: Recorded) -> Event:
+def _with_time(recorded: Recorded) -> Event:
     """An event without a time of its own has the log's, where the bus tells it."""
     event = recorded.event
     return event if event.time or "time" not in recorded.extra else replace(event, time=recorded.extra["time"])

@@ -156,7 +156,7 @@ def _make_host(name: str, main: HostMain, node: str) -> Any:
 async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     """A connection to the configured cluster, or a Ray of our own on loopback that ends with it."""
     if settings.address is not None:
-        async with _connected(f"at {settings.address}", {"address": settings.address}):
+        async with _connection(f"at {settings.address}", {"address": settings.address}):
             yield
         return
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own lies in ~/.ray, where others can read it
@@ -169,7 +169,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             "num_cpus": 1,
             "object_store_memory": 80_000_000,  # nothing of ours travels through the object store
         }
-        async with _connected("on this machine", options):
+        async with _connection("on this machine", options):
             yield
 
 
@@ -184,7 +184,7 @@ def _take_back_sigterm() -> None:
 
 
 @asynccontextmanager
-async def _connected(where: str, options: dict[str, Any]) -> AsyncIterator[None]:
+async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None]:
     starting = asyncio.ensure_future(
         asyncio.to_thread(
             ray.init,

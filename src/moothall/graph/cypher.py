@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def _shown(variable: str, names: str, **more: str) -> str:
+def _map_of(variable: str, names: str, **more: str) -> str:
     """A map of a node's properties; `more` are keys with an expression."""
     entries = [f"{name}: {variable}.{name}" for name in names.split()]
     return "{" + ", ".join([*(f"{key}: {value}" for key, value in more.items()), *entries]) + "}"
 
 
-def _gathered(start: str, pattern: str, variable: str, shown: str, *, order: str, column: str) -> str:
+def _gather(start: str, pattern: str, variable: str, shown: str, *, order: str, column: str) -> str:
     """A sub-query that gathers what hangs on `start`, in order."""
     return (
         f"CALL {{ WITH {start} MATCH {pattern} WITH DISTINCT {variable} ORDER BY {order} RETURN collect({shown}) AS {column} }}\n"
@@ -22,44 +22,44 @@ def _or_null(variable: str, shown: str) -> str:
     return f"CASE WHEN {variable} IS NULL THEN null ELSE {shown} END"
 
 
-_DELIBERATION = _shown(
+_DELIBERATION = _map_of(
     "d",
     "description role protocol rounds seats requirements rubric base_sha principal asked_at started_at deadline status "
     "final_state winner proven branch commit_sha error_message decided_at duration_ms prompt_tokens cached_tokens "
     "completion_tokens calls cost_usd cancelled_at cancel_reason",
     task_id="d.key",
 )
-_TASK = _shown("t", "role", task_id="t.key", description="coalesce(t.description, d.description)")
-_STORY = _shown("st", "headline brief state", story_id="st.key")
-_REPOSITORY = _shown("repo", "url", id="repo.key")
-_SEAT = _shown(
+_TASK = _map_of("t", "role", task_id="t.key", description="coalesce(t.description, d.description)")
+_STORY = _map_of("st", "headline brief state", story_id="st.key")
+_REPOSITORY = _map_of("repo", "url", id="repo.key")
+_SEAT = _map_of(
     "s",
     "seat role approach began_at status error_code error_message finished_at prompt_tokens completion_tokens calls cost_usd",
 )
-_PROPOSAL = _shown(
+_PROPOSAL = _map_of(
     "p",
     "candidate seat summary diff_sha256 commit_sha revision paths own_tests operations made_at applies required regressions "
     "proven behaviour rank score reasons passed_gates won",
 )
-_REVIEW = _shown("r", "reviewer candidate score met unmet comment made_at")
-_EVIDENCE = _shown("e", "candidate check verdict passed failed skipped duration_ms output tests_of made_at")
-_MODEL = _shown(
+_REVIEW = _map_of("r", "reviewer candidate score met unmet comment made_at")
+_EVIDENCE = _map_of("e", "candidate check verdict passed failed skipped duration_ms output tests_of made_at")
+_MODEL = _map_of(
     "m",
     "seat phase prompt_sha256 model temperature seed max_tokens prompt_tokens cached_tokens completion_tokens cost_usd "
     "answer answer_sha256 finish_reason duration_ms made_at",
     call_id="m.key",
 )
-_TOOL = _shown("x", "tool seat status error duration_ms audit_id arguments_sha256 finished_at", request_id="x.key")
-_DECISION = _shown("dec", "approver decision comment made_at")
+_TOOL = _map_of("x", "tool seat status error duration_ms audit_id arguments_sha256 finished_at", request_id="x.key")
+_DECISION = _map_of("dec", "approver decision comment made_at")
 
 _AROUND = """
 OPTIONAL MATCH (d)-[:WORKS_ON]->(repo:Repository)
 OPTIONAL MATCH (t:Task)-[:DELIBERATED_IN]->(d)
 OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(t)
 """
-_REVIEWS = _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
-_CHECKS = _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="evidence")
-_DECISIONS = _gathered("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
+_REVIEWS = _gather("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
+_CHECKS = _gather("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="evidence")
+_DECISIONS = _gather("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
 
 PROVENANCE = (
     """
@@ -68,8 +68,8 @@ WHERE $path = '' OR $path IN p.paths"""
     + _AROUND
     + _REVIEWS
     + _CHECKS
-    + _gathered("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, order="m.made_at, m.key", column="model_calls")
-    + _gathered("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, order="x.finished_at, x.key", column="tool_calls")
+    + _gather("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, order="m.made_at, m.key", column="model_calls")
+    + _gather("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, order="x.finished_at, x.key", column="tool_calls")
     + _DECISIONS
     + f"""
 RETURN c.key AS commit, {_or_null("repo", _REPOSITORY)} AS repository, {_or_null("st", _STORY)} AS story,
@@ -82,7 +82,7 @@ ORDER BY d.decided_at, d.key, p.key
 DELIBERATION = (
     "MATCH (d:Deliberation {uid: $task_id_uid})"
     + _AROUND
-    + _gathered("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, order="s.key", column="seats")
+    + _gather("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, order="s.key", column="seats")
     + "CALL { WITH d MATCH (d)-[:HAS_SEAT]->(:Seat)-[:PROPOSED]->(p:Proposal)\n"
     + _REVIEWS
     + _CHECKS
@@ -95,7 +95,7 @@ CALL { WITH d MATCH (d)-[:ASKED_MODEL]->(m:ModelCall) RETURN collect(m) AS of_al
     + f"""CALL {{ WITH of_seats, of_all UNWIND of_seats + of_all AS m WITH m ORDER BY m.made_at, m.key
 RETURN collect({_MODEL}) AS model_calls }}
 """
-    + _gathered(
+    + _gather(
         "d",
         "(d)-[:HAS_SEAT]->(:Seat)-[:CALLED_TOOL]->(x:ToolCall)",
         "x",
@@ -123,13 +123,13 @@ WHERE d.tenant = $tenant AND d.key <> $task_id AND d.status <> ''
 WITH d ORDER BY d.decided_at DESC, d.key LIMIT $limit
 OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
 """
-    + _gathered("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
-    + _gathered("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="checks")
+    + _gather("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
+    + _gather("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="checks")
     + _DECISIONS
     + f"""
 RETURN d.key AS task_id, coalesce(d.story, '') AS story_id, d.description AS description, d.role AS role, d.status AS status,
   d.final_state AS final_state, d.proven AS proven, d.decided_at AS decided_at, d.branch AS branch, d.commit_sha AS commit_sha,
-  {_or_null("p", _shown("p", "candidate seat summary paths score reasons"))} AS winner, reviews, checks, decisions
+  {_or_null("p", _map_of("p", "candidate seat summary paths score reasons"))} AS winner, reviews, checks, decisions
 ORDER BY decided_at DESC, task_id
 """
 )
@@ -139,21 +139,21 @@ STORY = (
 CALL { WITH st MATCH (st)-[:HAS_TASK]->(t:Task)
 CALL { WITH t MATCH (t)-[:DELIBERATED_IN]->(d:Deliberation) WITH DISTINCT d ORDER BY d.asked_at, d.key
 """
-    f"""RETURN collect({_shown("d", "status final_state winner branch commit_sha decided_at", task_id="d.key")}) AS runs }}
+    f"""RETURN collect({_map_of("d", "status final_state winner branch commit_sha decided_at", task_id="d.key")}) AS runs }}
 WITH DISTINCT t, runs ORDER BY coalesce(t.place, 1000000), t.key
-RETURN collect({_shown("t", "description role priority", task_id="t.key", deliberations="runs")}) AS tasks }}
+RETURN collect({_map_of("t", "description role priority", task_id="t.key", deliberations="runs")}) AS tasks }}
 """
-    + _gathered(
+    + _gather(
         "st",
         "(st)-[:HAS_COMMENT]->(c:Comment)",
         "c",
-        _shown("c", "comment actor made_at"),
+        _map_of("c", "comment actor made_at"),
         order="c.made_at, c.key",
         column="comments",
     )
-    + _gathered("st", "(st)-[:DECIDED_BY]->(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
+    + _gather("st", "(st)-[:DECIDED_BY]->(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
     + f"""
-RETURN {_shown("st", "headline brief criteria repository rigor state told_at moved_at", story_id="st.key")} AS story,
+RETURN {_map_of("st", "headline brief criteria repository rigor state told_at moved_at", story_id="st.key")} AS story,
   tasks, comments, decisions
 """
 )

@@ -32,16 +32,14 @@ class EmbeddedStore:
 
     async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
         """Return the rows of a query."""
-        return await _called(
-            lambda: self._session.cypher(cypher, params=dict(parameters), timeout_ms=self._milliseconds).to_list()
-        )
+        return await _call(lambda: self._session.cypher(cypher, params=dict(parameters), timeout_ms=self._milliseconds).to_list())
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """Run all in one transaction; again where another writer was first."""
         async with self._writing:
             for attempt in range(_TRIES):
                 try:
-                    await _called(lambda: self._write(statements))
+                    await _call(lambda: self._write(statements))
                 except kglite.TransactionConflictError as error:
                     if attempt + 1 == _TRIES:
                         raise GraphUnavailable("the embedded graph is written by somebody else all the time") from error
@@ -62,7 +60,7 @@ class EmbeddedStore:
     async def empty(self) -> None:
         """Begin again with an empty file."""
         async with self._writing:
-            await _called(self._empty)
+            await _call(self._empty)
 
     def _empty(self) -> None:
         self._session.close()
@@ -73,7 +71,7 @@ class EmbeddedStore:
     async def close(self) -> None:
         """Write the file anew, so that the next start is quick, and let go of it."""
         async with self._writing:
-            await _called(self._session.close)
+            await _call(self._session.close)
 
 
 def _open(path: Path) -> kglite.Session:
@@ -84,7 +82,7 @@ def _open(path: Path) -> kglite.Session:
     return session
 
 
-async def _called(work: Callable[[], T]) -> T:
+async def _call(work: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(work)
     except kglite.TransactionConflictError:

@@ -33,7 +33,7 @@ class Neo4jStore:
         async def work(transaction: neo4j.AsyncManagedTransaction) -> Rows:
             return await (await transaction.run(cypher, dict(parameters))).data()
 
-        with _translated(self._settings):
+        with _translate_errors(self._settings):
             async with self._session() as session:
                 return await session.execute_read(self._limited(work))
 
@@ -44,7 +44,7 @@ class Neo4jStore:
             for cypher, parameters in statements:
                 await (await transaction.run(cypher, dict(parameters))).consume()
 
-        with _translated(self._settings):
+        with _translate_errors(self._settings):
             async with self._session() as session:
                 await session.execute_write(self._limited(work))
 
@@ -57,7 +57,7 @@ class Neo4jStore:
 
     async def prepare(self) -> None:
         """Make constraints and indexes."""
-        with _translated(self._settings):
+        with _translate_errors(self._settings):
             async with self._session() as session:
                 for statement in schema():
                     await (await session.run(statement)).consume()
@@ -80,7 +80,7 @@ async def neo4j_store(settings: Graph) -> AsyncIterator[Neo4jStore]:
             f"graph.url {settings.url!r} is not right: it begins with one of {', '.join(_SCHEMES)}, then ://"
         )
     password = settings.password.get_secret_value() if settings.password else ""
-    with _translated(settings):
+    with _translate_errors(settings):
         driver = neo4j.AsyncGraphDatabase.driver(
             settings.url or "",
             auth=(settings.user, password),
@@ -92,14 +92,14 @@ async def neo4j_store(settings: Graph) -> AsyncIterator[Neo4jStore]:
         )
     async with driver:
         store = Neo4jStore(driver, settings)
-        with _translated(settings):
+        with _translate_errors(settings):
             await driver.verify_connectivity()
         await store.prepare()
         yield store
 
 
 @contextmanager
-def _translated(settings: Graph) -> Iterator[None]:
+def _translate_errors(settings: Graph) -> Iterator[None]:
     try:
         yield
     except trouble.AuthError as error:

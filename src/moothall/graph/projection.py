@@ -103,7 +103,7 @@ def _cost(usage: Mapping[str, Any]) -> dict[str, Any]:
     return {name: usage.get(name) for name in _COST}
 
 
-def _told(t: _Telling) -> None:
+def _on_told(t: _Telling) -> None:
     repository = t.data.get("repository")
     where = _text(repository.get("id")) or _text(repository.get("url")) if isinstance(repository, Mapping) else _text(repository)
     t.writes.tell(
@@ -119,7 +119,7 @@ def _told(t: _Telling) -> None:
     )
 
 
-def _moved(t: _Telling) -> None:
+def _on_moved(t: _Telling) -> None:
     step = t.ref("Transition", t.event.id)
     states = {"from_state": t.data.get("from_state"), "to_state": t.data.get("to_state")}
     t.writes.tell(step, "made", t.by, event=t.data.get("event"), actor=t.data.get("actor"), made_at=t.time, **states)
@@ -127,13 +127,13 @@ def _moved(t: _Telling) -> None:
     t.writes.relate(t.story, "MOVED_BY", step)
 
 
-def _commented(t: _Telling) -> None:
+def _on_commented(t: _Telling) -> None:
     comment = t.ref("Comment", t.event.id)
     t.writes.tell(comment, "made", t.by, comment=t.data.get("comment"), actor=t.data.get("actor"), made_at=t.time)
     t.writes.relate(t.story, "HAS_COMMENT", comment)
 
 
-def _planned(t: _Telling) -> None:
+def _on_planned(t: _Telling) -> None:
     plan = t.ref("Plan", t.text("plan_id"))
     t.writes.tell(plan, "derived", t.by, derived_at=t.time)
     t.writes.relate(t.story, "PLANNED_AS", plan)
@@ -157,7 +157,7 @@ def _task_of(task_id: str) -> str:
     return _RUN.sub("", task_id)
 
 
-def _requested(t: _Telling) -> None:
+def _on_requested(t: _Telling) -> None:
     where, constraints = t.object("repository"), t.object("constraints")
     repository = _text(where.get("id")) or _text(where.get("url"))
     t.writes.tell(
@@ -187,19 +187,19 @@ def _requested(t: _Telling) -> None:
             t.seat(name)
 
 
-def _plan_finished(t: _Telling) -> None:
+def _on_plan_finished(t: _Telling) -> None:
     t.writes.tell(t.ref("Plan", t.text("plan_id")), "finished", t.by, status=t.data.get("status"), finished_at=t.time)
 
 
-def _started(t: _Telling) -> None:
+def _on_started(t: _Telling) -> None:
     t.writes.tell(t.deliberation, "started", t.by, started_at=t.time)
 
 
-def _cancelled(t: _Telling) -> None:
+def _on_cancelled(t: _Telling) -> None:
     t.writes.tell(t.deliberation, "cancelled", t.by, cancel_reason=t.data.get("reason"), cancelled_at=t.time)
 
 
-def _decided(t: _Telling) -> None:
+def _on_decided(t: _Telling) -> None:
     names = ("status", "final_state", "proven", "branch", "commit_sha", "error_message", "duration_ms")
     winner = t.text("winner_id")
     known = {name: t.data.get(name) for name in names}
@@ -222,7 +222,7 @@ def _decided(t: _Telling) -> None:
                 t.writes.relate(proposal, "DELIVERED_AS", t.ref("Commit", t.text("commit_sha")))
 
 
-def _seated(t: _Telling) -> None:
+def _on_seat_started(t: _Telling) -> None:
     seat, role = t.seat(t.text("seat")), t.data.get("role")
     t.writes.tell(seat, "began", t.by, seat=t.text("seat"), role=role, approach=t.data.get("approach"), began_at=t.time)
     agent = t.ref("Agent", t.text("agent_id") or t.text("seat"))
@@ -230,7 +230,7 @@ def _seated(t: _Telling) -> None:
     t.writes.relate(seat, "TAKEN_BY", agent)
 
 
-def _proposed(t: _Telling) -> None:
+def _on_proposed(t: _Telling) -> None:
     said = t.object("proposal")
     candidate, diff = t.text("candidate"), _text(said.get("diff"))
     node = t.proposal(candidate, _fingerprint(said))
@@ -254,7 +254,7 @@ def _proposed(t: _Telling) -> None:
         t.writes.relate(node, "COMMITTED_AS", t.ref("Commit", said["commit_sha"]))
 
 
-def _reviewed(t: _Telling) -> None:
+def _on_reviewed(t: _Telling) -> None:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     said, review = t.object("review"), t.ref("Review", t.event.id)
     words = {name: said.get(name) for name in ("score", "met", "unmet", "comment")}
@@ -263,7 +263,7 @@ def _reviewed(t: _Telling) -> None:
     t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate"), t.text("fingerprint")))
 
 
-def _checked(t: _Telling) -> None:
+def _on_checked(t: _Telling) -> None:
     said, assessment, author = t.object("evidence"), t.object("assessment"), t.text("cross_author")
     proposal = t.proposal(t.text("candidate"), t.text("fingerprint"))
     whose = (author, t.text("cross_fingerprint")) if author else ()
@@ -279,14 +279,14 @@ def _checked(t: _Telling) -> None:
         t.writes.tell(proposal, "assessed", t.by, **{name: assessment.get(name) for name in names})
 
 
-def _failed(t: _Telling) -> None:
+def _on_failed(t: _Telling) -> None:
     error = t.object("error")
     t.writes.tell(
         t.seat(t.text("seat")), "failed", t.by, failure_code=error.get("code"), failure=error.get("message"), failed_at=t.time
     )
 
 
-def _finished(t: _Telling) -> None:
+def _on_finished(t: _Telling) -> None:
     outcome = t.object("outcome")
     said = {name: outcome.get(name) for name in ("status", "error_code", "error_message")}
     usage = outcome.get("usage")
@@ -294,7 +294,7 @@ def _finished(t: _Telling) -> None:
     t.writes.tell(t.seat(t.text("seat")), "finished", t.by, finished_at=t.time, **said, **cost)
 
 
-def _called_model(t: _Telling) -> None:
+def _on_model_called(t: _Telling) -> None:
     call = t.ref("ModelCall", t.text("call_id"))
     sampling, usage, answer = t.object("sampling"), _cost(t.object("usage")), t.text("answer")
     del usage["calls"]
@@ -323,11 +323,11 @@ def _tool(t: _Telling) -> Ref:
     return call
 
 
-def _tool_started(t: _Telling) -> None:
+def _on_tool_started(t: _Telling) -> None:
     t.writes.tell(_tool(t), "started", t.by, arguments_sha256=t.data.get("arguments_digest"), started_at=t.time)
 
 
-def _tool_finished(t: _Telling) -> None:
+def _on_tool_finished(t: _Telling) -> None:
     usage = t.object("usage")
     t.writes.tell(
         _tool(t),
@@ -340,7 +340,7 @@ def _tool_finished(t: _Telling) -> None:
     )
 
 
-def _decision(t: _Telling) -> None:
+def _on_decision(t: _Telling) -> None:
     decision = t.ref("Decision", t.event.id)
     words = {name: t.data.get(name) for name in ("approver", "decision", "comment")}
     t.writes.tell(decision, "made", t.by, made_at=t.time, **words)
@@ -354,27 +354,27 @@ _SEAT = ("task_id", "seat")
 _CANDIDATE = (*_SEAT, "candidate")
 
 READERS: Mapping[EventType, _Reader] = {
-    EventType.STORY_CREATED: (("story_id",), _told),
-    EventType.STORY_CHANGED: (("story_id",), _told),
-    EventType.STORY_TRANSITIONED: (("story_id",), _moved),
-    EventType.STORY_COMMENTED: (("story_id",), _commented),
-    EventType.PLAN_DERIVED: (("story_id", "plan_id"), _planned),
-    EventType.PLAN_FINISHED: (("story_id", "plan_id"), _plan_finished),
-    EventType.DELIBERATION_REQUESTED: (("task_id",), _requested),
-    EventType.DELIBERATION_STARTED: (("task_id",), _started),
-    EventType.DELIBERATION_CANCELLED: (("task_id",), _cancelled),
-    EventType.DELIBERATION_DECIDED: (("task_id",), _decided),
-    EventType.SEAT_STARTED: (_SEAT, _seated),
-    EventType.SEAT_PROPOSED: (_CANDIDATE, _proposed),
-    EventType.SEAT_REVISED: (_CANDIDATE, _proposed),
-    EventType.SEAT_REVIEWED: (_CANDIDATE, _reviewed),
-    EventType.SEAT_FAILED: (_SEAT, _failed),
-    EventType.SEAT_FINISHED: (_SEAT, _finished),
-    EventType.CHECK_FINISHED: (_CANDIDATE, _checked),
-    EventType.MODEL_CALLED: (("task_id", "call_id"), _called_model),
-    EventType.TOOL_STARTED: (("request_id",), _tool_started),
-    EventType.TOOL_FINISHED: (("request_id",), _tool_finished),
-    EventType.DECISION_MADE: (("story_id",), _decision),
+    EventType.STORY_CREATED: (("story_id",), _on_told),
+    EventType.STORY_CHANGED: (("story_id",), _on_told),
+    EventType.STORY_TRANSITIONED: (("story_id",), _on_moved),
+    EventType.STORY_COMMENTED: (("story_id",), _on_commented),
+    EventType.PLAN_DERIVED: (("story_id", "plan_id"), _on_planned),
+    EventType.PLAN_FINISHED: (("story_id", "plan_id"), _on_plan_finished),
+    EventType.DELIBERATION_REQUESTED: (("task_id",), _on_requested),
+    EventType.DELIBERATION_STARTED: (("task_id",), _on_started),
+    EventType.DELIBERATION_CANCELLED: (("task_id",), _on_cancelled),
+    EventType.DELIBERATION_DECIDED: (("task_id",), _on_decided),
+    EventType.SEAT_STARTED: (_SEAT, _on_seat_started),
+    EventType.SEAT_PROPOSED: (_CANDIDATE, _on_proposed),
+    EventType.SEAT_REVISED: (_CANDIDATE, _on_proposed),
+    EventType.SEAT_REVIEWED: (_CANDIDATE, _on_reviewed),
+    EventType.SEAT_FAILED: (_SEAT, _on_failed),
+    EventType.SEAT_FINISHED: (_SEAT, _on_finished),
+    EventType.CHECK_FINISHED: (_CANDIDATE, _on_checked),
+    EventType.MODEL_CALLED: (("task_id", "call_id"), _on_model_called),
+    EventType.TOOL_STARTED: (("request_id",), _on_tool_started),
+    EventType.TOOL_FINISHED: (("request_id",), _on_tool_finished),
+    EventType.DECISION_MADE: (("story_id",), _on_decision),
 }
 """By type: the fields without which an event names nothing, and what it adds. Not projected, because nobody asks the graph
 for them: seat.turn (its calls are there one by one), agent.progress, audit.recorded, and who is registered where.

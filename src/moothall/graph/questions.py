@@ -69,7 +69,7 @@ def _label(values: Mapping[str, Any]) -> None:
         raise InvalidRequest(f"no label {values['label'][:60]!r}; the labels are {', '.join(LABELS)}")
 
 
-def _known(row: Row) -> Row:
+def _in_shape(row: Row) -> Row:
     """Only what the shape says: stores add properties of their own."""
 
     def shown(node: Mapping[str, Any]) -> Row:
@@ -198,7 +198,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda values: cypher.neighbours(values["label"], values["depth"]),
         keys={"id": ""},
         check=_label,
-        finish=_known,
+        finish=_in_shape,
     ),
 }
 

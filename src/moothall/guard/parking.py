@@ -103,7 +103,7 @@ class Parking:
             principal=seat.principal.name,
             role=seat.role,
             tool=call.tool,
-            arguments={name: _shown(value) for name, value in call.arguments.items()},
+            arguments={name: _shorten(value) for name, value in call.arguments.items()},
             arguments_digest=arguments_digest(call.arguments),
             reason=reason[:500],
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -198,5 +198,5 @@ def _key(seat: SeatContext, call: ToolCall) -> str:
     return f"{seat.tenant}.{named}"
 
 
-def _shown(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     return f"{value[:_SHOWN]}…" if isinstance(value, str) and len(value) > _SHOWN else value

@@ -184,7 +184,7 @@ class Tokens:
         """Return a parent with its signature, made again from the root."""
         if not isinstance(signed, str) or signed.count(".") != 1 or depth < 1:
             raise Refused("the capability token does not carry its parent")
-        claims = json.loads(_unpadded(signed.partition(".")[2]))
+        claims = json.loads(_decode(signed.partition(".")[2]))
         above = claims.get("parent") if isinstance(claims, dict) else None
         key = self._key if above is None else _child_key(_signature(self._whole(above, depth - 1)))
         return f"{signed}.{_padless(hmac.new(key, signed.encode(), hashlib.sha256).digest())}"
@@ -241,10 +241,10 @@ def _child_key(signature: bytes) -> bytes:
 
 
 def _signature(token: str) -> bytes:
-    return _unpadded(token.rpartition(".")[2])
+    return _decode(token.rpartition(".")[2])
 
 
-def _unpadded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 

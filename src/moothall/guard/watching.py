@@ -37,7 +37,7 @@ def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Itera
                 span.set({"moothall.audit_id": result.audit_id})
             if status is not ToolStatus.SUCCESS:
                 span.fail(status)
-            return _counted(tool, result)
+            return _count(tool, result)
 
         try:
             yield noted
@@ -46,7 +46,7 @@ def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Itera
             telemetry.metrics.TOOL_CALL_SECONDS.observe(perf_counter() - started, tool)
 
 
-def _counted(tool: str, result: ToolResult) -> ToolResult:
+def _count(tool: str, result: ToolResult) -> ToolResult:
     if result.status is ToolStatus.BUDGET_EXCEEDED:
         telemetry.metrics.BUDGET_REFUSALS.add("tool")
     if result.usage.cpu_ms > 0:

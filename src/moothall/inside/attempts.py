@@ -28,7 +28,7 @@ _PTRACE_TRACEME = 0
 _NONE = 99  # an exit code: no call was let through
 
 
-def _refused(act: Callable[[], object], what: str) -> Said:
+def _try_act(act: Callable[[], object], what: str) -> Said:
     try:
         act()
     except OSError as error:
@@ -53,14 +53,14 @@ def _identity() -> Said:
     with Path("/proc/thread-self/status").open(encoding="ascii") as file:
         capabilities = next(line.split()[1] for line in file if line.startswith("CapEff"))
     held = int(capabilities, 16) == 0
-    return _first_failure((held, f"capabilities {capabilities}"), _refused(lambda: os.setuid(0), "setuid(0)"))
+    return _first_failure((held, f"capabilities {capabilities}"), _try_act(lambda: os.setuid(0), "setuid(0)"))
 
 
 def _files(options: Mapping[str, Any]) -> Said:
     return _first_failure(
-        _refused(Path(options["host_file"]).stat, "looking at a file of the host"),
-        _refused(lambda: _write("/usr/moothall-probe"), "writing to /usr"),
-        _refused(lambda: _write("/etc/moothall-probe"), "writing to /etc"),
+        _try_act(Path(options["host_file"]).stat, "looking at a file of the host"),
+        _try_act(lambda: _write("/usr/moothall-probe"), "writing to /usr"),
+        _try_act(lambda: _write("/etc/moothall-probe"), "writing to /etc"),
     )
 
 
@@ -69,7 +69,7 @@ def _network(options: Mapping[str, Any]) -> Said:
         with socket.create_connection(("127.0.0.1", options["port"]), timeout=1):
             pass
 
-    return _refused(connect, "connecting to a listener of the host")
+    return _try_act(connect, "connecting to a listener of the host")
 
 
 def _seccomp() -> Said:
@@ -112,7 +112,7 @@ def _executor() -> Said:
                 lambda: os.kill(-1, 0),
                 lambda: resource.prlimit(EXECUTOR_PID, resource.RLIMIT_NOFILE),
             )
-            code = 0 if all(_refused(act, "")[0] for act in tries) else 1
+            code = 0 if all(_try_act(act, "")[0] for act in tries) else 1
         finally:
             os._exit(code)
     held = os.waitpid(child, 0)[1] == 0
@@ -124,7 +124,7 @@ def _landlock(version: int) -> Said:
         return False, "the kernel has no Landlock"
     if Path("/dev").stat().st_uid != os.getuid():
         return False, "/dev is not writable for a reason of its own, so nothing was shown"
-    return _refused(lambda: _write("/dev/moothall-probe"), f"ABI {version}, writing beside the allowed paths")
+    return _try_act(lambda: _write("/dev/moothall-probe"), f"ABI {version}, writing beside the allowed paths")
 
 
 def _processes(limit: int) -> Said:

@@ -81,7 +81,7 @@ class Checking:
                 break
             self._stop(ended)
             self._progressed = time.monotonic()
-            ended = _joined(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
+            ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
         return self._answer(ended)
 
     def _lost(self, ended: Ended) -> bool:
@@ -130,7 +130,7 @@ class Checking:
         return found
 
 
-def _joined(first: Ended, second: Ended) -> Ended:
+def _join(first: Ended, second: Ended) -> Ended:
     """A run that went on in another process, as one."""
     ended = second.status == "success" and first.status in {"success", _STUCK}
     return Ended(

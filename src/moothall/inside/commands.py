@@ -314,10 +314,10 @@ class _Watch:
         sample(self.seen)
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken(self.seen, self._walls) or (self._reader.stuck() if self._reader else "")
+        return _broken_limit(self.seen, self._walls) or (self._reader.stuck() if self._reader else "")
 
 
-def _broken(seen: Seen, walls: Walls) -> str:
+def _broken_limit(seen: Seen, walls: Walls) -> str:
     if seen.processes >= walls.processes:
         return "processes"
     if seen.memory > walls.memory_bytes and not walls.in_cgroup:

@@ -50,7 +50,7 @@ def define(text: str, language: str, name: str, content: str) -> Defined:
         body = shift(tabbed(wanted.content, data, indent), indent, language)
         new = (before + body.lstrip(b" \t") + after).replace(b"\n", end)
         made = data[:start] + new + data[until:]
-        refusal = _broken(root, data, made, data[:start].count(b"\n"), wanted)
+        refusal = _what_is_wrong(root, data, made, data[:start].count(b"\n"), wanted)
         if not refusal:
             first = made[: start + len(before)].count(b"\n") + 1
             return Defined(mark + made.decode(), old is not None, first, first + body.count(b"\n"))
@@ -172,7 +172,7 @@ def _is_method(own: Definition, shift: int) -> bool:
     return first.type == "self_parameter" or (first.text or b"").partition(b":")[0].strip() in {b"self", b"cls"}
 
 
-def _broken(root: Node, data: bytes, made: bytes, first_row: int, wanted: Wanted) -> str:
+def _what_is_wrong(root: Node, data: bytes, made: bytes, first_row: int, wanted: Wanted) -> str:
     """Say what is wrong with the file after the change, or nothing."""
     language = wanted.language
     after = parse(language, made)

@@ -42,7 +42,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
             lines = [text.count("\n", 0, place) + 1 for place in _places(text, old)]
             raise ToolFailure(_wrong_count(path, lines, found, count))
         return text.replace(old, new), found
-    rows, wanted = rows_of(text), _trimmed(old)
+    rows, wanted = rows_of(text), _trim(old)
     if not any(row.strip() for row in wanted):
         raise ToolFailure(f"old is only spaces, and not found in {path!r}")
     spots = _same_but_for_spaces(rows, wanted)
@@ -51,7 +51,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     if len(spots) != count:
         raise ToolFailure(_wrong_count(path, [at + 1 for at in spots], len(spots), count))
     for at in reversed(spots):
-        rows[at : at + len(wanted)] = _fitted(rows[at : at + len(wanted)], wanted, new)
+        rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new)
     return "".join(rows), len(spots)
 
 
@@ -70,7 +70,7 @@ def _wrong_count(path: str, at: Sequence[int], found: int, count: int) -> str:
     )
 
 
-def _trimmed(old: str) -> list[str]:
+def _trim(old: str) -> list[str]:
     """Return the lines without their ends, and without the empty ones before and after them."""
     rows = [row.rstrip() for row in old.replace("\r\n", "\n").split("\n")]
     while rows and not rows[0]:
@@ -112,7 +112,7 @@ def _shift(rows: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None
     return None
 
 
-def _fitted(rows: Sequence[str], wanted: Sequence[str], new: str) -> list[str]:
+def _fit(rows: Sequence[str], wanted: Sequence[str], new: str) -> list[str]:
     """Return the new lines with the indentation and the line ends of those in whose place they come."""
     shift = _shift(rows, wanted)
     assert shift is not None  # noqa: S101 - only such spots were found

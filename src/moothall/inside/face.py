@@ -115,17 +115,17 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        return value if abs(value) < 1 << 63 else _shown(value)
+        return value if abs(value) < 1 << 63 else _show(value)
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else repr(value)  # noqa: PLR0124 - NaN is no JSON
     if depth and isinstance(value, dict):
-        return {key if isinstance(key, str) else _shown(key): plain(item, depth - 1) for key, item in value.items()}
+        return {key if isinstance(key, str) else _show(key): plain(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list | tuple | set | frozenset):
         return [plain(item, depth - 1) for item in value]
-    return _shown(value)
+    return _show(value)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     try:
         return repr(value)
     except Exception as error:  # noqa: BLE001 - the repr is the code's own

@@ -60,7 +60,7 @@ def is_linter(argv: Sequence[str]) -> bool:
 def findings(output: str) -> list[str]:
     """Return what was found, in the order of the output."""
     found: list[str] = []
-    for path, said in _found(output):
+    for path, said in _find(output):
         if len(found) >= MAX_FINDINGS:
             break
         place = path.strip().replace("\\", "/").removeprefix("/workspace/").removeprefix("./")
@@ -68,7 +68,7 @@ def findings(output: str) -> list[str]:
     return found
 
 
-def _found(output: str) -> Iterator[tuple[str, str]]:  # noqa: C901 - one branch for each form of a line
+def _find(output: str) -> Iterator[tuple[str, str]]:  # noqa: C901 - one branch for each form of a line
     said = file = ""
     for raw in output.split("\n"):
         line = _COLOUR.sub("", raw[: 2 * _LONGEST]).rstrip()

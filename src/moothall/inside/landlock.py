@@ -47,7 +47,7 @@ def abi() -> int:
     return _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI_VERSION))
 
 
-def _handled(version: int) -> int:
+def _rights_handled(version: int) -> int:
     handled = _WRITE_FILE | _DIRECTORY_WRITES
     if version >= 2:  # noqa: PLR2004 - the ABI that brought the right
         handled |= _REFER
@@ -62,7 +62,7 @@ def allow_writes_only(paths: Iterable[str]) -> int:
     Raises `OSError` where the kernel has no Landlock: the caller decides that this is the end.
     """
     version = abi()
-    handled = _handled(version)
+    handled = _rights_handled(version)
     attributes = _RulesetAttr(handled)
     ruleset = _syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0))
     try:

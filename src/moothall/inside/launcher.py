@@ -31,21 +31,23 @@ FAILED = 70
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _done(result: int, what: str) -> None:
+def _require_success(result: int, what: str) -> None:
     if result:
         sys.exit(f"sandbox launcher: {what}: {os.strerror(ctypes.get_errno())}")
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    _done(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()), f"mount {kind or 'bind'} {target}")
+    _require_success(
+        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()), f"mount {kind or 'bind'} {target}"
+    )
 
 
 def _own_namespaces() -> None:
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
-        _done(_libc.unshare(_CLONE_NEWNS), "unshare mount namespace")
+        _require_success(_libc.unshare(_CLONE_NEWNS), "unshare mount namespace")
     else:
-        _done(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare user and mount namespace")
+        _require_success(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare user and mount namespace")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
                 file.write(text)
@@ -89,8 +91,8 @@ def main() -> None:
         os.setresgid(order["uid"], order["uid"], order["uid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
     # A change of identity clears the death signal, so it is set after it; bubblewrap then sets its own.
-    _done(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "death signal")
-    _done(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _require_success(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "death signal")
+    _require_success(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if os.getppid() != order["parent"]:
         sys.exit("sandbox launcher: the parent is gone")
     os.execv(order["program"], order["argv"])  # noqa: S606 - no shell is what we want

@@ -88,12 +88,12 @@ def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any],
         source = sources.get(path)
         spans += [_span(source, item) for item in source.found if item.parts[-1] == name and not item.is_type] if source else []
     spans = [span for span in spans if (key := (span["path"], span["line"])) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-    ranked = _ranked(list(sources.values()), set(seeds), set(args["words"]))
+    ranked = _rank(list(sources.values()), set(seeds), set(args["words"]))
     return {
         "spans": spans,
         "homes": _homes(sources.values(), args["names"]),
         "example": _example(sources, seeds, [source for source, _ in ranked], spans),
-        "map": _drawn(ranked, int(args["map_chars"])),
+        "map": _draw(ranked, int(args["map_chars"])),
         "parsed": len(sources),
     }
 
@@ -196,7 +196,7 @@ def _span(source: _Source, item: Definition) -> dict[str, Any]:
     }
 
 
-def _ranked(sources: Sequence[_Source], seeds: set[str], words: set[str]) -> list[tuple[_Source, dict[str, float]]]:
+def _rank(sources: Sequence[_Source], seeds: set[str], words: set[str]) -> list[tuple[_Source, dict[str, float]]]:
     """Return the sources, the most relevant first, each with the weight of the names that it defines."""
     defines: dict[str, list[int]] = defaultdict(list)
     for number, source in enumerate(sources):
@@ -254,7 +254,7 @@ def _page_rank(edges: Sequence[Sequence[tuple[int, str, float]]], start: Sequenc
     return rank
 
 
-def _drawn(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
+def _draw(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
     """Return files and signatures, the best that fit, files in the order of their rank and definitions in that of their lines."""
     best = sorted(
         ((weight, number, at) for number, (source, names) in enumerate(ranked) for at, item in enumerate(source.found)

@@ -182,7 +182,7 @@ def _value(node: Node) -> Node | None:
     return found if found is not None and found.type in _VALUES else None
 
 
-def _assigned(node: Node, value: Node) -> tuple[str, ...]:
+def _name_assigned(node: Node, value: Node) -> tuple[str, ...]:
     """Return the name that a value is given: `a.prototype.b = ` is a.b, `module.exports.b = ` and `exports.b = ` are b."""
     if node.type == "expression_statement":
         first = first_child(node)
@@ -200,11 +200,11 @@ def _assigned(node: Node, value: Node) -> tuple[str, ...]:
     return ()
 
 
-def _named(node: Node, language: str) -> tuple[tuple[str, ...], Node] | None:
+def _definition_of(node: Node, language: str) -> tuple[tuple[str, ...], Node] | None:
     """Return (name, the definition proper) where `node` defines something, as it stands or wrapped."""
     kind = node.type
-    if (inner := _wrapped(node, language)) is not None:
-        return _named(inner, language)
+    if (inner := _unwrap(node, language)) is not None:
+        return _definition_of(inner, language)
     parts: tuple[str, ...] = ()
     if kind in _FUNCTIONS or kind in _TYPES:
         name = _text(node.child_by_field_name("name")).strip("'\"")
@@ -213,11 +213,11 @@ def _named(node: Node, language: str) -> tuple[tuple[str, ...], Node] | None:
     elif kind == "impl_item":
         parts = (_plain(node.child_by_field_name("type")),)
     elif (value := _value(node)) is not None:
-        parts = _assigned(node, value)
+        parts = _name_assigned(node, value)
     return (parts, node) if parts else None
 
 
-def _wrapped(node: Node, language: str) -> Node | None:
+def _unwrap(node: Node, language: str) -> Node | None:
     """Return the definition in what stands around it: decorators, `export`, Go's `type`."""
     if node.type == "decorated_definition":
         return node.child_by_field_name("definition")
@@ -243,7 +243,7 @@ def definitions(root: Node, language: str, *, deep: bool = False) -> Iterator[De
     waiting: list[tuple[Node, tuple[str, ...], str]] = [(root, (), "")]
     while waiting:
         node, scope, trait = waiting.pop()
-        found = _named(node, language) if node is not root else None
+        found = _definition_of(node, language) if node is not root else None
         inside = node
         if found is not None:
             names, inside = found

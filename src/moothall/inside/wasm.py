@@ -116,10 +116,10 @@ class Run:
         except wasmtime.Trap as trap:
             return self._trapped(store, memory, trap)
         except wasmtime.WasmtimeError as error:
-            return _refused(str(error))
+            return _refusal(str(error))
         if self._out.full:
             return self._over("output", "output", "it printed too much")
-        return {"status": "success", "output": {**_told(bytes(self._out.data)), **self._about(store)}}
+        return {"status": "success", "output": {**_output_of(bytes(self._out.data)), **self._about(store)}}
 
     def _trapped(self, store: wasmtime.Store, memory: object, trap: wasmtime.Trap) -> dict[str, Any]:
         if self._out.full:
@@ -187,7 +187,7 @@ class Run:
             shutil.copyfileobj(source, target)
 
 
-def _told(printed: bytes) -> dict[str, Any]:
+def _output_of(printed: bytes) -> dict[str, Any]:
     text = printed.decode("utf-8", "replace")
     try:
         return {"result": json.loads(text)}
@@ -195,7 +195,7 @@ def _told(printed: bytes) -> dict[str, Any]:
         return {"text": text}
 
 
-def _refused(why: str) -> dict[str, Any]:
+def _refusal(why: str) -> dict[str, Any]:
     """What could not even begin: a memory or a table that is declared larger than it may be, or a missing import."""
     first = " ".join(why.split())[:300]
     for word in ("memory", "table", "instance"):

@@ -64,7 +64,7 @@ async def _ask(settings: Llm, base_url: str) -> None:
         except TimeoutError as error:
             raise ModelUnavailable(f"{url} does not answer in time; is {_SETTING} right, and does the server run?") from error
         except Failed as failure:
-            raise _told(url, failure) from failure
+            raise _explain(url, failure) from failure
         except ModelReplyInvalid as error:
             raise ConfigurationError(error.message) from error
     if status == _GOOD:
@@ -122,7 +122,7 @@ def _check_names(settings: Llm, url: URL, body: bytes, kind: str) -> None:
         raise ConfigurationError(f"{url} lists no models; name one with MOOTHALL_LLM__MODEL")
 
 
-def _told(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
+def _explain(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
     """Return in words why there is no connection, or no answer on it."""
     place, why = f"{url.host}:{url.port}", plain(failure.reason)
     match failure.__cause__:

@@ -118,7 +118,7 @@ class Assembly:
         return self.text[-1]
 
 
-def _loaded(data: str) -> Any:
+def _load(data: str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -127,7 +127,7 @@ def _loaded(data: str) -> Any:
 
 def _object(data: str) -> dict[str, Any]:
     try:
-        chunk = _loaded(data)
+        chunk = _load(data)
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"a part of the answer is not JSON: {data[:80]!r}") from error
     if not isinstance(chunk, dict):

@@ -148,12 +148,12 @@ def _disk_full(folder: Path, known: Weights) -> ConfigurationError:
 async def _alone(path: Path) -> AsyncIterator[None]:
     """Hold the lock file; the kernel lets it go when this process ends, however it ends."""
     with path.open("wb") as file:
-        while not _locked(file):  # noqa: ASYNC110 - another process holds it: nothing here could set an event
+        while not _try_lock(file):  # noqa: ASYNC110 - another process holds it: nothing here could set an event
             await asyncio.sleep(0.2)
         yield
 
 
-def _locked(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

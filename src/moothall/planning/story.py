@@ -39,7 +39,7 @@ def told(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def roles_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the roles that metadata names, with commas between them."""
-    return _listed(metadata.get("roles"))
+    return _list_of(metadata.get("roles"))
 
 
 def strategy_of(metadata: Mapping[str, Any]) -> Strategy:
@@ -50,10 +50,10 @@ def strategy_of(metadata: Mapping[str, Any]) -> Strategy:
     parallel = _text(metadata.get("parallel_execution")).lower() or "false"
     if parallel not in {"true", "false"}:
         raise InvalidRequest(f"metadata parallel_execution is {parallel[:40]!r}; it is true or false")
-    return Strategy(parallel == "true", _listed(metadata.get("dependency_order")), int(number))
+    return Strategy(parallel == "true", _list_of(metadata.get("dependency_order")), int(number))
 
 
-def _listed(value: object) -> tuple[str, ...]:
+def _list_of(value: object) -> tuple[str, ...]:
     return tuple(part.strip() for part in _text(value).split(",") if part.strip())
 
 

@@ -82,11 +82,11 @@ def _smudge(pointers: Iterable[tuple[Path, str, int]], stores: tuple[Path, ...],
     missing = 0
     for path, oid, size in pointers:
         most -= size
-        missing += most < 0 or not any(_copied(store / oid[:2] / oid[2:4] / oid, path, oid, size) for store in stores)
+        missing += most < 0 or not any(_copy(store / oid[:2] / oid[2:4] / oid, path, oid, size) for store in stores)
     return missing
 
 
-def _copied(source: Path, path: Path, oid: str, size: int) -> bool:
+def _copy(source: Path, path: Path, oid: str, size: int) -> bool:
     making = path.with_name(f".{oid[:16]}.lfs")
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

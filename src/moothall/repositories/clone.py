@@ -163,7 +163,9 @@ class TrustedClone:
 
     async def _tree(self, sha: str) -> tuple[tuple[Entry, ...], Mapping[str, str]]:
         if sha not in self._trees:
-            entries = await asyncio.to_thread(read_tree, self._git, self.path, _checked(sha), self._settings.max_repository_bytes)
+            entries = await asyncio.to_thread(
+                read_tree, self._git, self.path, _check_sha(sha), self._settings.max_repository_bytes
+            )
             while len(self._trees) >= 16:  # noqa: PLR2004 - a few commits are in use at a time
                 self._trees.pop(next(iter(self._trees)))
             files = tuple(entry for entry in entries if entry.mode != rules.SUBMODULE)
@@ -210,7 +212,14 @@ class TrustedClone:
     async def merge(self, base_sha: str, ours: str, theirs: str, message: str) -> Patch:
         """Commit what both came to, on top of both. Raises `PatchRefused` that names the files where they disagree."""
         answer = await self._git.call(
-            "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", _checked(ours), _checked(theirs), cwd=self.path
+            "merge-tree",
+            "--write-tree",
+            "-z",
+            "--name-only",
+            "--no-messages",
+            _check_sha(ours),
+            _check_sha(theirs),
+            cwd=self.path,
         )
         tree, *disputed = answer.out.decode(errors="replace").split("\0")
         if answer.status == 1 and disputed:
@@ -277,7 +286,7 @@ class TrustedClone:
         """Return at most `limit` commits from `sha` back along first parents, newest first."""
         fields = "%H%x00%an%x00%cI%x00%s"
         out = await self._run(
-            "log", "-z", "--first-parent", f"--max-count={limit}", f"--format={fields}", "--no-show-signature", _checked(sha)
+            "log", "-z", "--first-parent", f"--max-count={limit}", f"--format={fields}", "--no-show-signature", _check_sha(sha)
         )
         words = out.decode(errors="replace").rstrip("\0").split("\0")
         return [Commit(*words[at : at + 4]) for at in range(0, len(words) - 3, 4)]
@@ -304,22 +313,24 @@ class TrustedClone:
         self, base_sha: str, commit_sha: str, *options: str, path: str = "", attributes: str = "/dev/null"
     ) -> bytes:
         fixed = ["--binary", "--full-index", "--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"]
-        shas = [_checked(base_sha), _checked(commit_sha)]
+        shas = [_check_sha(base_sha), _check_sha(commit_sha)]
         only = [path] if path else []
         return await self._run("-c", f"core.attributesFile={attributes}", "diff", *fixed, *options, *shas, "--", *only)
 
     async def _paths(self, base_sha: str, commit_sha: str) -> tuple[str, ...]:
-        out = await self._run("diff-tree", "-r", "-z", "--name-only", "--no-renames", _checked(base_sha), _checked(commit_sha))
+        out = await self._run(
+            "diff-tree", "-r", "-z", "--name-only", "--no-renames", _check_sha(base_sha), _check_sha(commit_sha)
+        )
         return tuple(out.decode().split("\0")[:-1])
 
     async def _commit(self, base_sha: str, parent: str, message: str, env: Mapping[str, str]) -> Patch:
         tree = (await self._run("write-tree", env=env)).strip().decode()
-        if tree == (await self._run("rev-parse", f"{_checked(parent)}^{{tree}}")).strip().decode():
+        if tree == (await self._run("rev-parse", f"{_check_sha(parent)}^{{tree}}")).strip().decode():
             return await self._keep(base_sha, parent) if parent != base_sha else Patch(base_sha, base_sha, "")
         return await self._record(base_sha, tree, (parent,), message)
 
     async def _record(self, base_sha: str, tree: str, parents: Sequence[str], message: str) -> Patch:
-        date = (await self._run("log", "-1", "--format=%ct +0000", "--no-show-signature", _checked(base_sha))).strip().decode()
+        date = (await self._run("log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(base_sha))).strip().decode()
         text = message.replace("\0", "").strip()[:_MESSAGE_CHARS] or "Change made in a workspace"
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
         above = [word for parent in parents for word in ("-p", parent)]
@@ -360,7 +371,7 @@ class TrustedClone:
         await self.entries(sha)
         with scratch() as folder:
             env = {"GIT_INDEX_FILE": str(folder / "index")}
-            await self._run("read-tree", _checked(sha), env=env)
+            await self._run("read-tree", _check_sha(sha), env=env)
             yield env
 
     async def _run(self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
@@ -372,7 +383,7 @@ class TrustedClone:
             raise PatchRefused(f"the patch does not apply: {answer.reason}")
 
 
-def _checked(sha: str) -> str:
+def _check_sha(sha: str) -> str:
     if not _SHA.fullmatch(sha):
         raise RepositoryError(f"{sha[:80]!r} is not a full commit id")
     return sha

@@ -43,7 +43,7 @@ def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tup
     _check(entries, max_bytes)
     links = [entry.oid for entry in entries if entry.mode == rules.SYMLINK]
     targets = iter(read_blobs(git, repository, links, _LINK_BYTES + 1))
-    return tuple(_linked(entry, next(targets)) if entry.mode == rules.SYMLINK else entry for entry in entries)
+    return tuple(_with_target(entry, next(targets)) if entry.mode == rules.SYMLINK else entry for entry in entries)
 
 
 @again
@@ -153,7 +153,7 @@ def _entry(record: bytes) -> Entry:
         raise RepositoryError(f"the repository can't be used: the path {raw[:200]!r} is not UTF-8") from error
 
 
-def _linked(entry: Entry, blob: bytes) -> Entry:
+def _with_target(entry: Entry, blob: bytes) -> Entry:
     target = blob.decode(errors="surrogateescape")
     if reason := rules.why_target(entry.path, target):
         raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")

@@ -18,7 +18,7 @@ _PREFIX = "moothall-scratch-"
 def scratch() -> Iterator[Path]:
     """A folder for as long as the context lasts. A process's first one sweeps away what killed processes left."""
     _sweep_once()
-    folder, held = _made()
+    folder, held = _make()
     try:
         yield folder
     finally:
@@ -30,7 +30,7 @@ def sweep() -> int:
     """Remove the folders whose owner is gone; return how many there were."""
     swept = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        held = _locked(folder)
+        held = _try_lock(folder)
         if held is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
@@ -43,17 +43,17 @@ def _sweep_once() -> None:
     sweep()
 
 
-def _made() -> tuple[Path, int]:
+def _make() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        held = _locked(folder)
+        held = _try_lock(folder)
         if held is not None:
             if folder.exists():
                 return folder, held
             os.close(held)  # somebody swept it in the moment in which it was nobody's
 
 
-def _locked(folder: Path) -> int | None:
+def _try_lock(folder: Path) -> int | None:
     """Return a descriptor that holds the folder's lock; None where another has it, or it is gone or another user's."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

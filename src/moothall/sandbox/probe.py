@@ -82,7 +82,7 @@ async def probe(settings: Sandbox, folder: Path | None = None) -> tuple[Layer, .
         "memory": f"held by {cgroups.way()}",
         "processes": f"held by {cgroups.way()}, and by an rlimit of the user namespace",
     }
-    return tuple(_judged(name, found, details.get(name, "")) for name, _ in LAYERS)
+    return tuple(_judge(name, found, details.get(name, "")) for name, _ in LAYERS)
 
 
 def require(layers: Sequence[Layer], allow_degraded: Sequence[str] = ()) -> None:
@@ -99,7 +99,7 @@ def _missing(name: str, detail: str) -> Layer:
     return Layer(name, ok=False, detail=detail, mend=_MENDS[name])
 
 
-def _judged(name: str, found: dict[str, Any], detail: str) -> Layer:
+def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
     if name == "bubblewrap":
         return Layer(name, ok=True, detail="starts")
     held, said = found.get(name, (False, "the attempt did not come to its end"))

@@ -113,7 +113,7 @@ def _system_arguments(*, network: bool) -> list[str]:
     return arguments
 
 
-def _staged(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
+def _stage(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what the launcher stages, and the bubblewrap arguments that bind it from there."""
     stage: list[tuple[str, str]] = []
     arguments: list[str] = []
@@ -128,7 +128,7 @@ def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, in
     """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are descriptors of
     passwd and group, and of hosts where the network is its own.
     """
-    stage, binds = _staged(spec)
+    stage, binds = _stage(spec)
     memory = spec.limits.memory_bytes
     argv = [
         orphans.title(spec.name),  # as which it is found again, whatever becomes of us

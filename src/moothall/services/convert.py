@@ -38,7 +38,7 @@ D = TypeVar("D")
 
 def to_message(kind: type[M], value: object, **more: Any) -> M:
     """Return a dataclass as a message: what both have under one name, messages in it too. `more` is what is said otherwise."""
-    plain, made = _shared(cast("Hashable", kind), cast("Hashable", type(value)))
+    plain, made = _shared_fields(cast("Hashable", kind), cast("Hashable", type(value)))
     said = {name: getattr(value, name) for name in plain}
     for name, make in made:
         if name not in more and (given := getattr(value, name)) is not None:
@@ -49,7 +49,7 @@ def to_message(kind: type[M], value: object, **more: Any) -> M:
 
 
 @cache
-def _shared(kind: Hashable, source: Hashable) -> tuple[list[str], list[tuple[str, Callable[[Any], Any]]]]:
+def _shared_fields(kind: Hashable, source: Hashable) -> tuple[list[str], list[tuple[str, Callable[[Any], Any]]]]:
     """Return the names that a message and a dataclass share: of what goes over as it is, and the others with what makes it."""
     names = {field.name for field in fields(cast("Any", source))}
     shared = [field for field in cast("Any", kind).DESCRIPTOR.fields if field.name in names]
@@ -130,15 +130,15 @@ def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueTyp
 
 def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
     """Return the answer to the caller who waited."""
-    return to_message(pb.DeliberateResponse, outcome, **_ended(outcome))
+    return to_message(pb.DeliberateResponse, outcome, **_fields_of(outcome))
 
 
 def result_response(outcome: Outcome) -> pb.GetDeliberationResultResponse:
     """Return how it stands to the caller who polls."""
-    return to_message(pb.GetDeliberationResultResponse, outcome, **_ended(outcome))
+    return to_message(pb.GetDeliberationResultResponse, outcome, **_fields_of(outcome))
 
 
-def _ended(outcome: Outcome) -> dict[str, Any]:
+def _fields_of(outcome: Outcome) -> dict[str, Any]:
     return {
         "results": result_messages(outcome.results),
         "metadata": _metadata(outcome),
@@ -235,21 +235,21 @@ def event_message(event: Event) -> common_pb2.Event:
 
 def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
     """Return JSON data as a Struct; see `event_message`."""
-    return json_format.ParseDict(_bounded(data, _STRUCT_DEPTH), struct_pb2.Struct())
+    return json_format.ParseDict(_bound(data, _STRUCT_DEPTH), struct_pb2.Struct())
 
 
 def value(data: Any) -> struct_pb2.Value:
     """Return JSON data as a Value; see `event_message`."""
-    return json_format.ParseDict(_bounded(data, _STRUCT_DEPTH), struct_pb2.Value())
+    return json_format.ParseDict(_bound(data, _STRUCT_DEPTH), struct_pb2.Value())
 
 
-def _bounded(value: Any, depth: int) -> Any:
+def _bound(value: Any, depth: int) -> Any:
     """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left out."""
     match value:
         case Mapping() if depth:
-            return {str(key): _bounded(item, depth - 1) for key, item in value.items()}
+            return {str(key): _bound(item, depth - 1) for key, item in value.items()}
         case list() | tuple() if depth:
-            return [_bounded(item, depth - 1) for item in value]
+            return [_bound(item, depth - 1) for item in value]
         case None | bool() | float() | str():
             return value
         case int() if abs(value) < _STRUCT_NUMBER:

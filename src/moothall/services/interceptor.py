@@ -30,7 +30,7 @@ _OF_THE_CALLER = {
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Puts every method of our own services behind `_watched` and `_answered`. Strangers do not come here, and begin no spans."""
+    """Puts every method of our own services behind `_watch` and `_answer`. Strangers do not come here, and begin no spans."""
 
     async def intercept_service(
         self,
@@ -54,12 +54,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         # The bytes are read inside, so that what is no message of ours gets an answer of ours.
-        answer = _watched(_answered(handler, method), method.strip("/"), parent)
+        answer = _watch(_answer(handler, method), method.strip("/"), parent)
         made: grpc.RpcMethodHandler[Any, Any] = make(answer, None, handler.response_serializer)
         return made
 
 
-def _watched(behaviour: Any, method: str, parent: str) -> Any:
+def _watch(behaviour: Any, method: str, parent: str) -> Any:
     """Every call as a span, in the trace that its caller named, and in the figures."""
     service, _, name = method.rpartition("/")
     about = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
@@ -95,7 +95,7 @@ def _code(context: Any) -> grpc.StatusCode:
     return next((code for code in grpc.StatusCode if code.value[0] == value), grpc.StatusCode.UNKNOWN)
 
 
-def _answered(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
+def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
     """Read the request, call the method, and write what it streams."""
     behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     read: Any = handler.request_deserializer

@@ -81,10 +81,10 @@ class RemoteKernel:
                 pb.StreamTaskEventsRequest(task_id=task_id, after_seq=seen), metadata=self._metadata
             )
             try:
-                with _translated():
+                with _translate_errors():
                     async for told in stream:
                         seen, lost = told.seq, 0
-                        if (recorded := _recorded(task_id, told)) is not None:
+                        if (recorded := _event_of(task_id, told)) is not None:
                             yield recorded
             except errors.Temporary:
                 lost += 1
@@ -115,11 +115,11 @@ class RemoteKernel:
         return DeliberationStatus(answer.status)
 
     async def _call(self, method: str, request: Any) -> Any:
-        with _translated():
+        with _translate_errors():
             return await getattr(self._stub, method)(request, metadata=self._metadata, timeout=_CALL_SECONDS)
 
 
-def _recorded(task_id: str, told: pb.TaskEvent) -> Recorded | None:
+def _event_of(task_id: str, told: pb.TaskEvent) -> Recorded | None:
     """Return an event; None for a type that only newer versions know."""
     try:
         kind = EventType(told.type)
@@ -129,7 +129,7 @@ def _recorded(task_id: str, told: pb.TaskEvent) -> Recorded | None:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Say what the server said in our own errors."""
     try:
         yield

@@ -77,9 +77,9 @@ class BrowserTools:
                         done = await page.act(action)
                 except TimeoutError as error:
                     limit = f"{self._settings.action_seconds:g} seconds (browser.action_seconds)"
-                    raise CallFailed(f"{_named(number, action)}: not done within {limit}") from error
+                    raise CallFailed(f"{_describe(number, action)}: not done within {limit}") from error
                 except (CallFailed, InvalidRequest, Refused) as error:
-                    raise type(error)(f"{_named(number, action)}: {error.message}") from error
+                    raise type(error)(f"{_describe(number, action)}: {error.message}") from error
                 results.append({"do": action["do"], **done})
             output = {**await page.place(), "results": results[1:], "refused": page.refused()}
             picture = page.picture
@@ -89,7 +89,7 @@ class BrowserTools:
         return output
 
 
-def _named(number: int, action: Mapping[str, str]) -> str:
+def _describe(number: int, action: Mapping[str, str]) -> str:
     what = " ".join(action[name][:100] for name in ("do", "selector", "url") if action.get(name))
     return f"action {number} ({what})" if number else what
 

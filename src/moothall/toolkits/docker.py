@@ -68,9 +68,9 @@ class DockerTools:
             async with engine_at(self._host) as engine:
                 now = time.time()
                 for kind in ("containers", "images"):
-                    for thing in await _labelled(engine, kind, _EXPIRES):
+                    for thing in await _list_labelled(engine, kind, _EXPIRES):
                         if _expiry(thing) < now:
-                            await _gone(engine, kind, thing["Id"])
+                            await _ensure_gone(engine, kind, thing["Id"])
         except MoothallError as error:
             log.warning("containers could not be swept", error=error.message)
 
@@ -107,17 +107,17 @@ class DockerTools:
 
 async def _remove(engine: Engine, owner: str) -> None:
     for kind in ("containers", "images"):
-        for thing in await _labelled(engine, kind, f"{_OWNER}={owner}"):
-            await _gone(engine, kind, thing["Id"])
+        for thing in await _list_labelled(engine, kind, f"{_OWNER}={owner}"):
+            await _ensure_gone(engine, kind, thing["Id"])
 
 
-async def _labelled(engine: Engine, kind: str, label: str) -> list[dict[str, Any]]:
+async def _list_labelled(engine: Engine, kind: str, label: str) -> list[dict[str, Any]]:
     every = {"all": "1"} if kind == "containers" else {}
     found: list[dict[str, Any]] = await engine.ask("GET", f"/{kind}/json", query={**every, "filters": {"label": [label]}})
     return found or []
 
 
-async def _gone(engine: Engine, kind: str, thing: str) -> None:
+async def _ensure_gone(engine: Engine, kind: str, thing: str) -> None:
     with suppress(NotFound, InvalidRequest):  # somebody else removes it, too
         await engine.ask(
             "DELETE", f"/{kind}/{named(thing)}", query={"force": "1", **({"v": "1"} if kind == "containers" else {})}
@@ -162,7 +162,7 @@ class _Mine:
         settings = self._settings
         for image in dockerfile.check(context.dockerfile, self._allowed, runs=settings.build_runs):
             await self._image(image)  # it is there: nothing is pulled
-        built = await _labelled(self._engine, "images", f"{_OWNER}={self._owner}")
+        built = await _list_labelled(self._engine, "images", f"{_OWNER}={self._owner}")
         if len({image["Labels"].get(_TAG) for image in built} - {tag}) >= settings.built:
             raise Refused(f"a workspace has at most {settings.built} images (docker.built)")
         query = {
@@ -205,7 +205,7 @@ class _Mine:
             return {"container": container[:_SHORT], "exit_code": ended["StatusCode"], "output": output, "truncated": cut, **more}
         finally:
             if not kept:
-                await _after(_gone(self._engine, "containers", container))
+                await _after(_ensure_gone(self._engine, "containers", container))
 
     async def execute(self, container: str, command: list[str]) -> Output:
         whole = await self._own(container)
@@ -250,7 +250,7 @@ class _Mine:
         return {"container": whole[:_SHORT]}
 
     async def _list(self) -> list[dict[str, Any]]:
-        return await _labelled(self._engine, "containers", f"{_OWNER}={self._owner}")
+        return await _list_labelled(self._engine, "containers", f"{_OWNER}={self._owner}")
 
     async def _own(self, container: str) -> str:
         """Return the whole id of a container of this workspace. Raises `NotFound` for any other."""

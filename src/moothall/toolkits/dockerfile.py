@@ -42,7 +42,7 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
     images: list[str] = []
     begun = False
     for instruction, rest in _instructions(text):
-        _taken(instruction, runs=runs)
+        _require_known(instruction, runs=runs)
         begun = begun or instruction == "FROM"
         if not begun and instruction != "ARG":
             break
@@ -66,7 +66,7 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
     return tuple(dict.fromkeys(images))
 
 
-def _taken(instruction: str, *, runs: bool) -> None:
+def _require_known(instruction: str, *, runs: bool) -> None:
     if instruction not in _TAKEN:
         more = "; COPY copies files" if instruction == "ADD" else ""
         raise Refused(f"{instruction[:40]!r} is not taken in a Dockerfile{more}; taken are {', '.join(sorted(_TAKEN))}")

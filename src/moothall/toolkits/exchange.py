@@ -117,7 +117,7 @@ class Exchange:
         shown = {name.lower(): value[:500] for name, value in response.headers.items() if name.lower() in _SHOWN}
         whole, cut = bytearray(), False
         if method != "HEAD":
-            async for piece in _unpacked(response):
+            async for piece in _unpack(response):
                 whole += piece
                 if len(whole) > most:
                     if not cutting:
@@ -143,7 +143,7 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     )
 
 
-async def _unpacked(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the body in pieces of bounded size, whatever a few packed bytes may unpack to."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding in {"", "identity"}:

@@ -62,16 +62,16 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: Db) -> O
             notifications_min_severity="OFF",
             user_agent="moothall",
         ) as driver:
-            return await _asked(driver, where.path.strip("/") or None, text, params, limits)
+            return await _ask(driver, where.path.strip("/") or None, text, params, limits)
     except (AuthError, DriverError, OSError, ValueError) as error:
         inside = isinstance(error, AuthError)
         reason = "it lets nobody in with this user and password" if inside else f"it does not answer ({type(error).__name__})"
         raise CallFailed(f"Neo4j cannot be asked: {reason} (db.neo4j_url); `moothall doctor` says more") from error
     except Neo4jError as error:
-        raise _said(error) from error
+        raise _error_of(error) from error
 
 
-async def _asked(driver: AsyncDriver, database: str | None, text: str, params: Mapping[str, str], limits: Db) -> Output:
+async def _ask(driver: AsyncDriver, database: str | None, text: str, params: Mapping[str, str], limits: Db) -> Output:
     access = WRITE_ACCESS if limits.write else READ_ACCESS
     async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
         async with await session.begin_transaction(timeout=limits.seconds) as planning:
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 - one case a kind of value
     return value
 
 
-def _said(error: Neo4jError) -> Exception:
+def _error_of(error: Neo4jError) -> Exception:
     said = f"Neo4j: {error.message} ({error.code})"
     code = error.code or ""
     if isinstance(error, Forbidden) or "AccessMode" in code or "Security" in code:

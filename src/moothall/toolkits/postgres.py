@@ -65,12 +65,12 @@ async def query(url: str, text: str, params: list[str], limits: Db) -> Output:
     # libpq takes a whole row into memory, and one may be a gigabyte: what comes is counted on its way.
     async with relaying(functools.partial(_open, host, port, limits.seconds), limits.receive_bytes) as relay:
         try:
-            async with _connected({**where, "host": where.get("host") or host}, relay, limits) as connection:
+            async with _connection({**where, "host": where.get("host") or host}, relay, limits) as connection:
                 powers = await (await connection.execute(_POWERS)).fetchall()
                 if powers:
                     told = "; ".join(str(row[0]) for row in powers)
                     raise Refused(f"the role of db.postgres_url may do too much: {told}. Mend: {_MEND}")
-                run = _changed if limits.write else _read
+                run = _change if limits.write else _read
                 return await run(connection, sql.SQL(text), params, limits)
         except UnicodeError as error:
             raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
@@ -78,7 +78,7 @@ async def query(url: str, text: str, params: list[str], limits: Db) -> Output:
             if relay.flooded:
                 most = limits.receive_bytes
                 raise CallFailed(f"the server sent more than {most} bytes (db.receive_bytes); ask for less") from error
-            raise _said(error, reading=not limits.write) from error
+            raise _error_of(error, reading=not limits.write) from error
 
 
 async def _open(host: str, port: int, seconds: float) -> Streams:
@@ -97,7 +97,7 @@ def _place(where: Mapping[str, Any]) -> tuple[str, int]:
 
 
 @asynccontextmanager
-async def _connected(where: Mapping[str, Any], relay: Relay, limits: Db) -> AsyncIterator[_Connection]:
+async def _connection(where: Mapping[str, Any], relay: Relay, limits: Db) -> AsyncIterator[_Connection]:
     given: dict[str, Any] = {**where, "hostaddr": "127.0.0.1", "port": relay.port}
     if str(where["host"]).startswith("/"):
         given |= {"host": "localhost", "sslmode": "disable"}
@@ -118,7 +118,7 @@ async def _connected(where: Mapping[str, Any], relay: Relay, limits: Db) -> Asyn
             OSError(relay.failed) if relay.failed else error
         )
     try:
-        await _bound(connection, limits)
+        await _set_limits(connection, limits)
         yield connection
     finally:
         # What was not committed is gone with the connection. A query that still runs is told to end.
@@ -128,7 +128,7 @@ async def _connected(where: Mapping[str, Any], relay: Relay, limits: Db) -> Asyn
         await connection.close()
 
 
-async def _bound(connection: _Connection, limits: Db) -> None:
+async def _set_limits(connection: _Connection, limits: Db) -> None:
     for info in psycopg.adapters.types:
         if info.name not in _PLAIN and type(info) is TypeInfo:
             connection.adapters.register_loader(info.oid, TextLoader)
@@ -154,7 +154,7 @@ async def _read(connection: _Connection, text: sql.SQL, params: list[str], limit
         return table.output()
 
 
-async def _changed(connection: _Connection, text: sql.SQL, params: list[str], limits: Db) -> Output:
+async def _change(connection: _Connection, text: sql.SQL, params: list[str], limits: Db) -> Output:
     """Run a statement that may change data, and keep what it did."""
     async with psycopg.AsyncRawCursor(connection) as cursor:
         await cursor.execute(text, params, prepare=True)  # prepared: one statement, never several
@@ -167,7 +167,7 @@ async def _changed(connection: _Connection, text: sql.SQL, params: list[str], li
     return table.output() | {"changed": changed}
 
 
-def _said(error: psycopg.Error, *, reading: bool) -> Exception:
+def _error_of(error: psycopg.Error, *, reading: bool) -> Exception:
     """The server's own words, which name neither its address nor a password."""
     told = error.diag
     words = told.message_primary

@@ -116,7 +116,7 @@ class Proxy:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 for about in await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM):
                     try:
-                        return await _opened(
+                        return await _open_streams(
                             socket.socket(*about[:3]) if named else self.destinations.open_socket(about), about[4]
                         )
                     except Unreachable as error:
@@ -130,7 +130,7 @@ class Proxy:
         raise Refused(f"{url.host}: {refused or 'it has no address'}")
 
 
-async def _opened(opened: socket.socket, where: Any) -> Streams:
+async def _open_streams(opened: socket.socket, where: Any) -> Streams:
     opened.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(opened, where)

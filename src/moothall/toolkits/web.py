@@ -53,7 +53,7 @@ class WebTools:
             most=self._settings.response_bytes,
             cutting=True,
         )
-        return _answered(answer)
+        return _output_of(answer)
 
     async def _get(self, url: str) -> Answer:
         return await self._exchange.call("GET", url, headers={}, body=b"", most=self._settings.response_bytes, cutting=True)
@@ -105,7 +105,7 @@ def _text(one: Mapping[str, object], name: str) -> str:
     return str(one.get(name) or "")[:_FOUND_CHARS]
 
 
-def _decoded(answer: Answer) -> str:
+def _decode(answer: Answer) -> str:
     try:
         return answer.body.decode(answer.charset, errors="replace")
     except LookupError:  # a charset that nobody knows
@@ -117,13 +117,13 @@ def _is_text(answer: Answer) -> bool:
     return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml"))
 
 
-def _answered(answer: Answer) -> Output:
+def _output_of(answer: Answer) -> Output:
     readable = _is_text(answer)
     return {
         "status": answer.status,
         "url": answer.url,
         "headers": dict(answer.headers),
-        "body": _decoded(answer) if readable else "",
+        "body": _decode(answer) if readable else "",
         "bytes": len(answer.body),
         "truncated": answer.cut,
         **({} if readable or not answer.body else {"binary": f"{answer.content_type}; http.download stores it as a file"}),
@@ -134,12 +134,12 @@ def _page(answer: Answer) -> Output:
     if not _is_text(answer):
         raise CallFailed(f"{answer.url} is {answer.content_type}, not a page; http.download stores it as a file")
     html = "html" in answer.content_type
-    page = read_page(_decoded(answer), URL(answer.url)) if html else None
+    page = read_page(_decode(answer), URL(answer.url)) if html else None
     return {
         "status": answer.status,
         "url": answer.url,
         "title": page.title if page else "",
-        "text": page.text if page else _decoded(answer),
+        "text": page.text if page else _decode(answer),
         "links": list(page.links) if page else [],
         "truncated": answer.cut,
     }

@@ -20,7 +20,7 @@ def of_tasks(desk: Deliberations) -> Find:
 
     async def find(workspace: str, who: Principal) -> Awaited | None:
         try:
-            d = await _asked(desk, check_id(workspace, "workspace"), who)
+            d = await _request_of(desk, check_id(workspace, "workspace"), who)
             outcome = await desk.result(d.task_id, who)
         except (NotFound, InvalidRequest):
             return None
@@ -37,7 +37,7 @@ def of_tasks(desk: Deliberations) -> Find:
     return find
 
 
-async def _asked(desk: Deliberations, task_id: str, who: Principal) -> Deliberation:
+async def _request_of(desk: Deliberations, task_id: str, who: Principal) -> Deliberation:
     """Return a deliberation as it was asked for. Raises `NotFound`."""
     async with aclosing(desk.watch(task_id, 0, who)) as events:
         async for recorded in events:

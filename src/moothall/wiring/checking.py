@@ -53,13 +53,13 @@ async def check_repository(settings: Settings, named: Named, tell: Callable[[str
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:
-        prepared = await _prepared(settings, ref, tell)
+        prepared = await _prepare(settings, ref, tell)
     except* RepositoryError as group:
         failure = RepositoryError("\n".join(dict.fromkeys(map(str, _leaves(group)))))
     return Checked(base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref))
 
 
-async def _prepared(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
+async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
     await check_walls(settings)
     alone = settings.workspace.model_copy(update={"warm": 0})  # nobody comes after: no executor need be ready
     async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:

@@ -45,7 +45,7 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
         except lock.Taken:
             address = await found(settings, tell)
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-            if (known := await _known(bus, asked)) is not None:
+            if (known := await _find_begun(bus, asked)) is not None:
                 facts = _follow(bus, known.visit.workspace, asked)
             else:
                 facts = _follow(bus, await _begin_there(settings, address.grpc_port, asked), asked)
@@ -66,7 +66,7 @@ async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitSt
     rules = await stack.enter_async_context(open_rules(settings, bus))
     visits: Visits = await stack.enter_async_context(tool_service(settings, bus, rules))
     workflows: Workflows = await stack.enter_async_context(workflow_service(settings, bus, visits, resume=False))
-    if (known := await _known(bus, asked)) is not None:
+    if (known := await _find_begun(bus, asked)) is not None:
         if known.running:
             tell(f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}")
             await workflows.resume(known.workflow_id)
@@ -75,7 +75,7 @@ async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitSt
     return workflows.run(LOCAL, opened.workspace, opened.token, asked.document)
 
 
-async def _known(bus: Bus, asked: Asked) -> Begun | None:
+async def _find_begun(bus: Bus, asked: Asked) -> Begun | None:
     """Return the workflow of this id, if it was ever begun."""
     found = (entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant)
     return next((entry for entry in found if entry.workflow_id == asked.document["id"]), None)

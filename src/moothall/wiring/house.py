@@ -100,7 +100,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         )
     if serving:
         check_ports(settings)
-    walls = await _checked(settings, tell, serving=serving, asked=asked)
+    walls = await _check_parts(settings, tell, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
     from moothall.wiring.fleet import open_fleet
     from moothall.wiring.graph import remembering
@@ -149,7 +149,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     return house, collector
 
 
-async def _checked(settings: Settings, tell: Tell, *, serving: bool, asked: bool) -> tuple[Layer, ...]:
+async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: bool) -> tuple[Layer, ...]:
     """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
     outlives a model server that is away: it says so, also at /health, and goes on.
     """
@@ -214,7 +214,7 @@ async def model_url(settings: Settings, tell: Tell) -> AsyncIterator[str]:
 
 def check_ports(settings: Settings) -> None:
     """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of HTTP and figures may be taken."""
-    for setting, host, port in _wanted(settings):
+    for setting, host, port in _addresses(settings):
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -229,7 +229,7 @@ def check_ports(settings: Settings) -> None:
             ) from error
 
 
-def _wanted(settings: Settings) -> Iterator[tuple[str, str, int]]:
+def _addresses(settings: Settings) -> Iterator[tuple[str, str, int]]:
     grpc, web, metrics = settings.grpc, settings.web, settings.metrics
     yield "port (grpc.port, --port)", grpc.host, grpc.port
     for port in grpc.more_ports:

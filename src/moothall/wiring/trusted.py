@@ -29,10 +29,10 @@ from moothall.workspace.runner import LocalRunner
 
 def trusted_repositories(settings: Settings) -> TrustedRepositories:
     """Repositories to register, pin, read and deliver to."""
-    return TrustedRepositories(settings.data_dir, settings.workspace, _unprepared, secrets=environment())
+    return TrustedRepositories(settings.data_dir, settings.workspace, _refuse_to_prepare, secrets=environment())
 
 
-async def _unprepared(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
+async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
     raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
 
 

@@ -136,7 +136,7 @@ def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Plan:
         seen.add(step.id)
     known = {step.id: step.tool for step in read}
     steps = {step.id: _step(step, read[place - 1].id if place else "", known, allowed) for place, step in enumerate(read)}
-    order = _ordered(steps)
+    order = _sort(steps)
     for step in order:
         _check_compensation(step, steps, known, allowed)
     return Plan(
@@ -170,7 +170,7 @@ def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) 
     for other in named:
         if other not in known or other == told.id:
             raise InvalidRequest(f"{where}: needs {other!r}, and there is no such other step{_near(other, known)}")
-    referred = [reference.step for reference in _checked(where, told, known, allowed)]
+    referred = [reference.step for reference in _check_call(where, told, known, allowed)]
     if told.id in referred:
         raise InvalidRequest(f"{where}: its arguments refer to its own result; only compensate may")
     needs = dict.fromkeys((*named, *referred))
@@ -190,7 +190,7 @@ def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) 
     )
 
 
-def _checked(where: str, call: _Call, known: Mapping[str, str], allowed: Allowed) -> Sequence[Reference]:
+def _check_call(where: str, call: _Call, known: Mapping[str, str], allowed: Allowed) -> Sequence[Reference]:
     """Return the references of a call whose tool there is, whose arguments have the right names, and whose references can be."""
     spec = allowed.catalogue.get(call.tool)
     if spec is None:
@@ -248,7 +248,7 @@ def _check_compensation(step: Step, steps: Mapping[str, Step], known: Mapping[st
     where = f"step {step.id}, compensate"
     told = _Call(tool=step.compensate.tool, arguments=dict(step.compensate.arguments))
     before = _ancestors(step.id, steps)
-    for reference in _checked(where, told, known, allowed):
+    for reference in _check_call(where, told, known, allowed):
         if reference.step not in before:
             raise InvalidRequest(
                 f"{where}: ${{{reference}}} is not sure to be done by then; right are {', '.join(sorted(before))}"
@@ -264,7 +264,7 @@ def _ancestors(name: str, steps: Mapping[str, Step]) -> set[str]:
     return found
 
 
-def _ordered(steps: Mapping[str, Step]) -> tuple[Step, ...]:
+def _sort(steps: Mapping[str, Step]) -> tuple[Step, ...]:
     try:
         order = list(TopologicalSorter({step.id: step.needs for step in steps.values()}).static_order())
     except CycleError as error:

@@ -56,18 +56,18 @@ def filled(value: Any, look_up: Callable[[Reference], Any]) -> Any:
             raise InvalidRequest(f"${{{reference}}}: what is referred to has more than {_MOST_CHARS} characters in all")
         return found
 
-    return _filled(value, counted)
+    return _fill(value, counted)
 
 
-def _filled(value: Any, look_up: Callable[[Reference], Any]) -> Any:
+def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     if isinstance(value, str):
         whole = _FOUND.fullmatch(value)
         if whole and not whole[1]:
             return look_up(_read(whole[2]))
         return _FOUND.sub(lambda match: f"${{{match[2]}}}" if match[1] else _text(look_up(_read(match[2]))), value)
     if isinstance(value, Mapping):
-        return {key: _filled(item, look_up) for key, item in value.items()}
-    return [_filled(item, look_up) for item in value] if isinstance(value, list) else value
+        return {key: _fill(item, look_up) for key, item in value.items()}
+    return [_fill(item, look_up) for item in value] if isinstance(value, list) else value
 
 
 def found_in(result: Mapping[str, Any], reference: Reference) -> Any:

@@ -64,7 +64,7 @@ async def clean(data_dir: Path, items: Sequence[Kept], removed: Callable[[Kept],
     """Remove these and return those that are in use and stay. The caller holds the data directory."""
     layout, busy = Layout(data_dir), []
     for item in items:
-        with _held(data_dir / "locks", item.lock) as free:
+        with _hold(data_dir / "locks", item.lock) as free:
             if not free:
                 busy.append(item)
                 continue
@@ -109,7 +109,7 @@ def size_of(folder: Path) -> int:
 
 
 @contextmanager
-def _held(folder: Path, name: str) -> Iterator[bool]:
+def _hold(folder: Path, name: str) -> Iterator[bool]:
     """Hold a lock of the layout's, unless somebody else does."""
     if not name:
         yield True

@@ -23,7 +23,7 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
     """
     layout = Layout(data_dir)
     before = time.time() - keep_days * _DAY
-    kept, old = await asyncio.to_thread(_sorted, layout, before)
+    kept, old = await asyncio.to_thread(_sort, layout, before)
     for key in old:
         layout.prepared(key).unlink()
         (data_dir / "locks" / key).unlink(missing_ok=True)
@@ -38,7 +38,7 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
     return len(gone)
 
 
-def _sorted(layout: Layout, before: float) -> tuple[list[Path], list[str]]:
+def _sort(layout: Layout, before: float) -> tuple[list[Path], list[str]]:
     """Return the records that stay and the keys of those that go."""
     records = list(layout.prepared("-").parent.glob("*.json"))
     old = [path.stem for path in records if path.stat().st_mtime < before]

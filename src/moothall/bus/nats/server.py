@@ -244,7 +244,7 @@ class _Server:
 
 
 @asynccontextmanager
-async def _watched(server: _Server) -> AsyncIterator[None]:
+async def _watch(server: _Server) -> AsyncIterator[None]:
     """Keep the server running meanwhile. What the body raises comes out as it is, not wrapped by the task group."""
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
@@ -281,7 +281,7 @@ async def embedded_server(settings: Bus, directory: Path, *, port: int = -1) -> 
         try:
             listening = await server.start()
             _configure(settings, directory, token, listening)
-            async with _watched(server):
+            async with _watch(server):
                 yield f"nats://{token}@127.0.0.1:{listening}"
         finally:
             await server.stop()

@@ -168,7 +168,7 @@ class Stored:
         while True:
             request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
             answers = await self.patiently(f"look into {stream}", functools.partial(self._ask, stream, codec.dump_json(request)))
-            page = [_found(message) for message in answers[:-1]]
+            page = [_raw_of(message) for message in answers[:-1]]
             records += [raw for raw in page if raw.subject in wanted]
             end = answers[-1].headers or {}
             if not page or end.get("Status") != "204" or end.get("Nats-Num-Pending") == "0" or (most and len(records) >= most):
@@ -261,7 +261,7 @@ def _raw(message: Msg) -> Raw:
     return Raw(place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp)
 
 
-def _found(message: Msg) -> Raw:
+def _raw_of(message: Msg) -> Raw:
     headers = message.headers or {}
     time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
     return Raw(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, time)

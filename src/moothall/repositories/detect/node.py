@@ -165,16 +165,16 @@ def _tests(scripts: Mapping[str, str], *, around_members: str) -> tuple[str, ...
         return ()
     if not _LINTS.search(script):
         return ("npm", "test", "--ignore-scripts")  # of those before and after it at least one lints
-    kept = [part for part in _STEPS.split(script) if part and not _LINTS.search(_meant(part, scripts))]
+    kept = [part for part in _STEPS.split(script) if part and not _LINTS.search(_expand(part, scripts))]
     return ("npm", "exec", "--offline", "--call", " && ".join(kept)) if kept else ("npm", "test", "--ignore-scripts")
 
 
-def _meant(part: str, scripts: Mapping[str, str], depth: int = 3) -> str:
+def _expand(part: str, scripts: Mapping[str, str], depth: int = 3) -> str:
     """Return a part of a script with the text of the script that it runs."""
     name = re.match(r"(?:npm|pnpm|yarn)\s+(?:run\s+|run-script\s+)?(?:-s\s+|--silent\s+)?([\w:.-]+)", part)
     if not name or not depth or name[1] not in scripts:
         return part
-    below = [_meant(one, scripts, depth - 1) for one in _STEPS.split(scripts[name[1]])]
+    below = [_expand(one, scripts, depth - 1) for one in _STEPS.split(scripts[name[1]])]
     return f"{part} {'' if any(not _LINTS.search(one) for one in below) else ' '.join(below)}"
 
 

@@ -48,7 +48,7 @@ def cargo(project: Project, packages: Sequence[str]) -> Found | None:
     elif plain:
         channel = plain
     return Found(
-        steps=(Step(("cargo", "fetch"), project.folder), *_compiled(project, manifest, tests, packages)),
+        steps=(Step(("cargo", "fetch"), project.folder), *_compile_steps(project, manifest, tests, packages)),
         checks={"tests": tests} if project.any("*.rs") else {},
         protected=("Cargo.toml",),
         reads=tuple(name for name in (*CARGO_TEXTS, "Cargo.lock") if name in project.files),
@@ -57,7 +57,9 @@ def cargo(project: Project, packages: Sequence[str]) -> Found | None:
     )
 
 
-def _compiled(project: Project, manifest: Mapping[str, Any], tests: tuple[str, ...], packages: Sequence[str]) -> tuple[Step, ...]:
+def _compile_steps(
+    project: Project, manifest: Mapping[str, Any], tests: tuple[str, ...], packages: Sequence[str]
+) -> tuple[Step, ...]:
     """Compile what the tests depend on, once; not the packages themselves, of which cargo tells commits apart by time alone."""
     if not packages or not ("workspace" in manifest or any("dependencies" in key for key in manifest)):
         return ()  # a workspace's members may have them though its root has none

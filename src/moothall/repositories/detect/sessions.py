@@ -62,7 +62,7 @@ def _pip_words(project: Project, lines: list[str]) -> list[str]:
 def _nox(text: str) -> list[str]:
     """Return the literal words that the test sessions of a noxfile install. It is read, never run."""
     found: list[str] = []
-    for function in ast.walk(_parsed(text)):
+    for function in ast.walk(_parse(text)):
         if isinstance(function, ast.FunctionDef) and set(re.split(r"[_\d]+", function.name)) & {*TEST_GROUPS, "pytest"}:
             for call in ast.walk(function):
                 if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("session.install"):
@@ -88,7 +88,7 @@ def _install_lines(words: list[Any]) -> list[str]:
 
 def setup_list(project: Project, keyword: str) -> list[str]:
     """Return the literal strings of a keyword of setup()."""
-    for call in ast.walk(_parsed(project.texts.get("setup.py", ""))):
+    for call in ast.walk(_parse(project.texts.get("setup.py", ""))):
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("setup"):
             for given in call.keywords:
                 if given.arg == keyword and isinstance(given.value, ast.List | ast.Tuple):
@@ -99,7 +99,7 @@ def setup_list(project: Project, keyword: str) -> list[str]:
 
 def setup_keyword(project: Project, keyword: str) -> str:
     """Return the literal string of a keyword of setup(), '' where there is none."""
-    for call in ast.walk(_parsed(project.texts.get("setup.py", ""))):
+    for call in ast.walk(_parse(project.texts.get("setup.py", ""))):
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("setup"):
             for given in call.keywords:
                 if given.arg == keyword and isinstance(given.value, ast.Constant) and isinstance(given.value.value, str):
@@ -107,7 +107,7 @@ def setup_keyword(project: Project, keyword: str) -> str:
     return ""
 
 
-def _parsed(text: str) -> ast.AST:
+def _parse(text: str) -> ast.AST:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -43,14 +43,14 @@ def answered(app: ASGIApp, calls: int) -> ASGIApp:
         try:
             await app(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - the edge of the process; where an answer has begun, uvicorn ends the connection
-            await _said(scope, error)(scope, receive, send)
+            await _response_for(scope, error)(scope, receive, send)
         finally:
             in_hand -= 1
 
     return answer
 
 
-def _said(scope: Scope, error: Exception) -> Response:
+def _response_for(scope: Scope, error: Exception) -> Response:
     """Return the answer for an error. A bug is logged: its own text is not for callers."""
     match error:
         case Turned():

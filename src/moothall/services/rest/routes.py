@@ -138,7 +138,7 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
         return await lines(facts, _line)
 
     async def parked(_request: Request) -> Response:
-        return document({"parked": [_parked(item) for item in service.parked()]})
+        return document({"parked": [_parked_document(item) for item in service.parked()]})
 
     async def resolve(request: Request) -> Response:
         service.check_operator()
@@ -181,7 +181,7 @@ def _line(recorded: Recorded) -> str:
     return json.dumps({"seq": recorded.seq, "time": event.time, "state": "started", **told})
 
 
-def _parked(item: Parked) -> dict[str, Any]:
+def _parked_document(item: Parked) -> dict[str, Any]:
     told = dump(item)
     del told["grant"], told["approver"], told["comment"], told["tenant"]  # of what is said of it later
     return told | {"workspace_id": told.pop("workspace")}
