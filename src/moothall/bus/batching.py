@@ -172,7 +172,7 @@ def id_of(events: Sequence[Event]) -> str:
     return events[0].id if len(events) == 1 else digest("batch", *(event.id for event in events))[:32]
 
 
-def recorded(seq: int, found: Sequence[Event | P], extra: Mapping[str, str]) -> list[Recorded | P]:
+def records_of(seq: int, found: Sequence[Event | P], extra: Mapping[str, str]) -> list[Recorded | P]:
     """Return the events of the message `seq` with their places; what is no event stays as it is."""
     last = max((place for place, event in enumerate(found) if isinstance(event, Event)), default=-1)
     return [

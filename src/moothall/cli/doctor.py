@@ -95,12 +95,12 @@ async def _walls(settings: Settings) -> AsyncIterator[Finding]:
 
 async def _python(settings: Settings) -> Finding:
     """Run a block, as a seat would."""
-    from moothall.wiring.blocks import tried
+    from moothall.wiring.blocks import try_block
 
     if not settings.runner.enabled:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
     try:
-        detail = await tried(settings)
+        detail = await try_block(settings)
     except (MoothallError, OSError) as error:  # its folder may be what is wrong
         return Finding("python blocks", ok=False, detail=str(error), mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
     offered = settings.llm.context_tokens >= settings.runner.offer_from_tokens

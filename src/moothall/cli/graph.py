@@ -81,10 +81,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 async def _query(settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool) -> int:
     from moothall.wiring.graph import open_answers
-    from moothall.wiring.questions import prepared
+    from moothall.wiring.questions import prepare
 
     asked = {"tenant": LOCAL.tenant, **given}
-    prepared(question, asked)  # a wrong question needs no graph
+    prepare(question, asked)  # a wrong question needs no graph
     async with open_answers(settings) as answers:
         rows = await answers.ask(question, **asked)
     if as_json:

@@ -139,10 +139,10 @@ def diff(context: click.Context, *, task: str, seat: str) -> None:
 
 
 async def _diff(settings: Settings, task: str, seat: str) -> str:
-    from moothall.wiring.tasks import chosen, open_tasks
+    from moothall.wiring.tasks import choose_result, open_tasks
 
     async with open_tasks(settings, _say) as tasks:
-        result = chosen(await tasks.outcome(await tasks.find(task)), seat)
+        result = choose_result(await tasks.outcome(await tasks.find(task)), seat)
     if not result.diff:
         _say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
     return result.diff
@@ -161,11 +161,11 @@ def apply(context: click.Context, *, task: str, seat: str) -> None:
 async def _apply(settings: Settings, task: str, seat: str) -> int:
     from moothall.errors import InvalidRequest
     from moothall.wiring.asking import take_over
-    from moothall.wiring.tasks import chosen, files_for, open_tasks
+    from moothall.wiring.tasks import choose_result, files_for, open_tasks
 
     async with open_tasks(settings, _say) as tasks:
         task_id = await tasks.find(task)
-        result, about = chosen(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
+        result, about = choose_result(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
     if not result.diff:
         raise InvalidRequest(f"{result.seat} of {task_id} changed nothing: there is no diff to apply")
     files = await files_for(settings, about)

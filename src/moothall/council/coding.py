@@ -16,7 +16,7 @@ from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.guard.gate import Gate
 from moothall.guard.seat import SeatContext
 from moothall.ports import CodeRunner
-from moothall.tools.catalogue import ToolSpec, granted
+from moothall.tools.catalogue import ToolSpec, is_granted
 
 PYTHON = "python"
 _READS = "files.read"
@@ -104,7 +104,7 @@ class Coding:
             deadline=context.deadline,
             tenant=context.tenant,
             agents=at.caller.depth < self.settings.agents_depth,
-            full=granted(context.grant, _READS),
+            full=is_granted(context.grant, _READS),
             depth=at.caller.depth,
         )
         with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:

@@ -21,7 +21,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import Grant, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, MoothallError
-from moothall.guard.grants import narrowed
+from moothall.guard.grants import intersection
 from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import narrow
 
@@ -144,7 +144,7 @@ def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
     if tools is None:
         return context
     token = narrow(context.token, seconds=_seconds(context), tools=tools) if context.token else ""
-    return replace(context, grant=narrowed(context.grant, Grant(tuple(tools))), token=token)
+    return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
 
 
 def _seconds(context: SeatContext) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from moothall.errors import InvalidRequest
 from moothall.graph import cypher
 from moothall.graph.shape import LABELS
-from moothall.graph.upserts import bounded, uid
+from moothall.graph.upserts import bound_name, uid
 
 Row = dict[str, Any]
 _LIMIT, _DEPTH = 1000, 3
@@ -203,7 +203,7 @@ QUESTIONS: Mapping[str, Question] = {
 }
 
 
-def prepared(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], Callable[[Row], Row]]:
+def prepare(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], Callable[[Row], Row]]:
     """Return Cypher, parameters and what makes an answer's row whole. Raises `InvalidRequest`."""
     question = QUESTIONS.get(name)
     if question is None:
@@ -217,7 +217,7 @@ def prepared(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
     question.check(values)
     tenant = values["tenant"]
     found_by = {f"{key}_uid": uid(label or values["label"], tenant, values[key]) for key, label in question.keys.items()}
-    return question.cypher(values), {**values, "tenant": bounded(tenant), **found_by}, question.finish
+    return question.cypher(values), {**values, "tenant": bound_name(tenant), **found_by}, question.finish
 
 
 def _value(question: str, name: str, parameter: Parameter, value: Any) -> Any:
@@ -235,4 +235,4 @@ def _value(question: str, name: str, parameter: Parameter, value: Any) -> Any:
         return number
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} is a text, not {type(value).__name__}")
-    return bounded(value)
+    return bound_name(value)

@@ -76,7 +76,7 @@ class CypherGraph:
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Answer a named question."""
-        cypher, values, finish = questions.prepared(question, parameters)
+        cypher, values, finish = questions.prepare(question, parameters)
         return [finish(row) for row in await self._store.read(cypher, values)]
 
     async def position(self) -> int:

@@ -27,16 +27,16 @@ class Ref(NamedTuple):
 
 def ref(label: str, tenant: str, *parts: str) -> Ref:
     """Return the node of a label that `parts` name together."""
-    tenant, key = bounded(tenant), bounded("/".join(parts))
+    tenant, key = bound_name(tenant), bound_name("/".join(parts))
     return Ref(label, tenant, key, uid(label, tenant, key))
 
 
 def uid(label: str, tenant: str, key: str) -> str:
     """Return what a tenant's node with this key is found by."""
-    return f"{label}/{bounded(tenant).replace('%', '%25').replace('/', '%2F')}/{bounded(key)}"
+    return f"{label}/{bound_name(tenant).replace('%', '%25').replace('/', '%2F')}/{bound_name(key)}"
 
 
-def bounded(name: str) -> str:
+def bound_name(name: str) -> str:
     """Return a name that every store's index takes."""
     name = clean(name)
     return name if len(name) <= _KEY_CHARS else f"{name[: _KEY_CHARS - 33]}~{digest(name)[:32]}"

@@ -40,7 +40,7 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: Guard) -> str:
 
 
 @contextmanager
-def reserved(meter: Meter, limits: Guard, seconds: float) -> Iterator[float]:
+def reserve(meter: Meter, limits: Guard, seconds: float) -> Iterator[float]:
     """Count a call, and hold up to `seconds` of what the seat has left while it waits and runs. Yields what is held."""
     held = max(0.0, min(seconds, limits.seat_seconds - meter.seconds - meter.held_seconds))
     meter.calls += 1
@@ -54,7 +54,7 @@ def reserved(meter: Meter, limits: Guard, seconds: float) -> Iterator[float]:
 
 
 @contextmanager
-def timed(meter: Meter) -> Iterator[None]:
+def book_time(meter: Meter) -> Iterator[None]:
     """Book how long the body takes."""
     started = monotonic()
     try:

@@ -24,7 +24,7 @@ from moothall.errors import AuditUnavailable
 from moothall.guard.alerts import Alerts, alert_event
 from moothall.guard.audit import AuditLog, Entry
 from moothall.guard.breaker import Breakers
-from moothall.guard.budget import check_budget, reserved, timed
+from moothall.guard.budget import book_time, check_budget, reserve
 from moothall.guard.cache import ResultCache, cache_key
 from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.parking import check_approval
@@ -187,7 +187,7 @@ class Gate:
         allowed = self._seconds(seat, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
-        with reserved(seat.meter, self._limits, allowed) as held:
+        with reserve(seat.meter, self._limits, allowed) as held:
             key = ""
             if checked.spec.cache_seconds > 0:
                 key = cache_key(seat.tenant, seat.workspace_id, checked.spec, checked.arguments)
@@ -208,7 +208,7 @@ class Gate:
             await self._publish_start(seat, call)
         try:
             async with self._slot(held), asyncio.timeout_at(end):
-                with timed(seat.meter):
+                with book_time(seat.meter):
                     if toolkit is not None:
                         return await toolkit.call(inner, seat.workspace, seat.tenant)
                     return await seat.workspace.call(inner)

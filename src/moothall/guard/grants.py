@@ -14,7 +14,7 @@ from moothall.domain.codec import wrong
 from moothall.domain.ids import read_role
 from moothall.domain.tool import Grant
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.tools.catalogue import CATALOGUE, granted
+from moothall.tools.catalogue import CATALOGUE, is_granted
 from moothall.tools.spec import Danger, ToolSpec
 
 ROLES_FILE = "roles.yaml"
@@ -53,13 +53,13 @@ class Grants:
         if persona:
             if persona not in self.personas:
                 raise InvalidRequest(f"unknown persona {persona[:40]!r}; there are {', '.join(self.personas) or 'none'}")
-            known = narrowed(known, self.personas[persona])
+            known = intersection(known, self.personas[persona])
         return Grant(tools=known.tools, protected=known.protected, judged=tuple(protected))
 
 
-def narrowed(grant: Grant, by: Grant) -> Grant:
+def intersection(grant: Grant, by: Grant) -> Grant:
     """Return what both allow: the tools of `grant` that `by` covers too, and no path that either protects."""
-    tools = tuple(tool for tool in grant.tools if granted(by, tool))
+    tools = tuple(tool for tool in grant.tools if is_granted(by, tool))
     return Grant(tools, tuple(dict.fromkeys((*grant.protected, *by.protected))), grant.judged)
 
 
@@ -100,7 +100,7 @@ def _grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
 
 
 @cache
-def shipped() -> Grants:
+def shipped_grants() -> Grants:
     """Return the table that comes with Moothall."""
     return read_grants((policies_folder() / ROLES_FILE).read_text(encoding="utf-8"))
 
@@ -113,4 +113,4 @@ def policies_folder() -> Path:
 
 def grant_for(role: str, profile_protected: Sequence[str] = ()) -> Grant:
     """Return what a role may do by the table that comes with Moothall."""
-    return shipped().of(role, profile_protected)
+    return shipped_grants().of(role, profile_protected)

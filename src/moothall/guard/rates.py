@@ -79,14 +79,14 @@ def _windows(spec: ToolSpec) -> list[tuple[int, float]]:
     return [(limit, span) for limit, span in ((spec.rate.per_minute, _MINUTE), (spec.rate.per_hour, _HOUR)) if limit]
 
 
-def shared(spec: ToolSpec) -> bool:
+def is_shared(spec: ToolSpec) -> bool:
     """Whether all processes count the calls of a tool together: where it acts or asks beyond the workspace."""
     return spec.outside or spec.requirements.network_access
 
 
 def scope_of(seat: SeatContext, spec: ToolSpec) -> Key:
     """Return whose calls of a tool are counted together: a tenant's where it acts or asks beyond the workspace, else a seat's."""
-    if shared(spec):
+    if is_shared(spec):
         return (seat.tenant, spec.name)
     return (seat.tenant, seat.task_id, seat.seat, seat.workspace_id, spec.name)
 
@@ -94,7 +94,7 @@ def scope_of(seat: SeatContext, spec: ToolSpec) -> Key:
 async def check_rate(rates: Rates, together: SharedRates | None, seat: SeatContext, spec: ToolSpec) -> None:
     """The tool may be called just now, here and in all processes `together`; else `Stopped`."""
     seconds = rates.take(scope_of(seat, spec), spec)
-    if seconds <= 0 and together is not None and shared(spec) and _windows(spec):
+    if seconds <= 0 and together is not None and is_shared(spec) and _windows(spec):
         try:
             seconds = await together.take(seat.tenant, spec)
         except BusUnavailable as error:

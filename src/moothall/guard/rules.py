@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from moothall.guard.grants import Grants, shipped
+from moothall.guard.grants import Grants, shipped_grants
 from moothall.guard.parking import Parking
 from moothall.guard.policy import Policy
 from moothall.guard.rates import SharedRates
@@ -43,7 +43,7 @@ class Rules:
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
     off: Callable[[str], Collection[str]] = _nothing
     unset: Callable[[str], Mapping[str, str]] = _all_set
-    grants: Grants = field(default_factory=shipped)
+    grants: Grants = field(default_factory=shipped_grants)
     tokens: Tokens = field(default_factory=lambda: Tokens(secrets.token_bytes(32), 3600.0))
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)

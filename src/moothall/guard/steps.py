@@ -20,7 +20,7 @@ from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.tokens import Tokens, request_digest
 from moothall.tools.arguments import canonical
-from moothall.tools.catalogue import CATALOGUE, ToolSpec, granted, offered
+from moothall.tools.catalogue import CATALOGUE, ToolSpec, is_granted, offered
 
 _MAX_REQUEST_ID = 200
 
@@ -92,7 +92,7 @@ def check_grants(
 ) -> None:
     """The grant covers the tool, and no path leaves the workspace or is written though it is protected."""
     spec = checked.spec
-    if not granted(grant, spec.name):
+    if not is_granted(grant, spec.name):
         names = ", ".join(other.name for other in offered(grant, without=off, catalogue=catalogue)) or "none"
         raise Stopped(ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}")
     for path in checked.values(spec.paths):
@@ -123,7 +123,7 @@ def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked:
         raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's", escape=True)
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
-    if not granted(capability.grant, checked.spec.name):
+    if not is_granted(capability.grant, checked.spec.name):
         raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not covered by the capability token")
     for path in checked.values(checked.spec.writes):
         for pattern in capability.grant.protected:

@@ -22,7 +22,7 @@ from cachetools import LRUCache
 from moothall.domain.ids import digest
 from moothall.domain.tool import Grant, ToolCall
 from moothall.errors import Refused
-from moothall.guard.grants import narrowed
+from moothall.guard.grants import intersection
 from moothall.tools.arguments import arguments_digest
 
 TYPE, CHILD_TYPE = "moothall-capability+jwt", "moothall-delegation+jwt"
@@ -229,7 +229,7 @@ def _less(parent: Capability, claims: Mapping[str, Any]) -> Capability:
         raise Refused("the capability token is bound to another request than its parent")
     return replace(
         parent,
-        grant=narrowed(parent.grant, Grant(tuple(tools), tuple(protected))),
+        grant=intersection(parent.grant, Grant(tuple(tools), tuple(protected))),
         expires=min(parent.expires, float(claims["exp"])),
         chain=(*parent.chain, str(claims["jti"])),
         request=str(request),

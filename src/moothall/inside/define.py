@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from moothall.inside.paths import ToolFailure
-from moothall.inside.spans import first_shifted, free_spot, line_start, shifted, spot_of, tabbed
+from moothall.inside.spans import first_shifted, free_spot, line_start, spot_of, with_indent, with_tabs
 from moothall.inside.syntax import Definition, definitions, first_child, first_error, parse
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
@@ -46,8 +46,8 @@ def define(text: str, language: str, name: str, content: str) -> Defined:
     start, until, before, after, indent = spot_of(data, old, wanted) if old else free_spot(data, root, wanted)
     end = b"\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else b"\n"
     refusal = ""
-    for shift in (shifted, first_shifted):
-        body = shift(tabbed(wanted.content, data, indent), indent, language)
+    for shift in (with_indent, first_shifted):
+        body = shift(with_tabs(wanted.content, data, indent), indent, language)
         new = (before + body.lstrip(b" \t") + after).replace(b"\n", end)
         made = data[:start] + new + data[until:]
         refusal = _what_is_wrong(root, data, made, data[:start].count(b"\n"), wanted)

@@ -169,7 +169,7 @@ def _unit(data: bytes, language: str) -> bytes:
     return min((row for row in rows if len(row) > 1), key=len, default=b"    ")
 
 
-def tabbed(content: bytes, data: bytes, indent: bytes) -> bytes:
+def with_tabs(content: bytes, data: bytes, indent: bytes) -> bytes:
     """Spell the content's indentation in tabs where the file has them and the content has spaces."""
     tabs = len(re.findall(rb"^\t", data, re.MULTILINE)) > len(re.findall(rb"^ ", data, re.MULTILINE)) or indent[:1] == b"\t"
     rows = re.findall(rb"^( +)\S", content, re.MULTILINE)
@@ -194,7 +194,7 @@ def _kept_rows(content: bytes, language: str) -> set[int]:
     return rows
 
 
-def shifted(text: bytes, indent: bytes, language: str) -> bytes:
+def with_indent(text: bytes, indent: bytes, language: str) -> bytes:
     """Return the text with `indent` in place of the indentation that all its lines share."""
     kept = _kept_rows(text, language)
     rows = text.split(b"\n")

@@ -34,7 +34,7 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
     return body
 
 
-def encoded(body: dict[str, Any]) -> bytes:
+def encode(body: dict[str, Any]) -> bytes:
     """Return the body's bytes."""
     try:
         return orjson.dumps(body)

@@ -24,7 +24,7 @@ from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.attempts import Failed, Rejected, translated
-from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encoded
+from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encode
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
 from moothall.model.pool import Pool, open_pool
@@ -210,7 +210,7 @@ class OpenAIModel:
         started = time.monotonic()
         taken = ChatTaker(self._place, self._settings.max_reply_bytes, on_text)
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
-        await self._exchange("POST", self._chat_url, taken, until, body=encoded(body), headers=named, ours=ours)
+        await self._exchange("POST", self._chat_url, taken, until, body=encode(body), headers=named, ours=ours)
         assembly = taken.assembly
         text = "".join(assembly.text)
         if not assembly.finish_reason:

@@ -39,7 +39,7 @@ def derive(
         raise InvalidRequest(f"max_tasks_per_role is {strategy.per_role}; it is a whole number from 0 (one) up")
     tasks: list[AtomicTask] = []
     before: tuple[str, ...] = ()
-    for role in ordered(roles, strategy.order):
+    for role in sort_roles(roles, strategy.order):
         groups = _groups(story.ac, strategy.per_role or 1)
         if len(tasks) + len(groups) > most:
             raise InvalidRequest(f"the plan has more than {most} tasks (limits.plan_tasks); lower max_tasks_per_role")
@@ -62,7 +62,7 @@ def derive(
     return tuple(tasks)
 
 
-def ordered(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
     """Return the roles, first things first. Raises `InvalidRequest` where the order goes round in a circle."""
     wanted = tuple(dict.fromkeys(read_role(role) for role in roles)) or DEFAULT_ROLES
     given = tuple(read_role(role) for role in order)

@@ -253,7 +253,7 @@ class Planner:
             "to_state": told.to_state.strip().lower(),
             "actor": who.name,
             "metadata": dict(told.metadata),
-            **stories.told(told.metadata),
+            **stories.fields_of(told.metadata),
         }
         ordinal = digest(who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0])))
         return write(EventType.STORY_TRANSITIONED, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())

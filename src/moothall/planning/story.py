@@ -30,7 +30,7 @@ def fold(story: Story, event: Event) -> Story:
     )
 
 
-def told(metadata: Mapping[str, str]) -> dict[str, Any]:
+def fields_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return metadata as fields of a story's event; `ac` has a criterion on each line."""
     fields: dict[str, Any] = {name: metadata[name] for name in ("title", "brief", "repository", "ref") if metadata.get(name)}
     criteria = [line.strip().lstrip("-* ").strip() for line in metadata.get("ac", "").splitlines()]

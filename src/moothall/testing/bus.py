@@ -230,7 +230,7 @@ class MemoryBus:
                     found = await self._packer.unpack_all(raw.data)
                 except InvalidRequest:
                     continue
-                for each in batching.recorded(
+                for each in batching.records_of(
                     raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
                 ):
                     if isinstance(each, Recorded):
@@ -305,7 +305,7 @@ class MemoryBus:
         return all(done)
 
     async def _unpacked(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
-        return batching.recorded(raw.seq, await self._packer.unpack_all(raw.data), extra)
+        return batching.records_of(raw.seq, await self._packer.unpack_all(raw.data), extra)
 
     def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)

@@ -34,7 +34,7 @@ class NotStored(Exception):
         self.result = result
 
 
-async def answered(
+async def answer_within(
     call: ToolCall, most_seconds: float, work: Awaitable[Output], *, late: ToolStatus = ToolStatus.TIMEOUT
 ) -> ToolResult:
     """Return what comes of `work` until the call's deadline or `most_seconds`; then its status is `late`."""

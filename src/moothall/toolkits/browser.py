@@ -15,7 +15,7 @@ from moothall.config import Browser, Http, Sandbox
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, Refused
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, Output, answered, in_workspace
+from moothall.toolkits.answering import CallFailed, Output, answer_within, in_workspace
 from moothall.toolkits.chromium import Running, chromium
 from moothall.toolkits.destinations import Destinations
 from moothall.toolkits.devtools import DevTools, Gone, Message
@@ -59,7 +59,7 @@ class BrowserTools:
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Act until the call's deadline or `browser.seconds`. What fails is a status, not an error."""
         del tenant  # nothing is kept between calls
-        return await answered(call, self._settings.seconds, self._output(call, workspace))
+        return await answer_within(call, self._settings.seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]

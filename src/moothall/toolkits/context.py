@@ -26,7 +26,7 @@ class Context:
     dockerfile_path: str
 
 
-async def packed(workspace: Workspace, call: ToolCall, settings: Docker) -> Context:
+async def pack(workspace: Workspace, call: ToolCall, settings: Docker) -> Context:
     """Return the files below the call's `path`. Owner, time and links of files are not kept; programs may be executed.
 
     Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored` where the workspace gives none.

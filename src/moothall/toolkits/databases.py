@@ -13,7 +13,7 @@ from moothall.domain.secrets import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, Output, answered
+from moothall.toolkits.answering import CallFailed, Output, answer_within
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("postgresql", "postgres"),
@@ -62,7 +62,7 @@ class DatabaseTools:
         """
         del workspace  # nothing of it is needed
         late = ToolStatus.OUTCOME_UNKNOWN if self._settings.write else ToolStatus.TIMEOUT
-        return await answered(call, self._settings.seconds, self._output(call, tenant), late=late)
+        return await answer_within(call, self._settings.seconds, self._output(call, tenant), late=late)
 
     async def _output(self, call: ToolCall, tenant: str) -> Output:
         server = call.tool.partition(".")[2]

@@ -21,9 +21,9 @@ from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, N
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 from moothall.toolkits import dockerfile
-from moothall.toolkits.answering import CallFailed, Output, answered
-from moothall.toolkits.context import Context, packed
-from moothall.toolkits.engine import Engine, engine_at, named, socket_of
+from moothall.toolkits.answering import CallFailed, Output, answer_within
+from moothall.toolkits.context import Context, pack
+from moothall.toolkits.engine import Engine, engine_at, quote_name, socket_of
 
 log = get_logger(__name__)
 
@@ -54,7 +54,7 @@ class DockerTools:
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Act until the call's deadline or `docker.seconds`. What fails is a status, not an error."""
-        return await answered(call, self._settings.seconds, self._output(call, workspace, tenant))
+        return await answer_within(call, self._settings.seconds, self._output(call, workspace, tenant))
 
     async def run(self) -> None:
         """Remove what has expired, whoever made it, until cancelled."""
@@ -90,7 +90,7 @@ class DockerTools:
             args = call.arguments
             match call.tool.partition(".")[2]:
                 case "build":
-                    return await mine.build(await packed(workspace, call, self._settings), str(args["tag"]))
+                    return await mine.build(await pack(workspace, call, self._settings), str(args["tag"]))
                 case "run":
                     return await mine.run(args)
                 case "exec":
@@ -120,7 +120,7 @@ async def _list_labelled(engine: Engine, kind: str, label: str) -> list[dict[str
 async def _ensure_gone(engine: Engine, kind: str, thing: str) -> None:
     with suppress(NotFound, InvalidRequest):  # somebody else removes it, too
         await engine.ask(
-            "DELETE", f"/{kind}/{named(thing)}", query={"force": "1", **({"v": "1"} if kind == "containers" else {})}
+            "DELETE", f"/{kind}/{quote_name(thing)}", query={"force": "1", **({"v": "1"} if kind == "containers" else {})}
         )
 
 
@@ -282,7 +282,7 @@ class _Mine:
 
     async def _image(self, reference: str) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = await self._engine.ask("GET", f"/images/{named(reference)}/json")
+            found: Mapping[str, Any] = await self._engine.ask("GET", f"/images/{quote_name(reference)}/json")
         except NotFound as error:
             raise NotFound(
                 f"the engine has no image {reference[:100]!r}, and none is pulled: docker.build makes one, or the operator"

@@ -88,7 +88,7 @@ async def engine_at(host: str) -> AsyncIterator[Engine]:
         yield Engine(session)
 
 
-def named(text: str) -> str:
+def quote_name(text: str) -> str:
     """Return a name as it may stand in a path."""
     return quote(text, safe="")
 

@@ -11,7 +11,7 @@ from yarl import URL
 from moothall.config import Http
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, Output, answered, in_workspace
+from moothall.toolkits.answering import CallFailed, Output, answer_within, in_workspace
 from moothall.toolkits.exchange import Answer, Exchange
 from moothall.toolkits.page import read_page
 
@@ -32,7 +32,7 @@ class WebTools:
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Run a tool until its deadline or `http.seconds`. What fails is a status, not an error."""
         del tenant  # nothing is kept between calls
-        return await answered(call, self._settings.seconds, self._output(call, workspace))
+        return await answer_within(call, self._settings.seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments

@@ -10,14 +10,14 @@ from moothall.domain.tool import Grant
 from moothall.tools import browser_tools, code_tools, db_tools, docker_tools, web_tools, workspace_tools
 from moothall.tools.spec import Danger, ToolSpec
 
-__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "granted", "offered"]
+__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "offered"]
 
 _FAMILIES = (workspace_tools.SPECS, code_tools.SPECS, web_tools.SPECS, browser_tools.SPECS, db_tools.SPECS, docker_tools.SPECS)
 
 CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for family in _FAMILIES for spec in family}
 
 
-def granted(grant: Grant, tool: str) -> bool:
+def is_granted(grant: Grant, tool: str) -> bool:
     """Whether the grant covers the tool."""
     return any(fnmatchcase(tool, pattern) for pattern in grant.tools)
 
@@ -33,7 +33,9 @@ def offered(
     with `core` only the few for a small window.
     """
     return tuple(
-        spec for spec in catalogue.values() if spec.name not in without and granted(grant, spec.name) and (spec.core or not core)
+        spec
+        for spec in catalogue.values()
+        if spec.name not in without and is_granted(grant, spec.name) and (spec.core or not core)
     )
 
 

@@ -17,7 +17,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.ports import CodeRunner
 from moothall.tools.arguments import arguments_digest
-from moothall.tools.catalogue import granted
+from moothall.tools.catalogue import is_granted
 from moothall.visits.answers import GONE, Answers
 from moothall.visits.visits import Visits
 
@@ -96,7 +96,7 @@ class Executions:
             deadline=deadline,
             tenant=capability.tenant,
             inputs=order.inputs,
-            full=_READS in order.tools and granted(capability.grant, _READS),
+            full=_READS in order.tools and is_granted(capability.grant, _READS),
             seconds=order.timeout_ms / 1000,
             memory_bytes=order.memory_mb * 1_000_000,
         )

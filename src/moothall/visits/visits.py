@@ -23,7 +23,7 @@ from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import Capability, Tokens, request_digest
 from moothall.ports import CodeRunner, Repositories, Workspace, Workspaces
 from moothall.telemetry import get_logger
-from moothall.tools.catalogue import granted
+from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.visits.answers import GONE, Answers
 from moothall.visits.lending import Loan, Returning
@@ -299,7 +299,7 @@ class Visits:
             raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
 
         def covered() -> None:
-            if not granted(capability.grant, call.tool):  # it was asked for under a token that allows more
+            if not is_granted(capability.grant, call.tool):  # it was asked for under a token that allows more
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
 
         try:

@@ -17,7 +17,7 @@ from moothall.workspace.runner import LocalRunner
 _SECONDS = 60.0
 
 
-async def tried(settings: Settings) -> str:
+async def try_block(settings: Settings) -> str:
     """Run a block that asks for a tool and say what ran it. Raises `ConfigurationError`, `WorkspaceFailed` with the reason."""
 
     async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:

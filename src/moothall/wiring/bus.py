@@ -38,7 +38,7 @@ async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> Asy
     """
     async with AsyncExitStack() as stack:
         try:
-            stack.enter_context(lock.held(settings.data_dir))
+            stack.enter_context(lock.hold(settings.data_dir))
             if not alone:
                 raise ConfigurationError(
                     f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out"

@@ -13,7 +13,7 @@ from moothall.domain.identity import LOCAL
 from moothall.wiring import lock
 from moothall.wiring.trusted import trusted_repositories
 from moothall.workspace.box import remove_tree
-from moothall.workspace.cleaning import Kept, at_work, chosen, clean, kept
+from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ async def clean_up(
     """Remove what was not used for `older_than` days (`workspace.keep_days` by default), or everything."""
     data_dir = settings.data_dir
     with _alone(data_dir) as why_not:
-        there = await asyncio.to_thread(kept, data_dir)
+        there = await asyncio.to_thread(list_kept, data_dir)
         registered = [entry.clone for entry in trusted_repositories(settings).registry.all()]
         days = settings.workspace.keep_days if older_than is None else older_than
-        going = chosen(there, older_than=days, everything=everything, registered=registered)
+        going = choose(there, older_than=days, everything=everything, registered=registered)
         if dry_run or why_not:
             return Cleaned(there, going, (), why_not)
         busy = await clean(data_dir, going, removed)
@@ -67,7 +67,7 @@ async def unregister(settings: Settings, repository: str) -> Unregistered:
 def _alone(data_dir: Path) -> Iterator[str]:
     """Hold the data directory; yields who is at work here, '' where it is nobody."""
     try:
-        with lock.held(data_dir):
+        with lock.hold(data_dir):
             yield "a process has workspaces open here; wait for it" if at_work(data_dir) else ""
             return
     except lock.Taken:

@@ -41,7 +41,7 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
     """
     async with AsyncExitStack() as stack:
         try:
-            stack.enter_context(lock.held(settings.data_dir))
+            stack.enter_context(lock.hold(settings.data_dir))
         except lock.Taken:
             address = await found(settings, tell)
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))

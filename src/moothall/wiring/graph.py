@@ -105,7 +105,7 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
     """
     async with AsyncExitStack() as stack:
         try:
-            stack.enter_context(lock.held(settings.data_dir))
+            stack.enter_context(lock.hold(settings.data_dir))
         except lock.Taken as error:
             raise ConfigurationError(
                 f"another process writes the graph of {settings.data_dir}; stop it and run this again"
@@ -133,7 +133,7 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
         async with asyncio.timeout(_HELD_SECONDS):
             while True:
                 try:
-                    stack.enter_context(lock.held(settings.data_dir))
+                    stack.enter_context(lock.hold(settings.data_dir))
                 except lock.Taken:
                     if settings.graph.url is not None or await asyncio.to_thread(os.path.exists, _socket(settings)):
                         return False

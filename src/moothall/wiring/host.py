@@ -21,7 +21,7 @@ from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.walls import check_walls
-from moothall.wiring.watching import reported, settle, spans
+from moothall.wiring.watching import report_figures, settle, spans
 
 
 async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
@@ -38,7 +38,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
-        await stack.enter_async_context(reported(settings, bus, name))
+        await stack.enter_async_context(report_figures(settings, bus, name))
         await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
 
 

@@ -20,7 +20,7 @@ from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, bus_url, found, open_bus
 from moothall.wiring.early import defaults
-from moothall.wiring.parts import said, started
+from moothall.wiring.parts import said, start_beside
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import settle, spans
 
@@ -47,7 +47,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(spans(settings, "serve" if serving else "cli"))
         try:
-            stack.enter_context(lock.held(settings.data_dir))
+            stack.enter_context(lock.hold(settings.data_dir))
         except lock.Taken as error:
             address = await found(settings, tell)
             if serving:
@@ -72,7 +72,7 @@ async def _watch_owner(settings: Settings) -> None:
     while True:
         await asyncio.sleep(_OWNER_SECONDS)
         try:
-            with lock.held(settings.data_dir):
+            with lock.hold(settings.data_dir):
                 break
         except lock.Taken:
             continue
@@ -110,29 +110,29 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     if starting:
         tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
     ending = stack.enter_context(ExitStack())
-    fleet = await stack.enter_async_context(started(open_fleet(settings, on_ray=on_ray)))
-    model = await stack.enter_async_context(started(model_url(settings, tell)))
+    fleet = await stack.enter_async_context(start_beside(open_fleet(settings, on_ray=on_ray)))
+    model = await stack.enter_async_context(start_beside(model_url(settings, tell)))
     with said(tell, "the bus"):
         url = await stack.enter_async_context(bus_url(settings))
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
     # A server that ends leaves what the graph lacks to its next start; a single command has none.
-    remembered = await stack.enter_async_context(started(remembering(settings, bus, None if serving else tell)))
+    remembered = await stack.enter_async_context(start_beside(remembering(settings, bus, None if serving else tell)))
     repositories = trusted_repositories(settings)
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
-    await (await stack.enter_async_context(started(beside(collector.run(), "collector"))))
+    await (await stack.enter_async_context(start_beside(beside(collector.run(), "collector"))))
     roster = Roster(bus, settings.limits, settings.llm.model)
     await roster.refresh()
-    await (await stack.enter_async_context(started(beside(roster.run(), "councils"))))
+    await (await stack.enter_async_context(start_beside(beside(roster.run(), "councils"))))
     with said(tell, "the model"):
         answering = await model
     with said(tell, "the graph"):
         graph = await remembered
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
-        hosts = await (await stack.enter_async_context(started(hosting(bus, url, answering))))
+        hosts = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
     desk = Desk(bus, repositories, defaults(settings), councils=roster)
     house = House(desk, 0, attached=False)
     if serving:

@@ -28,7 +28,7 @@ class Taken(Exception):
 
 
 @contextmanager
-def held(data_dir: Path) -> Iterator[None]:
+def hold(data_dir: Path) -> Iterator[None]:
     """Hold the data directory, or raise `Taken`. The kernel lets go when the process ends, however it ends."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -25,7 +25,7 @@ def said(tell: Callable[[str], None], what: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def started(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
+async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
     """Enter `part` in a task of its own and yield a future of its value, so that several can start at once.
 
     The task is also the one that leaves it, as task groups inside demand.

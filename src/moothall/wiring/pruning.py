@@ -34,7 +34,7 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
         pass  # the graph has read what goes now: nobody could tell it later
     preparations = None
     try:
-        with lock.held(settings.data_dir):
+        with lock.hold(settings.data_dir):
             preparations = await prune_preparations(settings.data_dir, settings.workspace.keep_days)
     except lock.Taken:
         tell("checkouts and environments stay: a process serves this data directory and may be working on them")

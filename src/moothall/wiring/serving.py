@@ -29,7 +29,7 @@ from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
 from moothall.wiring.fleet import Hosts
-from moothall.wiring.parts import started
+from moothall.wiring.parts import start_beside
 from moothall.wiring.rules import open_rules
 from moothall.wiring.visiting import execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
@@ -103,12 +103,12 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
     """Serve until the context ends. Raises `ConfigurationError`."""
     bus, desk = behind.bus, behind.desk
     async with AsyncExitStack() as stack:
-        metrics = await (await stack.enter_async_context(started(figures(settings, bus, behind.collector))))
+        metrics = await (await stack.enter_async_context(start_beside(figures(settings, bus, behind.collector))))
         planner = Planner(bus, desk, settings.limits)
-        await (await stack.enter_async_context(started(beside(planner.run(), "planner"))))
-        rules = await (await stack.enter_async_context(started(open_rules(settings, bus))))
-        visits = await (await stack.enter_async_context(started(tool_service(settings, bus, rules))))
-        workflows = await (await stack.enter_async_context(started(workflow_service(settings, bus, visits))))
+        await (await stack.enter_async_context(start_beside(beside(planner.run(), "planner"))))
+        rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
+        visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules))))
+        workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings, bus, visits))))
         visits.await_calls(of_tasks(desk))
         doors = Doors(
             desk=desk,

@@ -166,7 +166,7 @@ async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> 
     return Removed(task_id, branch, left)
 
 
-def chosen(outcome: Outcome, seat: str) -> Result:
+def choose_result(outcome: Outcome, seat: str) -> Result:
     """Return the winner, or the result of a seat: its name, the end of it, or its number. Raises `NotFound`."""
     if not seat:
         winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)

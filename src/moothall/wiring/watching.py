@@ -25,7 +25,7 @@ def spans(settings: Settings, name: str) -> AbstractAsyncContextManager[None]:
 
 
 @asynccontextmanager
-async def reported(settings: Settings, bus: Bus, name: str) -> AsyncIterator[None]:
+async def report_figures(settings: Settings, bus: Bus, name: str) -> AsyncIterator[None]:
     """Report a host's figures to the serving process, while the context lasts."""
     if not settings.metrics.enabled:
         yield

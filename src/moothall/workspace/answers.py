@@ -13,7 +13,7 @@ _CASES_SHOWN = 50
 _RESULTS = frozenset({cases.PASSED, cases.FAILED, cases.ERRORED, cases.SKIPPED})
 
 
-def translated(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
+def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
     """Return an answer as a tool's result. Raises `WorkspaceFailed`."""
     try:
         output = answer.get("output") or {}

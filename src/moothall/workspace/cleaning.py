@@ -30,7 +30,7 @@ class Kept:
     lock: str = ""
 
 
-def kept(data_dir: Path) -> tuple[Kept, ...]:
+def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     """Return all that is there, the largest first. Blocks: reads every folder."""
     layout = Layout(data_dir)
     found: list[Kept] = []
@@ -50,7 +50,7 @@ def kept(data_dir: Path) -> tuple[Kept, ...]:
     return tuple(sorted(found, key=lambda item: item.size, reverse=True))
 
 
-def chosen(items: Sequence[Kept], *, older_than: float, everything: bool, registered: Sequence[str]) -> tuple[Kept, ...]:
+def choose(items: Sequence[Kept], *, older_than: float, everything: bool, registered: Sequence[str]) -> tuple[Kept, ...]:
     """Return what goes: what was not used for `older_than` days, or `everything`. Of clones, which also hold what councils proposed,
     only those of no registered repository, unless it is everything.
     """

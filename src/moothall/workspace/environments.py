@@ -58,16 +58,16 @@ def excerpt(output: str) -> str:
     lines = [line.rstrip()[:_LINE] for line in output.strip().splitlines() if line.strip()]
     cut = max(0, len(lines) - _TAIL)
     why = [at for at, line in enumerate(lines[:cut]) if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)]
-    shown, last = [], -1
+    parts, last = list[str](), -1
     for at in (*why[:_FIRST], *range(cut, len(lines))):
         if at > last + 1:
-            shown.append("…")
-        shown.append(lines[at])
+            parts.append("…")
+        parts.append(lines[at])
         last = at
-    return "\n".join(shown)[-_MOST:]
+    return "\n".join(parts)[-_MOST:]
 
 
-def explained(argv: Sequence[str], ended: str, output: str, *, hint: str = "") -> str:
+def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "") -> str:
     """Return the message of a set-up that failed: which command, how, why, and what to write where."""
     why = reason(output)
     return (
@@ -176,7 +176,7 @@ class _Steps:
         """
         for step in steps:
             where = f" in {step.folder}" if step.folder else ""
-            self._tell(f"setting up{where}: {shown(step.argv)}"[:300])
+            self._tell(f"setting up{where}: {command_line(step.argv)}"[:300])
             answer = await self._box.request(
                 "setup",
                 wall_seconds=self._end - time.monotonic(),
@@ -196,7 +196,7 @@ class _Steps:
                         raise
                     self._tell(f"left out{where}: {error.message.splitlines()[0]}"[:400])
             elif step.optional and answer.get("status") == "success":
-                self._tell(f"left out{where}: {shown(step.argv)[-150:]}{_because(output)}")
+                self._tell(f"left out{where}: {command_line(step.argv)[-150:]}{_because(output)}")
             else:
                 raise RepositoryError(self._why(step, answer, output, instead_of))
 
@@ -206,10 +206,10 @@ class _Steps:
         if status == "timeout":
             ended += " (workspace.setup_seconds)"
         hint = "" if self._network else " (without network: workspace.setup_network is 'off')"
-        return explained(step.argv, ended, output or before, hint=hint)
+        return explain(step.argv, ended, output or before, hint=hint)
 
 
-def shown(argv: Sequence[str]) -> str:
+def command_line(argv: Sequence[str]) -> str:
     """Return a command as a person would write it."""
     return "pip install " + " ".join(argv[len(PIP) :]) if tuple(argv[: len(PIP)]) == PIP else " ".join(argv)
 

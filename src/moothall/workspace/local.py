@@ -44,12 +44,12 @@ from moothall.repositories.gitremote import Remote
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import sessions
 from moothall.workspace import limits
-from moothall.workspace.answers import check_run, tests_output, translated
+from moothall.workspace.answers import check_run, result_of, tests_output
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
 from moothall.workspace.box import Box
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.pool import Pool
-from moothall.workspace.wasm import Shelf, answered
+from moothall.workspace.wasm import Shelf, answer_of
 
 _DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
@@ -109,7 +109,7 @@ class LocalWorkspace:
         seconds = _seconds_left(call.deadline)
         if seconds <= 0:
             return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
-        return translated(call, await self._answer(call, seconds))
+        return result_of(call, await self._answer(call, seconds))
 
     async def _answer(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         """Let the executor run it, and return its answer as the tool's."""
@@ -133,7 +133,7 @@ class LocalWorkspace:
         return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        return answered(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))
+        return answer_of(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))
 
     async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
         return await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())

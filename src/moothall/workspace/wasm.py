@@ -89,7 +89,7 @@ class Shelf:
         return ("python3", "-I", "-S", "-c", _BOOT, "run", json.dumps(order))
 
 
-def answered(tool: str, ended: dict[str, Any]) -> dict[str, Any]:
+def answer_of(tool: str, ended: dict[str, Any]) -> dict[str, Any]:
     """Return an executor's answer to such a command as the tool's."""
     if ended.get("status") != "success":
         metrics.WASM_LIMITS.add(tool, str(ended.get("status")))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.bus import codec, registry
-from moothall.bus.batching import Batching, recorded
+from moothall.bus.batching import Batching, records_of
 from moothall.bus.packing import Packer
 from moothall.collector import Collector
 from moothall.config import Limits
@@ -192,7 +192,7 @@ def test_wherever_a_watcher_stops_it_loses_nothing(sizes: list[int], data: st.Da
     log: list[Recorded] = []
     for seq, size in enumerate(sizes, 1):
         events: list[Event] = [seat(len(log) + n) for n in range(size)]
-        log += recorded(seq, events, {})
+        log += records_of(seq, events, {})
     place = data.draw(st.integers(0, len(log) - 1))
     again = [r for r in log if r.comes_after(log[place].seq)]
     assert again[len(again) - len(log[place + 1 :]) :] == log[place + 1 :]

@@ -11,7 +11,7 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.proposal import Proposal
 from moothall.graph.projection import READERS, write
 from moothall.graph.shape import LABELS
-from moothall.graph.upserts import Writes, bounded, clean, group_of, uid
+from moothall.graph.upserts import Writes, bound_name, clean, group_of, uid
 from support.chronicle import SEATS, Chronicle, proposal_of
 
 WHOLE = Chronicle().whole().events
@@ -71,13 +71,13 @@ def test_malformed_events_are_no_reason_to_stop(kind: EventType, data: dict[str,
 
 @given(st.text(), st.text(), st.text(), st.text())
 def test_no_two_tenants_share_a_node(one: str, other: str, key: str, key_of_other: str) -> None:
-    same = bounded(one) == bounded(other) and bounded(key) == bounded(key_of_other)
+    same = bound_name(one) == bound_name(other) and bound_name(key) == bound_name(key_of_other)
     assert (uid("Story", one, key) == uid("Story", other, key_of_other)) is same
 
 
 @given(st.text())
 def test_names_are_bounded_and_storable(text: str) -> None:
-    assert len(bounded(text)) <= 200
+    assert len(bound_name(text)) <= 200
     clean(text).encode()  # no lone surrogate is left
     assert "\0" not in clean(text)
 

@@ -72,5 +72,5 @@ async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings)
 
 
 async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
-    with lock.held(settings.data_dir), pytest.raises(ConfigurationError, match="another process writes the graph"):
+    with lock.hold(settings.data_dir), pytest.raises(ConfigurationError, match="another process writes the graph"):
         await rebuild(settings, lambda _seq, _last: None)

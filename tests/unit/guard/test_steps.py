@@ -11,13 +11,13 @@ from moothall.config import Guard
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.guard.budget import check_budget, reserved, timed
-from moothall.guard.grants import grant_for, narrowed, read_grants, shipped
+from moothall.guard.budget import book_time, check_budget, reserve
+from moothall.guard.grants import grant_for, intersection, read_grants, shipped_grants
 from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
-from moothall.tools.catalogue import CATALOGUE, granted, offered
+from moothall.tools.catalogue import CATALOGUE, is_granted, offered
 from support.gate import tool_call
 
 ALL = Grant(tools=("*",))
@@ -79,7 +79,7 @@ def test_a_role_is_granted_operations_of_tools() -> None:
 
 
 def test_a_persona_narrows_its_role_and_never_adds() -> None:
-    grants = shipped()
+    grants = shipped_grants()
     for role in ROLES:
         for persona in grants.personas:
             assert set(grants.of(role, persona=persona).tools) <= set(grants.of(role).tools)
@@ -94,7 +94,7 @@ _NAMES = st.lists(st.sampled_from(sorted(CATALOGUE)), unique=True)
 
 @given(_NAMES, _NAMES)
 def test_what_is_narrowed_is_what_both_allow(one: list[str], two: list[str]) -> None:
-    both = narrowed(Grant(tuple(one), ("a",)), Grant(tuple(two), ("b",)))
+    both = intersection(Grant(tuple(one), ("a",)), Grant(tuple(two), ("b",)))
     assert set(both.tools) == set(one) & set(two)
     assert set(both.protected) == {"a", "b"}
 
@@ -183,13 +183,13 @@ def test_cut_text_says_how_much_is_missing() -> None:
 
 def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
     limits, meter = Guard(seat_seconds=10), Meter()
-    with reserved(meter, limits, 6) as first, reserved(meter, limits, 6) as second:
+    with reserve(meter, limits, 6) as first, reserve(meter, limits, 6) as second:
         assert (first, second) == (6, 4)
         with pytest.raises(Stopped, match="10 seconds") as stopped:
             check_budget(None, meter, limits)
         assert stopped.value.status is ToolStatus.BUDGET_EXCEEDED
     check_budget(None, meter, limits)
-    with timed(meter):
+    with book_time(meter):
         pass
     assert meter.seconds > 0
     assert meter.calls == 2
@@ -202,5 +202,5 @@ def test_the_limit_step_stands_alone() -> None:
 
 
 def test_grants_are_patterns() -> None:
-    assert granted(Grant(tools=("files.*",)), "files.read")
-    assert not granted(Grant(tools=("files.*",)), "filesystem.read")
+    assert is_granted(Grant(tools=("files.*",)), "files.read")
+    assert not is_granted(Grant(tools=("files.*",)), "filesystem.read")

@@ -8,7 +8,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.plan import AtomicTask, Story, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.planning.derive import check_plan, derive, ordered
+from moothall.planning.derive import check_plan, derive, sort_roles
 
 PLAIN = Strategy()
 STORY = Story("story-1", "Greet", "Say hello", ("says hello", "says goodbye", "is polite"), RepositoryRef(id="repo"))
@@ -30,7 +30,7 @@ def test_tasks_are_acyclic_ordered_and_the_same_each_time(
     random: object,
     ac: list[str],
 ) -> None:
-    there = ordered(asked, ())
+    there = sort_roles(asked, ())
     order = list(there)
     random.shuffle(order)  # type: ignore[attr-defined]
     strategy = Strategy(parallel, tuple(order), per_role)

@@ -10,15 +10,15 @@ from moothall.wiring import lock
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    with lock.held(tmp_path), pytest.raises(lock.Taken), lock.held(tmp_path):
+    with lock.hold(tmp_path), pytest.raises(lock.Taken), lock.hold(tmp_path):
         pytest.fail("held twice")
-    with lock.held(tmp_path):
+    with lock.hold(tmp_path):
         pass
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="file/below"), lock.held(tmp_path / "file/below"):
+    with pytest.raises(ConfigurationError, match="file/below"), lock.hold(tmp_path / "file/below"):
         pass
 
 

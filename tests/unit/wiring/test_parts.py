@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from moothall.errors import ConfigurationError
-from moothall.wiring.parts import PATIENCE, said, started
+from moothall.wiring.parts import PATIENCE, said, start_beside
 
 
 async def test_parts_start_side_by_side_and_close() -> None:
@@ -20,7 +20,7 @@ async def test_parts_start_side_by_side_and_close() -> None:
         yield name
         said.append(f"{name} closed")
 
-    async with started(part("one")) as one, started(part("two")) as two:
+    async with start_beside(part("one")) as one, start_beside(part("two")) as two:
         assert (await one, await two) == ("one", "two")
     assert said == ["two closed", "one closed"]
 
@@ -35,7 +35,7 @@ async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
         raise ConfigurationError("no such thing")
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with started(broken()) as part:
+        async with start_beside(broken()) as part:
             await part
     assert caught.group_contains(ConfigurationError, match="no such thing")
 
@@ -52,7 +52,7 @@ async def test_a_part_that_still_starts_is_cancelled_when_another_fails() -> Non
             ended.set()
 
     async def body() -> None:
-        async with started(endless()):
+        async with start_beside(endless()):
             await asyncio.sleep(0)  # it has begun
             raise ConfigurationError("another part")
 
@@ -73,7 +73,7 @@ async def test_a_part_that_dies_later_ends_the_body() -> None:
         raise RuntimeError("a bug")
 
     async def body() -> None:
-        async with started(dying()) as part:
+        async with start_beside(dying()) as part:
             await part
             await asyncio.Event().wait()
 

@@ -14,7 +14,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.tasks import Tasks, chosen
+from moothall.wiring.tasks import Tasks, choose_result
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SEATS = ("agent-dev-001", "agent-dev-002")
@@ -94,12 +94,12 @@ async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None
 )
 def test_a_seat_is_named_or_numbered(seat: str, wanted: str) -> None:
     outcome = Outcome("t", DeliberationStatus.COMPLETED, winner_id=SEATS[1], results=results(SEATS[1], SEATS[0]))
-    assert chosen(outcome, seat).seat == wanted
+    assert choose_result(outcome, seat).seat == wanted
 
 
 def test_no_winner_and_no_such_seat_are_named() -> None:
     outcome = Outcome("t", DeliberationStatus.COMPLETED, results=results(*SEATS))
     with pytest.raises(NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"):
-        chosen(outcome, "")
+        choose_result(outcome, "")
     with pytest.raises(NotFound, match="no proposal of a seat '9' in t; there are agent-dev-001"):
-        chosen(outcome, "9")
+        choose_result(outcome, "9")

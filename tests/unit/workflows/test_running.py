@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moothall.workflows.running import bounded
+from moothall.workflows.running import contain
 
 
 async def test_a_bug_in_one_workflow_ends_no_other() -> None:
@@ -19,13 +19,13 @@ async def test_a_bug_in_one_workflow_ends_no_other() -> None:
         done.append("fine")
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(bounded(broken(), "one"))
-        group.create_task(bounded(fine(), "other"))
+        group.create_task(contain(broken(), "one"))
+        group.create_task(contain(fine(), "other"))
     assert done == ["fine"]
 
 
 async def test_a_workflow_that_is_stopped_is_stopped() -> None:
-    task = asyncio.ensure_future(bounded(asyncio.sleep(60), "one"))
+    task = asyncio.ensure_future(contain(asyncio.sleep(60), "one"))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.cleaning import Kept, at_work, chosen, clean, kept, size_of
+from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept, size_of
 from moothall.workspace.layout import Layout, environment_key
 
 LONG_AGO = time.time() - 30 * 86_400
@@ -38,26 +38,26 @@ def kinds(items: tuple[Kept, ...]) -> list[str]:
 
 def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
     made(tmp_path)
-    items = kept(tmp_path)
+    items = list_kept(tmp_path)
     assert kinds(items) == ["checkout", "clone", "environment", "starter"]
     assert all(item.size >= 10_000 for item in items)
-    assert kinds(chosen(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
-    assert kinds(chosen(items, older_than=14, everything=False, registered=[])) == ["clone", "starter"]
-    assert chosen(items, older_than=0, everything=True, registered=["a"]) == items
+    assert kinds(choose(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
+    assert kinds(choose(items, older_than=14, everything=False, registered=[])) == ["clone", "starter"]
+    assert choose(items, older_than=0, everything=True, registered=["a"]) == items
 
 
 async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
     layout = made(tmp_path)
     gone: list[Kept] = []
     async with layout.lock("k"):
-        busy = await clean(tmp_path, kept(tmp_path), gone.append)
+        busy = await clean(tmp_path, list_kept(tmp_path), gone.append)
     assert kinds(busy) == ["checkout"]
     assert kinds(tuple(gone)) == ["clone", "environment", "starter"]
     assert layout.tree("k").exists()
-    assert await clean(tmp_path, kept(tmp_path), gone.append) == ()
+    assert await clean(tmp_path, list_kept(tmp_path), gone.append) == ()
     assert not layout.tree("k").exists()
     assert not layout.prepared("k").exists()
-    assert kept(tmp_path) == ()
+    assert list_kept(tmp_path) == ()
 
 
 async def test_an_open_workspace_is_somebody_at_work(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.workspace.environments import excerpt, explained, reason
+from moothall.workspace.environments import excerpt, explain, reason
 
 PIP = (
     """Obtaining file:///workspace
@@ -37,7 +37,7 @@ def test_an_index_that_has_it_not_is_a_reason() -> None:
 
 
 def test_what_to_write_where_is_said_and_the_whole_is_bounded() -> None:
-    said = explained(("pip", "install", "."), "exit code 1", "x" * 1_000_000 + "\nerror: y\n" * 5000)
+    said = explain(("pip", "install", "."), "exit code 1", "x" * 1_000_000 + "\nerror: y\n" * 5000)
     assert ".moothall.toml" in said
     assert "--setup" in said
     assert len(said) < 10_000

@@ -43,7 +43,7 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Turn the client's errors into `BusUnavailable`; `what` says in the message what failed."""
     try:
         yield
@@ -51,7 +51,7 @@ def translated(what: str) -> Iterator[None]:
         raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
 
 
-def shown(url: str) -> str:
+def without_credentials(url: str) -> str:
     """Return a URL without what authenticates in it."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     return f"{parts.scheme}://{parts.hostname}:{parts.port or DEFAULT_PORT}"
@@ -76,7 +76,7 @@ async def _probe(servers: list[str]) -> None:
             async with asyncio.timeout(PROBE_SECONDS):
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or DEFAULT_PORT)
         except (OSError, TimeoutError) as error:
-            reasons.append(f"{shown(server)}: {error if str(error) else 'no answer'}")
+            reasons.append(f"{without_credentials(server)}: {error if str(error) else 'no answer'}")
             continue
         writer.close()
         return
@@ -134,7 +134,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
         await heeding(client.close())
-        where = ", ".join(map(shown, servers))
+        where = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(f"the bus at {where} turned us away ({error}): check bus.token and bus.url") from error
         raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason(error)}") from error

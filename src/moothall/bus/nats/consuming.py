@@ -217,7 +217,7 @@ class Taking:
         extra = {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
-        return batching.recorded(place.seq, await self.packer.unpack_all(message.data), extra)
+        return batching.records_of(place.seq, await self.packer.unpack_all(message.data), extra)
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
         """Store the dead letter first; only then is the message given up."""

@@ -17,7 +17,7 @@ from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.nats import setup
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
-from moothall.bus.nats.connection import connection, log, translated
+from moothall.bus.nats.connection import connection, log, translate_errors
 from moothall.bus.nats.consuming import Taking
 from moothall.bus.nats.heeding import heeding
 from moothall.bus.nats.layout import FIRST, FRESH, MESSAGE_ID
@@ -145,7 +145,7 @@ class JetStreamBus:
             found = await self._packer.unpack_all(raw.data)
         except InvalidRequest as error:
             found = [error]
-        records = batching.recorded(raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
+        records = batching.records_of(raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
         for wrong in records:
             if not isinstance(wrong, Recorded):
                 log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=wrong.message)
@@ -168,7 +168,7 @@ class JetStreamBus:
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""
         subject = registry.literal(topic)
-        with translated(f"send a signal on {subject}"):
+        with translate_errors(f"send a signal on {subject}"):
             self._client.put(subject, codec.dump_json(scrub_all(data, self._secrets)))
             await self._stored.acks.flush(self._client)
 

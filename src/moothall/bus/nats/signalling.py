@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from moothall.bus.codec import load_json
 from moothall.bus.nats.acks import Acks
-from moothall.bus.nats.connection import log, translated
+from moothall.bus.nats.connection import log, translate_errors
 from moothall.bus.nats.lean import LeanClient
 from moothall.errors import BusUnavailable, InvalidRequest
 
@@ -29,10 +29,10 @@ async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator
         else:
             arrived.put_nowait(message)
 
-    with translated(f"listen on {subject}"):
+    with translate_errors(f"listen on {subject}"):
         subscription = await client.hear(subject, on_message)
     try:
-        with translated(f"listen on {subject}"):
+        with translate_errors(f"listen on {subject}"):
             await acks.flush(client)
         while True:
             try:

@@ -19,7 +19,7 @@ from nats.js.object_store import ObjectStore
 
 from moothall.bus import codec
 from moothall.bus.nats.acks import Acks
-from moothall.bus.nats.connection import ConsumerGone, Pull, reason, translated
+from moothall.bus.nats.connection import ConsumerGone, Pull, reason, translate_errors
 from moothall.bus.nats.heeding import heeding
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
 from moothall.bus.nats.lean import LeanClient
@@ -205,12 +205,12 @@ class Stored:
 
     async def drop(self, stream: str, subject: str) -> None:
         """Remove all records of one subject."""
-        with translated(f"drop {subject}"):
+        with translate_errors(f"drop {subject}"):
             await heeding(self.js.purge_stream(stream, subject=subject))
 
     async def delete_raw(self, stream: str, seq: int) -> None:
         """Remove one message. Raises `NotFound`."""
-        with translated(f"delete {stream} {seq}"):
+        with translate_errors(f"delete {stream} {seq}"):
             try:
                 await heeding(self.js.delete_msg(stream, seq))
             except APIError as error:
@@ -221,7 +221,7 @@ class Stored:
         before = await self.state(stream)
         if before_seq <= before.first_seq or not before.messages:
             return 0
-        with translated(f"prune {stream}"):
+        with translate_errors(f"prune {stream}"):
             await heeding(self.js.purge_stream(stream, seq=before_seq))
         after = await self.state(stream)
         return before.messages + (after.last_seq - before.last_seq) - after.messages

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moothall.repositories.detect.project import Project, strings, table
-from moothall.repositories.detect.requirements import DEV_GROUPS, REQUIREMENT, TEST_GROUPS, included, poetry, requirement
+from moothall.repositories.detect.requirements import DEV_GROUPS, REQUIREMENT, TEST_GROUPS, expand_group, poetry, requirement
 from moothall.repositories.detect.sessions import session_words, setup_list
 from moothall.repositories.rules import matches
 
@@ -69,7 +69,7 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
     optional = table(pyproject, "project", "optional-dependencies")
     for name in names:
         yield f"extra {name}", _requirements(optional.get(name), where)
-        yield f"group {name}", [requirement(item, where) for item in included(standard, name, ())]
+        yield f"group {name}", [requirement(item, where) for item in expand_group(standard, name, ())]
         yield f"poetry's group {name}", poetry(table(tool, "poetry", "group", name, "dependencies"))
         pdm = strings(table(tool, "pdm", "dev-dependencies").get(name))
         yield f"pdm's group {name}", [item for item in pdm if REQUIREMENT.fullmatch(item)]

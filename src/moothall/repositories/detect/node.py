@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from moothall.domain.repository import Step
-from moothall.repositories.detect.project import Found, Project, joined, strings, table
+from moothall.repositories.detect.project import Found, Project, join_inside, strings, table
 
 TEXTS = ("package.json", ".nvmrc", ".node-version", ".yarnrc.yml", "pnpm-workspace.yaml")
 _LOCKS = {
@@ -120,7 +120,7 @@ def _pnpm(project: Project) -> str:
 def _yarn(project: Project, version: str, plain: Step) -> Iterator[Step]:
     folder = project.folder
     release = re.search(r"^yarnPath:\s*\"?([\w./-]+)", project.texts.get(".yarnrc.yml", ""), re.MULTILINE)
-    if release and joined("", release[1]) in project.files:
+    if release and join_inside("", release[1]) in project.files:
         yarn: tuple[str, ...] = ("node", release[1])
     elif ".yarnrc.yml" in project.files or (version and not version.startswith("1.")):
         yield _global(f"@yarnpkg/cli-dist@{version or '4'}", folder)
@@ -201,6 +201,6 @@ def _depends(project: Project, package: Mapping[str, object]) -> Iterator[str]:
     for kind in ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies"):
         for spec in table(package, kind).values():
             path = re.match(r"(?:file|link|portal):(.+)", spec) if isinstance(spec, str) else None
-            found = joined(project.folder, path[1]) if path else None
+            found = join_inside(project.folder, path[1]) if path else None
             if found is not None:
                 yield found

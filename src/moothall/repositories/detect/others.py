@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import Step
-from moothall.repositories.detect.project import Found, Project, joined, table
+from moothall.repositories.detect.project import Found, Project, join_inside, table
 
 GO_TEXTS = ("go.mod", "go.work")
 CARGO_TEXTS = ("Cargo.toml", "rust-toolchain", "rust-toolchain.toml")
@@ -30,7 +30,7 @@ def go(project: Project) -> Found | None:
         checks={"tests": ("go", "test", "./...")} if project.any("*_test.go") else {},
         reads=tuple(name for name in ("go.mod", "go.sum", "go.work", "go.work.sum") if name in project.files),
         needs={"go": asked[0] if asked else ""},
-        depends=tuple(folder for path in replaced if (folder := joined(project.folder, path)) is not None),
+        depends=tuple(folder for path in replaced if (folder := join_inside(project.folder, path)) is not None),
     )
 
 
@@ -74,7 +74,7 @@ def _paths(project: Project) -> tuple[str, ...]:
     for kind in ("dependencies", "dev-dependencies", "build-dependencies"):
         for spec in table(manifest, kind).values():
             path = table(spec).get("path")
-            folder = joined(project.folder, path) if isinstance(path, str) else None
+            folder = join_inside(project.folder, path) if isinstance(path, str) else None
             found += [folder] if folder is not None else []
     return tuple(found)
 

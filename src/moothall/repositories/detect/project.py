@@ -83,7 +83,7 @@ def strings(data: Any) -> list[str]:
     return [item for item in data if isinstance(item, str)] if isinstance(data, list) else []
 
 
-def joined(folder: str, path: str) -> str | None:
+def join_inside(folder: str, path: str) -> str | None:
     """Return a relative path seen from the root, None where it leaves the tree."""
     parts = folder.split("/") if folder else []
     for part in path.split("/"):

@@ -22,7 +22,7 @@ def requirement(item: object, where: str) -> str:
     return item
 
 
-def included(standard: Mapping[str, Any], name: str, above: tuple[str, ...]) -> list[str]:
+def expand_group(standard: Mapping[str, Any], name: str, above: tuple[str, ...]) -> list[str]:
     """Return a group of PEP 735 with those that it includes, however it spells their names."""
     known = {re.sub(r"[-_.]+", "-", key).lower(): items for key, items in standard.items()}
     items = known.get(re.sub(r"[-_.]+", "-", name).lower(), [])
@@ -31,7 +31,7 @@ def included(standard: Mapping[str, Any], name: str, above: tuple[str, ...]) -> 
     found: list[str] = []
     for item in items:
         other = item.get("include-group") if isinstance(item, dict) else None
-        found += included(standard, other, (*above, name)) if isinstance(other, str) else [str(item)]
+        found += expand_group(standard, other, (*above, name)) if isinstance(other, str) else [str(item)]
     return found
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moothall.repositories.detect.project import Project, joined, strings, table
-from moothall.repositories.detect.requirements import NAME, REQUIREMENT, TEST_GROUPS, included, requirement
+from moothall.repositories.detect.project import Project, join_inside, strings, table
+from moothall.repositories.detect.requirements import NAME, REQUIREMENT, TEST_GROUPS, expand_group, requirement
 
 
 def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -28,7 +28,7 @@ def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tu
         yield "tox's extras", _own_extras(strings(run.get("extras")))
         standard = table(pyproject, "dependency-groups")
         for name in strings(run.get("dependency_groups")):
-            yield f"group {name}", [requirement(item, "pyproject.toml") for item in included(standard, name, ())]
+            yield f"group {name}", [requirement(item, "pyproject.toml") for item in expand_group(standard, name, ())]
     yield "nox's tests", _pip_words(project, _nox(project.texts.get("noxfile.py", "")))
 
 
@@ -49,7 +49,7 @@ def _pip_words(project: Project, lines: list[str]) -> list[str]:
             continue
         option = re.match(r"(-r|-c|-e|--requirement|--constraint)[ =]?\s*(\S+)$", line)
         if option:
-            path = joined("", option[2].partition("[")[0])
+            path = join_inside("", option[2].partition("[")[0])
             if option[1] == "-e" or path in project.files:
                 found += [option[1], option[2]]
         elif re.match(r"\.(?:\[[\w,. -]+\])?$", line):

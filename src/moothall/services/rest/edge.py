@@ -30,7 +30,7 @@ _PLAIN = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 """No answer is kept by a cache or guessed at by a browser, unless its handler says otherwise."""
 
 
-def answered(app: ASGIApp, calls: int) -> ASGIApp:
+def answer_errors(app: ASGIApp, calls: int) -> ASGIApp:
     """Turn whatever goes wrong behind it into an answer, and refuse what is more than `calls` at a time."""
     in_hand = 0
 
@@ -107,7 +107,7 @@ def _name(host: str) -> str:
         return ""
 
 
-def identified(app: ASGIApp, bearers: Bearers, open_paths: Collection[str]) -> ASGIApp:
+def authenticate(app: ASGIApp, bearers: Bearers, open_paths: Collection[str]) -> ASGIApp:
     """Let requests with a known token through, as their principal; `open_paths` are answered to anybody."""
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +147,7 @@ def with_its_client(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def watched(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
+def observe(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
     """Every request as a span, in the trace that its caller named, and in the figures."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

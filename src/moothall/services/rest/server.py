@@ -58,10 +58,10 @@ def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Princip
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(edge.watched, routes),
-            Middleware(edge.answered, settings.calls),
+            Middleware(edge.observe, routes),
+            Middleware(edge.answer_errors, settings.calls),
             Middleware(edge.called_rightly, settings.host, settings.hosts),
-            Middleware(edge.identified, Bearers(tokens), OPEN_PATHS),
+            Middleware(edge.authenticate, Bearers(tokens), OPEN_PATHS),
             Middleware(edge.with_its_client),
         ],
         exception_handlers={HTTPException: edge.not_served},
