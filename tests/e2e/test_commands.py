@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,45 @@ async def test_a_repository_is_checked_and_what_was_found_is_written(tmp_path: P
     cleaned = await alone("clean", "--all", "--json")
     assert {item["kind"] for item in cleaned.document["removed"]} >= {"checkout", "clone", "environment"}
     assert cleaned.document["kept"] == []
+
+
+async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_command_says(tmp_path: Path, repo: Path) -> None:
+    alone = Command(tmp_path / "data")
+    said = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
+    added = await alone("repo", "add", str(repo), "--id", "app", *said)
+    assert added.code == 0, added.err
+    done = await alone("check", "app", "--json")
+    assert done.code == 0, done.err
+    assert [row["check"] for row in done.document["checks"]] == ["units"]
+    assert "pip install pytest" in done.document["profile"]
+    gone = await alone("repo", "remove", "app")
+    assert (gone.code, gone.out.strip()) == (0, f"app is removed; {repo} itself is untouched"), gone.err
+    assert (await alone("check", "app")).code == 2
+    assert git(repo, "status", "--porcelain") == ""
+
+
+async def test_colours_go_where_they_are_not_wished(tmp_path: Path, repo: Path) -> None:
+    """Weight, as bold, is no colour."""
+    colours = re.compile(r"\x1b\[[0-9;]*(?:3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
+    forced = Command(tmp_path / "data", extra={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
+    assert colours.search((await forced("check", cwd=repo)).out)
+    assert not colours.search((await forced("--no-color", "check", cwd=repo)).out)
+    without = replace(forced, extra={**forced.extra, "NO_COLOR": "1"})
+    assert not colours.search((await without("check", cwd=repo)).out)
+
+
+async def test_the_file_of_settings_in_the_users_folder_is_read(tmp_path: Path) -> None:
+    alone = Command(tmp_path / "data")
+    file = tmp_path / "data" / "config" / "moothall" / "config.toml"
+    assert f"no file was read; {file} would be" in (await alone("config")).out
+    file.parent.mkdir(parents=True)
+    file.write_text("[llm]\nfunction_tokens = 321\n", encoding="utf-8")
+    read = await alone("config")
+    assert f"# read from {file}" in read.out, read.err
+    assert "MOOTHALL_LLM__FUNCTION_TOKENS=321 " in read.out
+    file.write_text("[llm]\nfunction_token = 321\n", encoding="utf-8")
+    wrong = await alone("config")
+    assert (wrong.code, "function_token" in wrong.err) == (2, True)
 
 
 async def test_outside_a_repository_a_council_is_not_silently_about_text(command: Command, tmp_path: Path) -> None:
