@@ -11,11 +11,12 @@ import pytest
 from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import AlreadyExists, ConfigurationError, RepositoryError
+from moothall.errors import AlreadyExists, ConfigurationError, Refused, RepositoryError
 from moothall.repositories.clone import Change
 from moothall.repositories.trusted import TrustedRepositories
+from moothall.toolkits.destinations import Destinations
 from support.githttp import git_server
-from support.repos import SAMPLE, SOLUTION, Repo, make_sample
+from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 pytestmark = pytest.mark.e2e
 
@@ -48,7 +49,7 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
         trusted = TrustedRepositories(
             tmp_path / "data", settings, Unprepared().prepare, roots=(), secrets={"APP_TOKEN": "s3cret"}
         )
-        with pytest.raises(RepositoryError, match="cannot reach"):
+        with pytest.raises(Refused, match="registered"):
             await trusted.resolve(RepositoryRef(url=url))
         await trusted.register(url, id="app", credential="env:APP_TOKEN", push="push")
         base = await trusted.resolve(RepositoryRef(id="app"))
@@ -73,3 +74,34 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
     assert b"s3cret" not in kept
     assert pair.encode() not in kept
+
+
+async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's .netrc, cookies and tokens stay at home, also where a repository's submodules name their host."""
+    home = tmp_path / "home"
+    home.mkdir()
+    home.joinpath(".netrc").write_text("machine 127.0.0.1 login operator password s3cret\n")
+    monkeypatch.setenv("HOME", str(home))
+    served = tmp_path / "served"
+    library = make_repo(served / "library.git", {"lib.py": "x = 1\n"})
+    with git_server(served) as server:
+        whole = make_repo(served / "whole.git", {"a.py": "import lib\n"})
+        whole.git("config", "-f", ".gitmodules", "submodule.lib.path", "lib")
+        whole.git("config", "-f", ".gitmodules", "submodule.lib.url", "../library.git")
+        whole.git("config", "-f", ".gitmodules", "submodule.keys.path", "keys")
+        whole.git("config", "-f", ".gitmodules", "submodule.keys.url", "ssh://git@127.0.0.1/keys.git")
+        whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head},lib")
+        whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head[::-1]},keys")
+        whole.git("add", ".gitmodules")
+        whole.git("commit", "--quiet", "-m", "modules")
+        destinations = Destinations.read((server.url.removeprefix("http://"),), only=False)
+        settings = Workspace(allowed_schemes=("http", "ssh"))
+        trusted = TrustedRepositories(tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin)
+        base = await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git"), tenant="acme")
+        assert (base.sha, len(base.profile.notes)) == (whole.head, 1)
+        assert "keys is left out" in base.profile.notes[0]
+        assert await trusted.clone(base.repository).has(library.head)
+        assert server.authorizations
+        assert not any(server.authorizations), "the operator's .netrc was shown"
+        with pytest.raises(RepositoryError, match="no ref 'nope'"):
+            await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme")

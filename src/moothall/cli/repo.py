@@ -39,6 +39,7 @@ def repo() -> None:
 @click.option(
     "--profile", type=click.Path(path_type=Path, dir_okay=False), help="A file like .moothall.toml that is kept with the record."
 )
+@click.option("--tenant", default=LOCAL.tenant, help="Whose it is; by default of who works without tenants.")
 @json_option
 @click.pass_context
 @errors_spoken
@@ -52,6 +53,7 @@ def add(
     setup: tuple[str, ...],
     checks: tuple[str, ...],
     profile: Path | None,
+    tenant: str,
     as_json: bool,
 ) -> None:
     """Register WHERE, a path or a URL, after checking that it can be used.
@@ -65,7 +67,9 @@ def add(
 
     async def register(repositories: TrustedRepositories) -> Registered:
         kept: PushPolicy | None = push  # type: ignore[assignment] # click checked it
-        return await repositories.register(where, id=repository_id, push=kept, credential=credential, commands=commands)
+        return await repositories.register(
+            where, tenant=tenant, id=repository_id, push=kept, credential=credential, commands=commands
+        )
 
     run(_add(settings_of(context), register, as_json=as_json))
 
@@ -76,7 +80,7 @@ async def _add(settings: Settings, add_: Callable[[TrustedRepositories], Awaitab
 
     repositories = trusted_repositories(settings)
     entry = await add_(repositories)
-    base = await repositories.resolve(RepositoryRef(id=entry.id))
+    base = await repositories.resolve(RepositoryRef(id=entry.id), tenant=entry.tenant)
     checks = ", ".join(base.profile.checks) or "none: nothing can prove an answer here"
     told = json.dumps({"version": 1, **entry.model_dump(mode="json")}, indent=2)
     click.echo(told if as_json else f"{entry.id}  {entry.origin}  at {base.sha[:10]}; checks: {checks}")
@@ -102,15 +106,17 @@ def remove(context: click.Context, *, repository: str) -> None:
 @click.pass_context
 @errors_spoken
 def list_(context: click.Context, *, as_json: bool) -> None:
-    """List them: id, place, what becomes of a winner, and which checks were said here instead of found out."""
+    """List them, of all tenants: id, place, what becomes of a winner, and which checks were said here instead of found out."""
     from moothall.wiring.trusted import trusted_repositories
 
-    entries = trusted_repositories(settings_of(context)).registry.list(LOCAL.tenant)
+    known = trusted_repositories(settings_of(context)).registry.all()
+    entries = [entry for entry in known if entry.listed and not entry.of]
     if as_json:
         click.echo(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
         return
     for entry in entries:
         said = f"  checks: {', '.join(entry.commands.checks)}" if entry.commands.checks else ""
-        click.echo(f"{entry.id}  {entry.origin}  {entry.push}{said}")
+        whose = "" if entry.tenant == LOCAL.tenant else f"  of {entry.tenant}"
+        click.echo(f"{entry.id}  {entry.origin}  {entry.push}{whose}{said}")
     if not entries:
         click.echo("none yet; moothall repo add PATH_OR_URL", err=True)

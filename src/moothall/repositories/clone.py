@@ -18,7 +18,7 @@ from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import rules
-from moothall.repositories.gitcmd import TRIES, Answer, Caps, GitRunner
+from moothall.repositories.gitcmd import TRIES, Answer, Caps, GitRunner, TooLarge
 from moothall.repositories.objects import (
     Entry,
     content_of,
@@ -116,9 +116,10 @@ class TrustedClone:
             caps=Caps(file_bytes=self._settings.max_repository_bytes),
         )
         if answer.status:
-            cap = self._settings.max_repository_bytes
-            hint = f" (a repository may have at most {cap} bytes)" if _over(answer.err) else ""
-            raise RepositoryError(f"cannot fetch {ref!r} from {source!r}: {answer.reason}{hint}")
+            failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
+            if _over(answer.err):
+                raise TooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
+            raise RepositoryError(failed)
         try:
             sha = (await self._run("rev-parse", "--verify", "--end-of-options", f"{landing}^{{commit}}")).strip().decode()
             await self._run("update-ref", f"refs/moothall/bases/{sha}", sha)

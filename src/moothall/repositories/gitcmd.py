@@ -94,6 +94,10 @@ _FILE = (
 )
 
 
+class TooLarge(RepositoryError):
+    """A fetch hit its limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a git command came to."""

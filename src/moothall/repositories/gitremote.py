@@ -6,24 +6,20 @@ No credential of ours goes anywhere but to the origin that the operator register
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from moothall.config import Workspace as Settings
-from moothall.errors import InvalidRequest, Refused
+from moothall.errors import Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import Change, TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.scratch import scratch
+from moothall.repositories.transport import Pin, hide_reason, stranger_transport
 
-Pin = Callable[[str], Awaitable[str]]
-"""Returns `host:port:address` of a URL that may be called: the address that was judged. Raises `Refused`, `InvalidRequest`."""
-
-_PINS_SINCE = (2, 37)
-_VERSION = re.compile(rb"git version (\d+)\.(\d+)")
-# Nothing that one program reads as a host and another does not: what was judged must be what git calls.
-_PLAIN = re.compile(r"(?i:https?)://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/[A-Za-z0-9._~/+-]+")
+_SHA = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -55,32 +51,38 @@ class Remote(Protocol):
         ...
 
 
+async def fetch_commit(
+    git: GitRunner,
+    clone: TrustedClone,
+    url: str,
+    ref: str,
+    env: Mapping[str, str],
+    *,
+    talking: Callable[[], AbstractContextManager[None]] = nullcontext,
+    tags: bool = True,
+) -> str:
+    """Bring the commit that `ref` (empty: HEAD) means at a URL into a clone that is there; return its sha. Inside `talking` the other side
+    has the word. Raises `RepositoryError`.
+    """
+    name = sha = ref
+    if not _SHA.fullmatch(ref):
+        with talking():
+            refs = await sources.remote_refs(git, clone.path, url, env)
+        name, sha = sources.remote_commit(refs, url, ref)
+    if not await clone.has(sha):
+        with talking():
+            return await clone.fetch(url, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=tags)
+    return sha
+
+
 async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, pin: Pin) -> Cloned:
-    """Fetch a repository that nobody registered: over https to the address that was judged, without credentials or redirects."""
+    """Fetch a repository that nobody registered. See `stranger_transport`."""
     sources.check_url(url, settings.allowed_schemes)
-    if not url.lower().startswith(("https://", "http://")):
-        raise Refused("another repository is cloned over https; over ssh the operator's keys would be shown to any host")
-    if not _PLAIN.fullmatch(url):
-        raise InvalidRequest(f"{url[:120]!r} is not a plain URL such as https://host.example/team/tools.git")
-    env = {
-        "GIT_ALLOW_PROTOCOL": url.partition(":")[0].lower(),
-        "GIT_CONFIG_COUNT": "3",
-        "GIT_CONFIG_KEY_0": "http.curloptResolve",
-        "GIT_CONFIG_VALUE_0": await pin(url),
-        "GIT_CONFIG_KEY_1": "http.followRedirects",
-        "GIT_CONFIG_VALUE_1": "false",
-        "GIT_CONFIG_KEY_2": "http.proxy",
-        "GIT_CONFIG_VALUE_2": "",  # a proxy would ask for the name again, and reach what it likes
-    }
     with scratch() as folder:
-        told = await git.run("version", cwd=folder)
-        version = _VERSION.match(told)
-        if version is None or (int(version[1]), int(version[2])) < _PINS_SINCE:
-            raise Refused("git.clone needs git 2.37 or newer, which keeps to the address that was judged")
+        env = await stranger_transport(git, folder, url, pin)
         clone = TrustedClone(folder / "clone.git", settings, git)
         await clone.make()
-        name, _ = await sources.remote_commit(git, clone.path, url, ref, env)
-        sha = await clone.fetch(url, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
+        sha = await fetch_commit(git, clone, url, ref, env, talking=lambda: hide_reason(url), tags=False)
         entries = await clone.entries(sha)
         size = sum(entry.size for entry in entries)
         if len(entries) > settings.max_patch_files or size > 4 * settings.max_file_bytes:

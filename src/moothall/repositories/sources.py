@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from moothall.errors import ConfigurationError, InvalidRequest, Refused, RepositoryError
+from moothall.errors import InvalidRequest, Refused, RepositoryError
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.registry import Registered
 
 _SCP = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)(?P<host>[A-Za-z0-9._][A-Za-z0-9._-]*):(?!/?/?-)[^\s:]+")
-_SHA = re.compile(r"[0-9a-f]{40}")
 _BAD_REF = re.compile(r"[\x00-\x20\x7f:?*\[\\]|\.\.|@\{|//|^[-/^]|/$|\.lock$")
 _SHOWN = 8
 
@@ -129,11 +125,8 @@ async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
     raise _unknown(name, str(local.top), names)
 
 
-async def remote_commit(git: GitRunner, cwd: Path, url: str, ref: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return (full ref or sha to fetch, its sha if known) for `ref` (empty: HEAD) at a URL. Raises `RepositoryError`."""
-    if ref and _SHA.fullmatch(ref):
-        return ref, ref
-    refs = await remote_refs(git, cwd, url, env)
+def remote_commit(refs: Mapping[str, str], url: str, ref: str) -> tuple[str, str]:
+    """Return (full ref to fetch, its sha) for `ref` (empty: HEAD) among the refs of a URL. Raises `RepositoryError`."""
     name = check_ref(ref) if ref else "HEAD"
     for full in (name, f"refs/heads/{name}", f"refs/tags/{name}"):
         if full in refs:
@@ -152,44 +145,6 @@ async def remote_refs(git: GitRunner, cwd: Path, url: str, env: Mapping[str, str
         raise RepositoryError(f"cannot reach the repository {url!r}: {answer.reason}")
     pairs = (line.split("\t", 1) for line in answer.out.decode(errors="replace").splitlines() if "\t" in line)
     return {name: sha for sha, name in pairs}
-
-
-def transport(entry: Registered, schemes: Sequence[str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for talking to a URL: allowed protocols, and the credential that the record names.
-
-    `secrets` are the environment variables that records may name. A secret stays out of every command line.
-    """
-    env = {"GIT_ALLOW_PROTOCOL": ":".join(scheme for scheme in schemes if scheme != "file")}
-    kind, _, name = entry.credential.partition(":")
-    if not kind:
-        return env
-    if entry.origin.lower().startswith(("https://", "http://")):
-        parts = urlsplit(entry.origin)
-        token = _secret(kind, name, secrets)
-        pair = token if ":" in token else f"x-access-token:{token}"
-        env |= {
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": f"http.{parts.scheme}://{parts.netloc}/.extraHeader",
-            "GIT_CONFIG_VALUE_0": f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}",
-        }
-    elif kind == "file":
-        env["GIT_SSH_COMMAND"] = f"ssh -oBatchMode=yes -oIdentitiesOnly=yes -i {shlex.quote(name)}"
-    else:
-        raise ConfigurationError(f"repository {entry.id}: over ssh the credential is a key: file:/path/of/the/key")
-    return env
-
-
-def _secret(kind: str, name: str, secrets: Mapping[str, str]) -> str:
-    if kind == "env":
-        value = secrets.get(name, "")
-    else:
-        try:
-            value = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"the credential file {name!r} cannot be read: {error.strerror}") from error
-    if not value.strip():
-        raise ConfigurationError(f"the credential {kind}:{name} is empty or not set")
-    return value.strip()
 
 
 def _unknown(ref: str, where: str, names: Sequence[str]) -> RepositoryError:

@@ -12,7 +12,9 @@ from moothall.config import Workspace as Settings
 from moothall.errors import MoothallError, Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.registry import Registered
+from moothall.repositories.transport import Pin, hide_reason, registered_transport, stranger_transport
 
 _DEEPEST = 3
 _REASON = 200
@@ -28,20 +30,26 @@ class Submodule:
 
 
 class Submodules:
-    """Brings the submodules of commits of one repository. `modules` is where a local one keeps its own ('.git/modules')."""
+    """Brings the submodules of commits of one repository.
+
+    What a repository names elsewhere than at its own registered host is called as nobody, where `pin` lets it.
+    """
 
     def __init__(
-        self, clone: TrustedClone, entry: Registered, settings: Settings, secrets: Mapping[str, str], modules: Path | None
+        self, git: GitRunner, clone: TrustedClone, entry: Registered, settings: Settings, *, secrets: Mapping[str, str], pin: Pin
     ) -> None:
+        self._git = git
         self._clone = clone
         self._entry = entry
         self._settings = settings
         self._secrets = secrets
-        self._modules = modules
+        self._pin = pin
 
-    async def fetch(self, sha: str) -> tuple[str, ...]:
-        """Bring those of a commit that can be had, and return a line for each that cannot."""
-        found = [one async for one in self._of(sha, "", self._modules, self._entry.origin, _DEEPEST)]
+    async def fetch(self, sha: str, modules: Path | None) -> tuple[str, ...]:
+        """Bring those of a commit that can be had, and return a line for each that cannot. `modules` is where a local repository keeps its
+        own ('.git/modules').
+        """
+        found = [one async for one in self._of(sha, "", modules, self._entry.origin, _DEEPEST)]
         return tuple(f"the submodule {one.path} is left out: {one.missing}" for one in found if one.missing)
 
     async def _of(self, sha: str, above: str, modules: Path | None, origin: str, depth: int) -> AsyncIterator[Submodule]:
@@ -78,9 +86,13 @@ class Submodules:
                 f"its URL {whole[:100]!r} names no repository to fetch; run `git submodule update --init` in yours first"
             )
         checked = sources.check_url(whole, self._settings.allowed_schemes)
-        entry = self._entry if _host(checked) == _host(self._entry.origin) else _without_credential(self._entry)
-        env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
-        await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
+        if self._entry.listed and _host(checked) == _host(self._entry.origin):
+            env = registered_transport(self._entry, self._settings.allowed_schemes, self._secrets)
+            await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
+            return checked
+        env = await stranger_transport(self._git, self._clone.path, checked, self._pin)
+        with hide_reason(checked):
+            await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
         return checked
 
 
@@ -94,11 +106,6 @@ async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
         name, _, what = key.removeprefix("submodule.").rpartition(".")
         said.setdefault(name, {})[what] = value
     return {one["path"]: (name, one.get("url", "")) for name, one in said.items() if "path" in one}
-
-
-def _without_credential(entry: Registered) -> Registered:
-    """Return a record without its credential, which is for its own host alone."""
-    return entry.model_copy(update={"credential": ""})
 
 
 def _inside(modules: Path | None, name: str) -> Path | None:

@@ -16,10 +16,11 @@ from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryErr
 from moothall.repositories import delivery, sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.gitremote import Cloned, Pin, Remote, clone_public
+from moothall.repositories.gitremote import Cloned, Remote, clone_public, fetch_commit
 from moothall.repositories.profile import OWN_FILE, TEXT_BYTES, Commands, read_profile, read_text
 from moothall.repositories.registry import PushPolicy, Registered, Registry, make_registered
 from moothall.repositories.submodules import Submodules
+from moothall.repositories.transport import Pin, hide_reason, refuse_any, registered_transport, stranger_transport
 
 Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
 """Makes a base ready to work on."""
@@ -30,7 +31,7 @@ class TrustedRepositories:
     """Clones in `data_dir`/repos, records in `data_dir`/repositories.
 
     `roots` are the folders whose repositories may be named by path without being registered. `secrets` are
-    the environment variables that a record's credential may name.
+    the environment variables that a record's credential may name. `pin` judges the URLs that nobody registered.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class TrustedRepositories:
         *,
         roots: Sequence[Path] = (),
         secrets: Mapping[str, str] | None = None,
+        pin: Pin = refuse_any,
     ) -> None:
         self.registry = Registry(data_dir / "repositories")
         self._clones = data_dir / "repos"
@@ -48,6 +50,7 @@ class TrustedRepositories:
         self._prepare = prepare
         self._roots = tuple(root.resolve() for root in (*settings.allowed_roots, *roots))
         self._secrets = secrets or {}
+        self._pin = pin
         self._git = GitRunner(self._clones, settings.git_seconds)
 
     def clone(self, repository: str) -> TrustedClone:
@@ -131,7 +134,7 @@ class TrustedRepositories:
         if not await clone.submodules(sha):
             return ()
         modules = (await sources.find_local(self._git, Path(entry.origin))).shared / "modules" if entry.local else None
-        return await Submodules(clone, entry, self._settings, self._secrets, modules).fetch(sha)
+        return await Submodules(self._git, clone, entry, self._settings, secrets=self._secrets, pin=self._pin).fetch(sha, modules)
 
     async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
         """Set up, check out, run the checks once."""
@@ -171,12 +174,12 @@ class TrustedRepositories:
             local = await sources.find_local(self._git, Path(entry.origin))
             await delivery.branch_locally(self._git, clone.path, local, base_sha=base_sha, sha=sha, branch=branch)
         elif entry.push == "push":
-            env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
+            env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
             await delivery.push(self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env)
 
-    def remote(self, repository: str, pin: Pin) -> Remote:
+    def remote(self, repository: str) -> Remote:
         """Return what a workspace on a repository reaches beyond itself."""
-        return _Origin(self, repository, pin)
+        return _Origin(self, repository)
 
     async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
         """Make a new branch of a commit at the origin. See `gitremote.Remote`."""
@@ -192,9 +195,9 @@ class TrustedRepositories:
         entry = await asyncio.to_thread(self.registry.find, repository)
         return await self._fetch(self.clone(entry.id), entry, "")
 
-    async def clone_other(self, url: str, ref: str, pin: Pin) -> Cloned:
+    async def clone_other(self, url: str, ref: str) -> Cloned:
         """Bring the files of another repository. See `gitremote.clone_public`."""
-        return await clone_public(self._git, self._settings, url, ref, pin)
+        return await clone_public(self._git, self._settings, url, ref, self._pin)
 
     async def drop_branch(self, repository: str, branch: str, sha: str, *, force: bool) -> tuple[str, str]:
         """Remove a branch of ours from a local repository. Returns the branch, '' where none was removed, and what is left.
@@ -246,11 +249,13 @@ class TrustedRepositories:
             if not await clone.has(sha):
                 await clone.fetch(str(local.shared), sha, tags=True)
         else:
-            env = sources.transport(entry, self._settings.allowed_schemes, self._secrets)
             await clone.make()
-            name, sha = await sources.remote_commit(self._git, clone.path, entry.origin, ref, env)
-            if not await clone.has(sha):
-                sha = await clone.fetch(entry.origin, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=True)
+            if entry.listed:
+                env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
+                sha = await fetch_commit(self._git, clone, entry.origin, ref, env)
+            else:
+                env = await stranger_transport(self._git, clone.path, entry.origin, self._pin)
+                sha = await fetch_commit(self._git, clone, entry.origin, ref, env, talking=lambda: hide_reason(entry.origin))
         await clone.entries(sha)
         if not entry.listed:
             await asyncio.to_thread(self.registry.add, entry)
@@ -263,7 +268,6 @@ class _Origin:
 
     repositories: TrustedRepositories
     repository: str
-    pin: Pin
 
     async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
         return await self.repositories.push(self.repository, base_sha, sha, branch)
@@ -272,4 +276,4 @@ class _Origin:
         return await self.repositories.fetch(self.repository)
 
     async def clone(self, url: str, ref: str) -> Cloned:
-        return await self.repositories.clone_other(url, ref, self.pin)
+        return await self.repositories.clone_other(url, ref)

@@ -104,14 +104,14 @@ class Destinations:
         host, port = url.host or "", url.port or 0
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise Refused(f"{host} is not known: {error.strerror}") from error
+        except (OSError, UnicodeError):
+            found = []  # said as below: whether a name is known inside is nothing for who asks
         for *_, where in found:
             address = ipaddress.ip_address(str(where[0]).partition("%")[0])
             if self.named(url) or self.may_reach(address):
                 shown = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
                 return f"{host}:{port}:{shown}"
-        raise Refused(f"{host} has no public address, and the operator does not allow it (http.allow)")
+        raise Refused(f"{host} has no address, or no public one, and the operator does not allow it (http.allow)")
 
     def open_socket(self, about: tuple[Any, ...]) -> socket.socket:
         """Make the socket for what a name was resolved to: (family, type, protocol, name, address). Raises `Unreachable`."""

@@ -20,7 +20,7 @@ from moothall.ports import NOTHING, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitremote import Remote
 from moothall.repositories.profile import Commands, parse_own
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.trusted import Prepare, TrustedRepositories
 from moothall.toolkits.destinations import Destinations
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
@@ -29,11 +29,16 @@ from moothall.workspace.runner import LocalRunner
 
 def trusted_repositories(settings: Settings) -> TrustedRepositories:
     """Repositories to register, pin, read and deliver to."""
-    return TrustedRepositories(settings.data_dir, settings.workspace, _refuse_to_prepare, secrets=environment())
+    return _make_trusted(settings, _refuse_to_prepare)
 
 
 async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
     raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
+
+
+def _make_trusted(settings: Settings, prepare: Prepare) -> TrustedRepositories:
+    destinations = Destinations.read(settings.http.allow, only=settings.http.only_allowed)
+    return TrustedRepositories(settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin)
 
 
 async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
@@ -99,12 +104,11 @@ async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
         return repositories.clone(repository)
 
     def remote_of(repository: str) -> Remote:
-        return repositories.remote(repository, destinations.pin)
+        return repositories.remote(repository)
 
-    destinations = Destinations.read(settings.http.allow, only=settings.http.only_allowed)
     workspaces = LocalWorkspaces(settings, clone_of, remote_of)
     preparer = Preparer(settings, clone_of, workspaces)
-    repositories = TrustedRepositories(settings.data_dir, settings.workspace, preparer.prepare, secrets=environment())
+    repositories = _make_trusted(settings, preparer.prepare)
     async with workspaces:
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)
 
