@@ -54,9 +54,7 @@ class Court:
     async def judge(self, files: Mapping[str, str], *, look: bool = True) -> tuple[bool, tuple[str, ...]]:
         """Whether the patch wins as proven, alone; and the reasons. Without `look` nobody minds what its lines reach for."""
         diff = self.diff(files)
-        d = alone(f"f-{digest(diff)[:12]}", self.prepared.base, seconds=300)
-        runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
-        bench = Bench(runs, Facts(MemoryBus(), d), Limits())
+        bench = self.bench(f"f-{digest(diff)[:12]}")
         tests = tuple(path for path in files if rules.is_test(path))
         judged = await bench.judge(Proposal("agent-dev-001", "dev", "", diff, own_tests=tests))
         if not look:
@@ -65,6 +63,12 @@ class Court:
             judged = await bench.confirm(judged)
         place = rank([judged.candidate])[0]
         return place.passed_gates and place.proven, place.reasons
+
+    def bench(self, task_id: str) -> Bench:
+        """What judges the candidates of a deliberation on this base."""
+        d = alone(task_id, self.prepared.base, seconds=300)
+        runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
+        return Bench(runs, Facts(MemoryBus(), d), Limits())
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return (await self.house.clone.read(base.sha, path, limit)).decode()

@@ -170,10 +170,10 @@ async def open_council(
             workspaces=workspaces,
             read=workspaces.read,
             log=bus,
-            limits=limits or Limits(),
+            limits=limits or Limits(patience=0),
             llm=settings,
             runner=runner,
-            surveyor=Surveyor(workspaces, limits or Limits()),
+            surveyor=Surveyor(workspaces, limits or Limits(patience=0)),
             python=python or Runner(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)

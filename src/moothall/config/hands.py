@@ -152,6 +152,10 @@ class Limits(Section):
         "is unproven then; 0: no verdict is put to that test",
     )
     counter_cases: int = Field(20, ge=1, description="of one candidate's proving tests that are rewritten")
+    inputs: int = Field(
+        40, ge=0, le=1000, description="on which a changed function is run where no test tells candidates apart; 0: none are"
+    )
+    inputs_seconds: float = Field(20.0, gt=0, description="all of these, on one candidate")
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
     agent_chars: int = Field(4000, ge=100, description="capabilities and metadata of a registered agent, together")
     context_tokens: int = Field(2000, ge=100, description="excerpt of the graph that a seat or a caller is given")

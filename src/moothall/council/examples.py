@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import doctest
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from moothall import telemetry
+from moothall.council.runs import no_tool
 from moothall.domain.code import CodeBlock
-from moothall.domain.tool import ToolResult, ToolStatus
-from moothall.errors import NotFound
+from moothall.domain.tool import ToolStatus
 from moothall.guard.seat import SeatContext
 
 Example = tuple[str, str]
@@ -96,11 +95,6 @@ async def broken(examples: Sequence[Example], path: str, context: SeatContext, s
         seconds=seconds,
     )
     with telemetry.span("examples", {"moothall.workspace": context.workspace_id}):
-        ran = await context.workspace.run_code(block, _no_tool)
+        ran = await context.workspace.run_code(block, no_tool)
     held = ran.value if ran.status is ToolStatus.SUCCESS and isinstance(ran.value, list) else []
     return tuple(example for example, holds in zip(examples, held, strict=False) if holds is False)
-
-
-async def _no_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    del arguments
-    raise NotFound(f"there is no tool {name[:40]!r} here")

@@ -7,6 +7,8 @@ debate             propose · (every seat reviews another's, authors revise), in
 tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
                    · cross-tests · reviews on ties
 
+After cross-tests, candidates that lead and that no test tells apart are run on distinguishing inputs.
+
 Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
@@ -341,9 +343,12 @@ def _time_left(council: Council) -> bool:
 async def _cross_tests(council: Council) -> None:
     if council.bench is None:
         return
-    crossed = {item.proposal.candidate: item for item in await council.bench.cross(council.judged)}
+    crossed = await council.bench.cross(council.judged)
+    told = {
+        item.proposal.candidate: item for item in (await council.bench.distinguish(crossed) if _time_left(council) else crossed)
+    }
     for sitting in council.proposers:
-        sitting.judged = [crossed[item.proposal.candidate] for item in sitting.judged]
+        sitting.judged = [told[item.proposal.candidate] for item in sitting.judged]
 
 
 async def _judge_by_peers(council: Council) -> None:

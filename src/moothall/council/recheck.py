@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from moothall.config import Limits
 from moothall.council.counter import CounterProof
 from moothall.council.cross import CrossTests
+from moothall.council.distinguish import DistinguishingInputs
 from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns, Ran
 from moothall.council.text import clip
@@ -21,7 +22,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.errors import NotFound
-from moothall.ranking import assess, changed_files, passes_gates
+from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
 from moothall.ranking.normal import changed_code, changes_nothing, same_change
@@ -38,18 +39,21 @@ _RERUN, _RERUN_MS = 50, 120_000  # cases, and the base's own time, up to which d
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A proposal and what the trusted side found; `details`: what the cases said that it made red; `counter`: its counter-proof."""
+    """A proposal and what the trusted side found; `details`: what the cases said that it made red; `counter`: its counter-proof;
+    `inputs`: what it did on distinguishing ones.
+    """
 
     proposal: Proposal
     assessment: Assessment
     cross: tuple[CrossRun, ...] = ()
     details: Mapping[str, str] = field(default_factory=dict)
     counter: Evidence | None = None
+    inputs: Evidence | None = None
 
     @property
     def candidate(self) -> Candidate:
         """As ranking looks at it, without reviews."""
-        evidence = (*self.assessment.evidence, *((self.counter,) if self.counter else ()))
+        evidence = (*self.assessment.evidence, *(item for item in (self.counter, self.inputs) if item))
         return Candidate(self.proposal, replace(self.assessment, evidence=evidence), self.cross)
 
     @property
@@ -67,6 +71,7 @@ class Bench:
         self._facts = facts
         self._cross = CrossTests(runs, facts)
         self._counter = CounterProof(runs, facts, limits)
+        self._inputs = DistinguishingInputs(runs, facts, limits)
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
         self._untold: dict[str, set[str]] = {}
@@ -220,6 +225,11 @@ class Bench:
             [item.proposal for item in judged if item.proposal.own_tests and item.assessment.applies], passing
         )
         return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
+
+    async def distinguish(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
+        """Run those that lead, and that no test tells apart, on the same inputs."""
+        found = await self._inputs.compare([item.proposal for item in rivals([item.candidate for item in judged])])
+        return tuple(replace(item, inputs=found.get(item.proposal.candidate, item.inputs)) for item in judged)
 
 
 def _gone(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:

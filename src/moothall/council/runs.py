@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from moothall.council.watching import checked
+from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
-from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import NOTHING, ReadFile, Workspaces
 
 TEXT_LIMIT = 1_000_000
@@ -24,6 +27,12 @@ def workspace_name(task_id: str, *parts: str) -> str:
     """Return an id for a workspace: readable where it is short, and the same on a second run."""
     name = "-".join((task_id, *parts))
     return name if len(name) <= _NAME else f"{name[: _NAME - 13]}-{digest(name)[:12]}"
+
+
+async def no_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    """Answer code that may call nothing. Raises `NotFound`."""
+    del arguments
+    raise NotFound(f"there is no tool {name[:40]!r} here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,25 @@ class FreshRuns:
             except (WorkspaceFailed, SandboxUnavailable) as error:
                 why = error.message
         return Ran(runs, why=why)
+
+    async def code(
+        self, code: str, given: Mapping[str, Any], times: int, *name: str, diff: str, seconds: float
+    ) -> tuple[object, ...]:
+        """Run Python beside the base with `diff`, so many times, each in a process of its own, in a workspace called `name`; return
+        the value of each, None where it came to none.
+        """
+        block = CodeBlock(code, {}, self.d.deadline, self.d.tenant, inputs=given, seconds=seconds)
+        try:
+            async with (
+                self.places,
+                self.workspaces.open(
+                    self.prepared, workspace_name(self.d.task_id, *name), patch=self.exact(diff), judged=True
+                ) as workspace,
+            ):
+                ran = [await workspace.run_code(block, no_tool) for _ in range(times)]
+        except (PatchRefused, WorkspaceFailed, SandboxUnavailable):
+            return (None,) * times
+        return tuple(run.value if run.status is ToolStatus.SUCCESS else None for run in ran)
 
     async def read(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""

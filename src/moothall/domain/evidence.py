@@ -45,6 +45,10 @@ Failed: the verdict is forged. Errored: it could not be made, and nothing is pro
 """
 
 
+INPUTS = "inputs"
+"""The name of the evidence that distinguishing inputs give; no check can have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The recorded result of a check for a proposal; `proven` as in docs/architecture.md.
@@ -52,7 +56,8 @@ class Evidence:
     `failed` counts all red cases, `before` those of them that were red on the base; `red` names what stands against the
     proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from
     run to run: of each the first few. `why` says what stopped a check that did not run to its end, or what a counter-proof
-    came to. `look` are lines of the proposal that reach for what judges it: a person should look.
+    came to. `look` are lines of the proposal that reach for what judges it: a person should look. `behaviour`,
+    of distinguishing inputs alone, is equal where the same came of all of them; `failed` counts there what speaks against it.
     """
 
     check: str
@@ -69,3 +74,4 @@ class Evidence:
     flaky: tuple[str, ...] = ()
     why: str = ""
     look: tuple[str, ...] = ()
+    behaviour: str = ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import COUNTER, RED, Evidence
+from moothall.domain.evidence import COUNTER, INPUTS, RED, Evidence
 from moothall.domain.ids import digest
 
 
@@ -142,6 +142,11 @@ class Candidate:
         if found.look or any(item.check == COUNTER and item.verdict in RED for item in found.evidence):
             return False
         return found.proven or any(run.passed and run.author != self.proposal.seat for run in self.cross)
+
+    @property
+    def inputs(self) -> Evidence | None:
+        """What it did on distinguishing inputs, if it was run on any."""
+        return next((item for item in self.assessment.evidence if item.check == INPUTS), None)
 
 
 @dataclass(frozen=True, slots=True)

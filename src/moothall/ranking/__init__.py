@@ -3,6 +3,6 @@
 from moothall.ranking.assess import assess, is_done
 from moothall.ranking.base import Diagnosis, diagnose
 from moothall.ranking.gates import passes_gates
-from moothall.ranking.order import changed_files, rank, ties
+from moothall.ranking.order import changed_files, rank, rivals, ties
 
-__all__ = ["Diagnosis", "assess", "changed_files", "diagnose", "is_done", "passes_gates", "rank", "ties"]
+__all__ = ["Diagnosis", "assess", "changed_files", "diagnose", "is_done", "passes_gates", "rank", "rivals", "ties"]

@@ -1,8 +1,8 @@
 """The order of candidates: total, deaf to the order in which they come and to their authors' names.
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
-tests that were red on the base are green; how few other authors' tests fail; how many distinct seats behave the same; mean
-review; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
+tests that were red on the base are green; how few other authors' tests fail; how little speaks against it on distinguishing
+inputs; how many distinct seats behave the same; mean review; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
 nor size: reviews decide.
 
 An author's tests count where another author agrees with them: a candidate of another seat passes them, or is the same answer.
@@ -14,7 +14,8 @@ The score shows the same order as one number, as digits of a mixed-radix number 
     v = (same + 1 / (2 + lines)) / (n + 1)       n: the most seats or authors that could count
     v = (review + v) / 1001                      review in thousandths, 0..1000
     v = (cluster + v) / (n + 1)
-    v = (n - crossed + v) / (n + 1)              crossed: authors whose tests fail
+    v = (most against - against + v) / (most against + 1)
+    v = (n - cross_failed + v) / (n + 1)              cross_failed: authors whose tests fail
     v = (fixed + v) / (most fixed + 1)
     v = (proven + v) / 2
     score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
@@ -42,7 +43,7 @@ _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What counts of one candidate. `crossed` of `authors` are those whose tests it fails, `alone` those whose tests count for nobody.
+    """What counts of one candidate. `cross_failed` of `authors` are those whose tests it fails, `uncounted` those whose tests count for nobody.
 
     `review` is in thousandths: closer opinions are the same opinion.
     """
@@ -51,9 +52,10 @@ class _Standing:
     failures: tuple[str, ...]
     proven: bool
     fixed: int
-    crossed: int
+    cross_failed: int
+    against: int
     authors: int
-    alone: tuple[str, ...]
+    uncounted: tuple[str, ...]
     cluster: int
     same: int
     review: int
@@ -66,29 +68,36 @@ class _Standing:
         """Smaller is better. The last two only tell apart candidates with the very same answer."""
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
-            *(len(self.failures), not self.proven, -self.fixed, self.crossed, -self.cluster, -self.review, -self.same),
+            *(len(self.failures), not self.proven, -self.fixed, self.cross_failed, self.against),
+            *(-self.cluster, -self.review, -self.same),
             *(self.lines, self.answer, self.candidate.proposal.revision, name),
         )
 
     @property
-    def evidence(self) -> tuple[bool, int, int, int]:
+    def tested(self) -> tuple[bool, int, int]:
+        """What tests say of it."""
+        return (self.proven, self.fixed, -self.cross_failed)
+
+    @property
+    def evidence(self) -> tuple[tuple[bool, int, int], int, int]:
         """What is known without anyone's opinion."""
-        return (self.proven, self.fixed, -self.crossed, self.cluster)
+        return (self.tested, -self.against, self.cluster)
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
     """Return a place for every candidate, best first. The first is the winner if it `passed_gates`."""
     standings = _standings(candidates)
     seats = len({item.candidate.proposal.seat for item in standings})
-    radix = max([seats, *(item.crossed for item in standings)], default=0) + 1
+    radix = max([seats, *(item.cross_failed for item in standings)], default=0) + 1
     most = max((len(item.failures) for item in standings), default=0)
     fixed = max((item.fixed for item in standings), default=0)
+    against = max((item.against for item in standings), default=0)
     return tuple(
         Place(
             candidate=item.candidate.proposal.candidate,
             seat=item.candidate.proposal.seat,
             rank=number,
-            score=_score(item, radix, fixed, most),
+            score=_score(item, radix, fixed, against, most),
             reasons=(*_facts(item, standings), *_neighbours(number - 1, standings)),
             passed_gates=not item.failures,
             proven=item.proven,
@@ -108,13 +117,25 @@ def ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(reversed(distinct.values())) if len(distinct) > 1 else ()
 
 
+def rivals(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the candidates that tests put first together, where they make different changes of the code; () where they don't."""
+    passing = [item for item in _standings(candidates) if not item.failures and not item.candidate.about_text]
+    top = max((item.tested for item in passing), default=None)
+    first = [item for item in passing if item.tested == top]
+    return (
+        tuple(item.candidate for item in first)
+        if len({item.candidate.assessment.change or item.answer for item in first}) > 1
+        else ()
+    )
+
+
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     failures = [gate_failures(candidate) for candidate in candidates]
     answers = [_answer(candidate) for candidate in candidates]
     opinions = _opinions(candidates, answers)
     voted = [_votes(candidate) for candidate in candidates]
     alike = [_behaviour(candidate, answer, votes) for candidate, answer, votes in zip(candidates, answers, voted, strict=True)]
-    clusters: dict[tuple[str, frozenset[str]], set[str]] = {}
+    clusters: dict[tuple[str, str, frozenset[str]], set[str]] = {}
     makers: dict[str, set[str]] = {}
     made = [candidate.assessment.change or answer for candidate, answer in zip(candidates, answers, strict=True)]
     for candidate, failed, behaviour, change in zip(candidates, failures, alike, made, strict=True):
@@ -129,9 +150,10 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             failures=failed,
             proven=candidate.proven and not candidate.about_text,
             fixed=0 if candidate.about_text or candidate.assessment.look else len(candidate.assessment.fixed),
-            crossed=sum(not passed for author, passed in votes.items() if author in agreed),
+            cross_failed=sum(not passed for author, passed in votes.items() if author in agreed),
+            against=candidate.inputs.failed if candidate.inputs else 0,
             authors=len(votes.keys() & agreed),
-            alone=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
+            uncounted=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
             cluster=0 if candidate.about_text or failed else len(clusters[behaviour]),
             same=0 if candidate.about_text or failed else len(makers[change]),
             review=opinions[answer][0],
@@ -163,9 +185,10 @@ def _votes(candidate: Candidate) -> dict[str, bool]:
     return votes
 
 
-def _behaviour(candidate: Candidate, answer: str, votes: Mapping[str, bool]) -> tuple[str, frozenset[str]]:
-    """What it does under every check, and the authors whose tests it fails, whether these count or not."""
-    return candidate.assessment.behaviour or answer, frozenset(author for author, passed in votes.items() if not passed)
+def _behaviour(candidate: Candidate, answer: str, votes: Mapping[str, bool]) -> tuple[str, str, frozenset[str]]:
+    """What it does under every check and on every input, and the authors whose tests it fails, whether these count or not."""
+    failed = frozenset(author for author, passed in votes.items() if not passed)
+    return candidate.assessment.behaviour or answer, candidate.inputs.behaviour if candidate.inputs else "", failed
 
 
 def _agreed(
@@ -230,11 +253,12 @@ def changed_lines(diff: str) -> int:
     return total
 
 
-def _score(item: _Standing, radix: int, fixed: int, most: int) -> float:
+def _score(item: _Standing, radix: int, fixed: int, against: int, most: int) -> float:
     value = (item.same + 1 / (2 + item.lines)) / radix
     value = (item.review + value) / 1001
     value = (item.cluster + value) / radix
-    value = (radix - 1 - item.crossed + value) / radix
+    value = (against - item.against + value) / (against + 1)
+    value = (radix - 1 - item.cross_failed + value) / radix
     value = (item.fixed + value) / (fixed + 1)
     value = (item.proven + value) / 2
     value = 1 + value if not item.failures else (most - len(item.failures) + value) / (most + 1)
@@ -254,9 +278,11 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     if flaky := [case for found in item.candidate.assessment.evidence for case in found.flaky]:
         yield f"No evidence, since they differ from run to run: {named(flaky)}."
     if item.authors:
-        yield f"Passes the tests of {item.authors - item.crossed} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
-    if item.alone:
-        yield f"No evidence, since they fit their own author's answer alone: the tests of {', '.join(map(plain, item.alone))}."
+        yield f"Passes the tests of {item.authors - item.cross_failed} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
+    if item.uncounted:
+        yield f"No evidence, since they fit their own author's answer alone: the tests of {', '.join(map(plain, item.uncounted))}."
+    if item.candidate.inputs:
+        yield f"Where no test tells answers apart: {plain(item.candidate.inputs.why, 300)}."
     if item.cluster > 1:
         yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
     if item.same > 1:
@@ -316,7 +342,8 @@ def _difference(item: _Standing, other: _Standing) -> str:
         return f"{'proven' if item.proven else 'unproven'}, the other {'proven' if other.proven else 'unproven'}"
     for what, mine, theirs in (
         ("tests made green", item.fixed, other.fixed),
-        ("authors whose tests fail", item.crossed, other.crossed),
+        ("authors whose tests fail", item.cross_failed, other.cross_failed),
+        ("examples broken and crashes", item.against, other.against),
         ("seats that behave the same", item.cluster, other.cluster),
         ("reviews", item.review / 1000, other.review / 1000),
         ("seats with the same change", item.same, other.same),

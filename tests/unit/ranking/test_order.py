@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
-from moothall.ranking import passes_gates, rank, ties
+from moothall.ranking import passes_gates, rank, rivals, ties
 from moothall.ranking.order import changed_lines
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
@@ -44,10 +44,15 @@ RED = (Evidence("tests", Verdict.FAILED, passed=1, failed=1),)
 scores = st.floats(allow_nan=True, allow_infinity=True)
 reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), scores), max_size=4).map(tuple)
 crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(tuple)
-evidence = st.lists(
-    st.builds(Evidence, st.sampled_from(["tests", "lint"]), st.sampled_from(Verdict), st.integers(0, 3), st.integers(0, 3)),
-    max_size=3,
-).map(tuple)
+told = st.builds(
+    Evidence,
+    st.sampled_from(["tests", "lint", INPUTS]),
+    st.sampled_from(Verdict),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    behaviour=st.sampled_from(["", "x", "y"]),
+)
+evidence = st.lists(told, max_size=3).map(tuple)
 facts = st.fixed_dictionaries(
     {
         "applies": st.booleans() | st.just(True),
@@ -180,6 +185,31 @@ def test_the_same_change_by_two_seats_outweighs_size_and_words_alone_are_no_answ
     words = candidate(4, "y", idle=True)
     assert not passes_gates(words)
     assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
+
+
+def on_inputs(behaviour: str, against: int = 0) -> tuple[Evidence, ...]:
+    told = Evidence(INPUTS, Verdict.PASSED, passed=9, failed=against, why="on f([1, 1]) it returns 1", behaviour=behaviour)
+    return (*GREEN, told)
+
+
+def test_what_was_done_on_inputs_decides_after_tests_and_before_reviews_and_size() -> None:
+    alone = candidate(1, evidence=on_inputs("x"), reviews=(Review("agent-dev-003", "c", 1.0),))
+    two, three = (candidate(number, f"{number}\n+\n+", evidence=on_inputs("y")) for number in (2, 3))
+    assert order(alone, two, three)[2] == alone.proposal.candidate
+    assert {item.proposal.seat for item in rivals([alone, two, three])} == {*SEATS[:3]}
+    broken = [replace(item, assessment=replace(item.assessment, evidence=on_inputs("y", 1))) for item in (two, three)]
+    assert order(alone, *broken)[0] == alone.proposal.candidate
+    proven = candidate(4, evidence=on_inputs("z", 3), proven=True, fixed=("t::a",))
+    assert order(alone, two, three, proven)[0] == proven.proposal.candidate
+    assert rivals([alone, two, three, proven]) == ()
+    assert "Where no test tells answers apart: on f([1, 1]) it returns 1." in rank([alone, two])[0].reasons
+
+
+def test_rivals_make_different_changes_and_pass_the_gates() -> None:
+    same = [candidate(number, str(number), change="c") for number in (1, 2)]
+    assert rivals(same) == ()
+    assert rivals([*same, candidate(3, "3", change="d", evidence=RED)]) == ()
+    assert len(rivals([*same, candidate(3, "3", change="d")])) == 3
 
 
 def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:

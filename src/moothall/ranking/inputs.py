@@ -1,0 +1,158 @@
+"""Inputs that may tell answers apart: calls that docstring and tests show, and variants of these. Pure, and the same each time.
+
+For functions at the top level of Python files alone; what a call gives must be literals. Nothing is evaluated here but literals.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_LONG = 500  # characters of one input as Python spells it
+_SEEDS = 12  # calls that are shown, of which variants are made
+_BIG = 10_000  # a number or a length beyond which no variant is made
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "int": (0, 1, 2, 7, -1),
+    "float": (0.0, 1.5, -2.0),
+    "bool": (True, False),
+    "str": ("", "a", "aba", "Hello, world"),
+    "list": ([], [1], [2, 1, 2], [3, 1, 2]),
+    "list[int]": ([], [1], [2, 1, 2], [3, 1, 2]),
+    "list[float]": ([], [1.0], [2.5, 1.0, 2.5]),
+    "list[str]": ([], ["a"], ["b", "a", "b"]),
+    "tuple": ((), (1,), (2, 1, 2)),
+    "set": (set(), {1}, {1, 2, 3}),
+    "dict": ({}, {"a": 1}, {"a": 1, "b": 2}),
+}
+"""Values for an annotated parameter of which no call is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A call of a function: `arguments` is a pair (positional, by name), as Python spells it."""
+
+    function: str
+    arguments: str
+
+    @property
+    def call(self) -> str:
+        """As a person would write it."""
+        given, named = ast.literal_eval(self.arguments)
+        return f"{self.function}({', '.join([*map(repr, given), *(f'{name}={value!r}' for name, value in named.items())])})"
+
+
+def changed_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the functions at the top level that all texts define with the same parameters, and that differ among them."""
+    trees = [_functions(text) for text in texts]
+    common = set.intersection(*(set(tree) for tree in trees)) if trees else set()
+    known = _functions(base)
+    names = [name for name in trees[0] if name in common] if trees else []
+    return tuple(
+        name
+        for name in names
+        if len({ast.dump(tree[name]) for tree in trees} | ({ast.dump(known[name])} if name in known else set())) > 1
+        and len({ast.dump(tree[name].args) for tree in trees}) == 1
+    )
+
+
+def inputs(function: str, shown: Iterable[str], text: str, most: int) -> tuple[Input, ...]:
+    """Return at most `most` inputs: the calls that are `shown`, then variants of them in turn; by annotation where none is.
+
+    `shown` are calls as they are spelt, `text` the file that defines the function.
+    """
+    seeds = [found for call in shown if (found := _arguments(call)) is not None][:_SEEDS] or list(_by_annotation(function, text))
+    made = chain(seeds, (item for row in zip_longest(*map(_variants, seeds)) for item in row if item is not None))
+    spelt = dict.fromkeys(repr(item) for item in made)
+    return tuple(Input(function, item) for item in spelt if len(item) <= _LONG)[:most]
+
+
+def calls_of(text: str, function: str) -> Iterator[str]:
+    """Yield the calls of a function that a file of tests makes with literals."""
+    for node in ast.walk(_parse(text)):
+        if isinstance(node, ast.Call) and function in {getattr(node.func, "id", ""), getattr(node.func, "attr", "")}:
+            call = f"{function}({', '.join(map(ast.unparse, [*node.args, *node.keywords]))})"
+            if _arguments(call) is not None:
+                yield call
+
+
+def _parse(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def _functions(text: str) -> dict[str, ast.FunctionDef]:
+    """By name, those that are called as they are written: not decorated, not defined twice."""
+    found = [node for node in _parse(text).body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
+    names = [node.name for node in found]
+    return {node.name: node for node in found if names.count(node.name) == 1}
+
+
+def _arguments(call: str) -> Arguments | None:
+    try:
+        node = ast.parse(call, mode="eval").body
+        if not isinstance(node, ast.Call) or any(item.arg is None for item in node.keywords):
+            return None
+        return tuple(map(ast.literal_eval, node.args)), {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _by_annotation(function: str, text: str) -> Iterator[Arguments]:
+    node = _functions(text).get(function)
+    if node is None or node.args.kwonlyargs or node.args.posonlyargs:
+        return
+    wanted = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+    kinds = [ast.unparse(item.annotation).lower().replace("sequence", "list") if item.annotation else "" for item in wanted]
+    values = [_PLAIN.get(kind) or _PLAIN.get(kind.partition("[")[0], ()) for kind in kinds]
+    if not values or not all(values):
+        return
+    for place in range(max(map(len, values))):
+        yield tuple(choices[min(place, len(choices) - 1)] for choices in values), {}
+
+
+def _variants(seed: Arguments) -> Iterator[Arguments]:
+    """One argument after the other, changed; the others as they are."""
+    given, named = seed
+    rows = [[(*given[:at], other, *given[at + 1 :]) for other in _others(value)] for at, value in enumerate(given)]
+    for row in zip_longest(*rows):
+        yield from ((changed, named) for changed in row if changed is not None)
+    for name, value in named.items():
+        yield from ((given, {**named, name: other}) for other in _others(value))
+
+
+def _others(value: Any) -> list[Any]:  # noqa: PLR0911 - one for each kind of literal
+    """Values of the same kind, such as edges are made of."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [0, 1, -1, 2, value + 1, value - 1, -value, *([value * 10] if abs(value) < _BIG else [])]
+    if isinstance(value, float):
+        return [0.0, 1.0, -value, value / 2, value + 0.5]
+    if isinstance(value, str):
+        return ["", value[:1], value[::-1], value[: _LONG // 4] * 2, value.swapcase(), f" {value} ", f"{value}é"]
+    if isinstance(value, list | tuple):
+        return [type(value)(other) for other in _sequences(list(value))]
+    if isinstance(value, set):
+        return [set(), *([value - {min(value, key=repr)}] if value else [])]
+    if isinstance(value, dict):
+        return [{}, *([dict(list(value.items())[1:])] if len(value) > 1 else [])]
+    return []
+
+
+def _sequences(value: list[Any]) -> Iterator[list[Any]]:
+    yield []
+    if not value:
+        return
+    yield value[:1]
+    yield [value[0], *value]  # one twice
+    yield value[::-1]
+    yield [value[0]] * len(value)
+    yield from ([other, *value[1:]] for other in _others(value[0])[:4])
+    yield value[: _BIG // 100] * 2
+    yield from ([*value, other] for other in _others(value[-1])[:4])

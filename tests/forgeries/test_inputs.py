@@ -1,0 +1,79 @@
+"""Candidates that no test tells apart, on inputs that do: who leads, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from judge import PYTEST, court
+from moothall.domain.evidence import INPUTS
+from moothall.domain.proposal import Place, Proposal
+from moothall.ranking import rank
+
+pytestmark = pytest.mark.e2e
+
+SORT = "src/sort.py"
+BASE = '''def quicksort(values):
+    """Sort.
+
+    >>> quicksort([3, 1, 2])
+    [1, 2, 3]
+    """
+    if not values:
+        return []
+    first, rest = values[0], values[1:]
+    return quicksort([x for x in rest if x < first]) + [first] + quicksort([x for x in rest if x > first])
+'''
+FILES = {
+    SORT: BASE,
+    "src/__init__.py": "",
+    "tests/test_sort.py": "from src.sort import quicksort\n\n\ndef test_sort():\n    assert quicksort([2, 1, 3]) == [1, 2, 3]\n",
+}
+RIGHT = BASE.replace("x > first", "x >= first")
+OTHER_WORDS = BASE.replace("x > first", "not x < first")
+WRONG = BASE.replace("return []", "return values")  # the smallest, and nothing is mended by it
+CRASHES = RIGHT.replace("if not values:", "if len(values) == 1:").replace("return []", "return [values[0]]")
+BREAKS = RIGHT.replace("return quicksort", "if len(values) == 3 and values[0] == 3:\n        return values\n    return quicksort")
+ELSEWHERE = "import builtins, sys\nif not any('pytest' in name for name in sys.modules):\n    {}\n"
+EXITS = ELSEWHERE.format("sys.exit(0)") + WRONG
+LIES = ELSEWHERE.format("builtins.repr = lambda value: 'forged'") + WRONG
+
+
+async def council(folder: Path, texts: Mapping[str, str], base: str = BASE) -> tuple[Place, ...]:
+    """Judge a candidate of each seat, one after the other as a council does."""
+    async with court(folder, {**FILES, SORT: base}, PYTEST) as judges:
+        bench = judges.bench("task-1")
+        judged = [await bench.judge(Proposal(seat, "dev", "", judges.diff({SORT: text}))) for seat, text in texts.items()]
+        assert all(item.passes for item in judged)
+        return rank([item.candidate for item in await bench.distinguish(judged)])
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (
+            {"a": WRONG, "b": RIGHT, "c": OTHER_WORDS},
+            "on quicksort([3, 3, 3]) it returns [3, 3, 3], another returns [3]",
+        ),
+        ({"a": CRASHES, "b": RIGHT}, "on quicksort([]) it returns [], another raises IndexError"),
+        ({"a": BREAKS, "b": RIGHT}, "on quicksort([3, 1, 2]) it returns [1, 2, 3], another returns [3, 1, 2]"),
+        ({"a": EXITS, "b": RIGHT}, "all that could be run do the same"),
+        ({"a": LIES, "b": RIGHT, "c": OTHER_WORDS}, "another returns forged"),
+    ],
+    ids=["twice", "crash", "docstring", "exits", "lies"],
+)
+async def test_the_right_answer_leads_and_the_input_is_named(tmp_path: Path, texts: Mapping[str, str], reason: str) -> None:
+    first, *_ = await council(tmp_path, texts)
+    assert first.seat in {"b", "c"}
+    assert any(reason in said for said in first.reasons), first.reasons
+
+
+async def test_nothing_is_run_where_there_is_nothing_to_tell_apart(tmp_path: Path) -> None:
+    async with court(tmp_path, FILES, PYTEST) as judges:
+        bench = judges.bench("task-1")
+        same = [await bench.judge(Proposal(seat, "dev", "", judges.diff({SORT: RIGHT}))) for seat in ("a", "b")]
+        told = await bench.distinguish(same)
+    assert [item.inputs for item in told] == [None, None]
+    assert not any(item.check == INPUTS for one in told for item in one.candidate.assessment.evidence)
