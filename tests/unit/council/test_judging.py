@@ -201,3 +201,18 @@ async def test_what_is_red_in_new_tests_of_its_author_speaks_against_it(council:
     tests = next(data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "tests")
     assert (tests["verdict"], tests["proven"]) == ("failed", True)
     assert any("tests/test_more.py" in case for case in tests["red"]), tests
+
+
+async def test_what_answers_do_on_the_same_inputs_is_recorded_and_decides_before_reviews(council: Any) -> None:
+    """Two double in other words; the third fits the visible test alone."""
+    files = {**SAMPLE, "tests/test_utils.py": "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n"}
+    bodies = {"one": "x + x", "two": "2 * x", "three": "x ** 2"}
+    answer = by_seat(**{seat: append(f"\n\ndef twice(x):\n    return {body}\n") for seat, body in bodies.items()})
+    async with council(answer, files=files) as house:
+        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    told = {
+        data["seat"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "inputs"
+    }
+    assert told[ONE]["behaviour"] == told[TWO]["behaviour"] != told[THREE]["behaviour"]
+    assert told[THREE]["why"] == "on twice(1) it returns 1, another returns 2"
+    assert {data["candidate"] for data in of(events, EventType.SEAT_REVIEWED)} == {ONE, TWO}  # the third is no tie any more
