@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 from typing import TypeGuard
 
 from moothall.config import Limits
@@ -158,6 +159,7 @@ class DistinguishingInputs:
     runs: FreshRuns
     facts: Facts
     limits: Limits
+    _texts: dict[str, str] = field(default_factory=dict)
 
     async def compare(self, proposals: Sequence[Proposal]) -> Mapping[str, Evidence]:
         """Return by candidate what it did, published; {} where there is nothing to run, or nothing that could be."""
@@ -209,24 +211,28 @@ class DistinguishingInputs:
             for name in changed_functions(base, texts)[:_FUNCTIONS]:
                 examples = dict(examples_of(base, name))
                 said = {one.arguments: want for call, want in examples.items() for one in inputs(name, [call], "", 1)}
-                made = inputs(name, [*examples, *await self._calls(name)], texts[0], self.limits.inputs)
+                made = inputs(name, [*examples, *await self._calls(name, path)], texts[0], self.limits.inputs)
                 found += [Asked(path, item, said.get(item.arguments, "")) for item in made]
         return tuple(found)
 
-    async def _calls(self, name: str) -> list[str]:
-        """Return the calls of a function in the base's tests."""
+    async def _calls(self, name: str, home: str) -> list[str]:
+        """Return the calls of a function in the base's tests; those files are read first that are called as its own is."""
+        stem = PurePosixPath(home).stem
+        tests = [path for path in self.runs.prepared.files if path.endswith(".py") and is_test(path)]
         found: dict[str, None] = {}
-        for path in [path for path in sorted(self.runs.prepared.files) if path.endswith(".py") and is_test(path)][:_TESTS]:
+        for path in sorted(tests, key=lambda path: (stem not in path, path))[:_TESTS]:
             text = await self._text(path)
             if name in text:
                 found |= dict.fromkeys(calls_of(text, name))
         return list(found)
 
     async def _text(self, path: str) -> str:
-        with suppress(NotFound):
-            text = await self.runs.read(path)
-            return text if len(text) < TEXT_LIMIT else ""
-        return ""
+        if path not in self._texts:
+            self._texts[path] = ""
+            with suppress(NotFound):
+                text = await self.runs.read(path)
+                self._texts[path] = text if len(text) < TEXT_LIMIT else ""
+        return self._texts[path]
 
     async def _outcomes(self, diff: str, asked: Sequence[Asked]) -> tuple[str, ...]:
         """Return what came of each, empty where two processes gave two answers; () where it could not be run."""

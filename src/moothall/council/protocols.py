@@ -61,6 +61,7 @@ HOST_STOPS = "host stops"
 _FIRST_SEATS = 2
 E = TypeVar("E", bound=MoothallError)
 _CLOSE_SECONDS = 5.0
+_SHARE = 0.25  # of the time left, for distinguishing inputs
 
 
 async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> None:
@@ -343,12 +344,19 @@ def _time_left(council: Council) -> bool:
 async def _cross_tests(council: Council) -> None:
     if council.bench is None:
         return
-    crossed = await council.bench.cross(council.judged)
-    told = {
-        item.proposal.candidate: item for item in (await council.bench.distinguish(crossed) if _time_left(council) else crossed)
-    }
+    _note(council, await council.bench.cross(council.judged))
+    # Bounded, so that a proof is still put to the test where running answers takes its time.
+    left = (council.until - datetime.now(UTC)).total_seconds()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(left * _SHARE, 0)):
+            _note(council, await council.bench.distinguish(council.judged))
+
+
+def _note(council: Council, judged: Sequence[Judged]) -> None:
+    """Put what was found of the candidates in the place of what was known of them."""
+    found = {item.proposal.candidate: item for item in judged}
     for sitting in council.proposers:
-        sitting.judged = [told[item.proposal.candidate] for item in sitting.judged]
+        sitting.judged = [found[item.proposal.candidate] for item in sitting.judged]
 
 
 async def _judge_by_peers(council: Council) -> None:
