@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from served import make_command, served
 
 from house import Command, by_task, git, mounts_below, scripted
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
@@ -95,6 +96,33 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     assert done.code == 0, done.err
     assert done.document["task_id"] == "killed"
     assert git(repo, "branch", "--list", "moothall/killed")
+
+
+async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
+    model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
+    """Its host stands still, with a sandbox, and who would clear its Ray away is killed before it."""
+    command = make_command(tmp_path, model.base_url, hosts="ray")
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    await until_said(server.stderr, "serving gRPC on")
+    asked = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
+    assert asked.stderr is not None
+    await until_said(asked.stderr, "agent-dev-003")
+    below = descendants(server.pid)
+    hosts = [process for process in below if "ray::Host" in command_line(process)]
+    assert hosts
+    for process in hosts:
+        process.suspend()
+    for process in below:
+        if "reaper.py" in command_line(process):
+            process.kill()
+    server.kill()
+    await asyncio.gather(server.wait(), asked.communicate())
+    assert all(process.is_running() for process in hosts)
+    async with served(command):
+        assert await all_gone(below, 10) == []
+        assert mounts_below(tmp_path / "data" / "run") == []
 
 
 def _cured(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -45,11 +46,14 @@ async def ray_folder() -> AsyncIterator[Path]:
 
 
 def sweep(temporary: Path) -> int:
-    """Remove directories whose owner is gone, as after a power failure; return how many there were."""
+    """Remove directories whose owner is gone, with the processes that name them; return how many there were."""
     swept = 0
     for folder in temporary.glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)) and folder.lstat().st_uid == os.geteuid():
+            for pid in reaper.naming(str(folder)):  # its watcher was killed too
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
             swept += 1
     return swept

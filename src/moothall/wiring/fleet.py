@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
+from moothall.fleet.owner import this_process
 from moothall.wiring.bus import Bus
 
 
@@ -48,7 +49,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosti
         ) from error
 
     def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
-        main = functools.partial(host_main, settings=settings, bus_url=bus_url, model_url=model_url)
+        main = functools.partial(host_main, house=this_process(), settings=settings, bus_url=bus_url, model_url=model_url)
         hosts: AbstractAsyncContextManager[Hosts] = ray_fleet.hosting(settings.ray, main)
         return hosts
 

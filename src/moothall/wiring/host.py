@@ -13,6 +13,7 @@ from moothall.council.survey import Surveyor
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.fleet.host import Host
+from moothall.fleet.owner import Process, registered
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
@@ -24,8 +25,10 @@ from moothall.wiring.walls import check_walls
 from moothall.wiring.watching import report_figures, settle, spans
 
 
-async def host_main(name: str, ready: Callable[[], None], *, settings: Settings, bus_url: str, model_url: str) -> None:
-    """Host in a process of its own until cancelled. Calls `ready` once work is being pulled."""
+async def host_main(
+    name: str, ready: Callable[[], None], *, house: Process, settings: Settings, bus_url: str, model_url: str
+) -> None:
+    """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once work is being pulled."""
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings, name), secrets)
     if settings.ray.address is not None:  # on this machine the house has checked them
@@ -36,6 +39,7 @@ async def host_main(name: str, ready: Callable[[], None], *, settings: Settings,
         ready()
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(registered(settings.data_dir / "hosts", house))
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(report_figures(settings, bus, name))

@@ -16,6 +16,7 @@ from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
+from moothall.fleet.owner import end_left
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, bus_url, found, open_bus
@@ -98,6 +99,8 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         raise ConfigurationError(
             "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
         )
+    if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
+        tell(f"{left} host(s) of a house that was killed were still alive; they are ended")
     if serving:
         check_ports(settings)
     walls = await _check_parts(settings, tell, serving=serving, asked=asked)

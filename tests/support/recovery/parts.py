@@ -63,10 +63,14 @@ async def collector() -> None:
 
 async def host(name: str) -> None:
     """A host, without the Ray actor round it."""
+    from moothall.fleet.owner import Process
     from moothall.wiring.host import host_main
 
     settings = load_settings()
-    await host_main(name, lambda: None, settings=settings, bus_url=_bus(settings), model_url=settings.llm.base_url or "")
+    nobody = Process(0, 0, "")  # each part is killed by itself
+    await host_main(
+        name, lambda: None, house=nobody, settings=settings, bus_url=_bus(settings), model_url=settings.llm.base_url or ""
+    )
 
 
 async def model(port: str, journal: str) -> None:
