@@ -101,7 +101,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
 async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Its host stands still, with a sandbox, and who would clear its Ray away is killed before it."""
+    """Its Ray and its host stand still, with sandboxes, and who would clear them away is killed before it."""
     command = make_command(tmp_path, model.base_url, hosts="ray")
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
@@ -112,11 +112,11 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     below = descendants(server.pid)
     hosts = [process for process in below if "ray::Host" in command_line(process)]
     assert hosts
-    for process in hosts:
-        process.suspend()
     for process in below:
         if "reaper.py" in command_line(process):
             process.kill()
+        elif "ray" in command_line(process):
+            process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), asked.communicate())
     assert all(process.is_running() for process in hosts)

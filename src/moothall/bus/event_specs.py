@@ -108,6 +108,13 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             duration_ms="from request to decision",
         ),
         _spec(_E.DELIBERATION_CANCELLED, _C.RESPONSES, _TASK, reason="why"),
+        _spec(
+            _E.DELIBERATION_DAMAGED,
+            _C.RESULTS,
+            _TASK,
+            missing="seqs of lost records, of which some may be its own; the first hundred",
+            count="how many they are",
+        ),
         _spec(_E.SEAT_STARTED, _C.RESULTS, _SEAT, role="kind of work", agent_id="the agent", approach="what it will try"),
         _spec(
             _E.SEAT_TURN,

@@ -60,6 +60,28 @@ def _line(recorded: Recorded) -> str:
     )
 
 
+@log.command(epilog=example("moothall log check"))
+@click.pass_context
+@errors_spoken
+def check(context: click.Context) -> None:
+    """Read the whole log and say whether something is missing; mark the deliberations concerned. Exit code 1 where it is."""
+    run(_check(settings_of(context)))
+
+
+async def _check(settings: Settings) -> int:
+    from moothall.cli.exits import EXIT_NONE
+    from moothall.wiring.bus import open_log
+    from moothall.wiring.log_check import look, mark
+
+    async with open_log(settings, _say) as bus:
+        report = await look(settings, bus)
+        await mark(bus, report)
+    click.echo(str(report))
+    for task_id, missing in report.concerned.items():
+        click.echo(f"{plain(task_id)} may lack {len(missing)}: seq {', '.join(map(str, missing[:8]))}")
+    return 0 if report.whole else EXIT_NONE
+
+
 @log.command(epilog=example("moothall log prune --keep 100000"))
 @click.option("--keep", type=click.IntRange(min=0), required=True, help="How many of the last events stay.")
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")

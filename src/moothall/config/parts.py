@@ -91,6 +91,9 @@ class Bus(Section):
         description="what a deliberation says within it is one message, a JSON batch of CloudEvents; 0: a message an event, for readers "
         "of the bus that know no batches",
     )
+    check_seconds: float = Field(
+        3600.0, gt=0, description="how often `serve` reads the whole log to see whether it lost something, also at the start"
+    )
     publish_seconds: float = Field(30.0, gt=0, description="how long a publish is retried while the bus is away")
 
 

@@ -139,6 +139,9 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     desk = Desk(bus, repositories, defaults(settings), councils=roster)
     house = House(desk, 0, attached=False)
     if serving:
+        from moothall.wiring.log_check import watch_log
+
+        await (await stack.enter_async_context(start_beside(beside(watch_log(settings, bus, tell), "log-check"))))
         from moothall.wiring.serving import Behind, open_doors
 
         ports = await stack.enter_async_context(

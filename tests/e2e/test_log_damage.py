@@ -1,0 +1,46 @@
+"""A stored block with inverted bytes: what it loses is said, and the deliberations concerned are marked."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from house import Command
+from moothall.testing.model import ScriptedModel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked(
+    model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
+    command = Command(tmp_path / "data", model.base_url)
+    done = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
+    assert done.code == 0, done.err
+    whole = await command("log", "check")
+    assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out
+    block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
+    stored = bytearray(block.read_bytes())
+    for word in (b"moothall.seat.started", b"moothall.seat.finished"):
+        at = stored.index(word)
+        stored[at : at + 4] = bytes(byte ^ 0xFF for byte in stored[at : at + 4])
+    block.write_bytes(stored)
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    said = ""
+    async with asyncio.timeout(120):
+        while "the log is NOT whole" not in said:
+            line = (await server.stderr.readline()).decode()
+            assert line, f"serve ended: {said}"
+            said += line
+    assert "1 deliberations may lack something" in said
+    server.terminate()
+    await server.communicate()
+    checked = await command("log", "check")
+    assert (checked.code, "hurt may lack" in checked.out) == (1, True), checked.out
+    told = await command("log", "tail", "--task", "hurt")
+    assert told.out.count("deliberation.damaged") == 1, "marked once, however often it is looked at"
