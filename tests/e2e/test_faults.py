@@ -101,7 +101,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
 async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Its Ray and its host stand still, with sandboxes, and who would clear them away is killed before it."""
+    """Its host stands still, with sandboxes, and who would clear its Ray away is killed before it."""
     command = make_command(tmp_path, model.base_url, hosts="ray")
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
@@ -110,19 +110,18 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     assert asked.stderr is not None
     await until_said(asked.stderr, "agent-dev-003")
     below = descendants(server.pid)
-    hosts = [process for process in below if "ray::Host" in command_line(process)]
-    assert hosts
+    assert any("ray::Host" in command_line(process) for process in below)
     for process in below:
         if "reaper.py" in command_line(process):
             process.kill()
-        elif "ray" in command_line(process):
+        elif "ray::Host" in command_line(process):
             process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), asked.communicate())
-    assert all(process.is_running() for process in hosts)
     async with served(command):
-        assert await all_gone(below, 10) == []
-        assert mounts_below(tmp_path / "data" / "run") == []
+        ours = [process for process in below if "ray::" not in command_line(process) or "ray::Host" in command_line(process)]
+        assert await all_gone(ours, 10) == []
+        assert await all_gone(below, 150) == []  # two agents of Ray's own, as above
 
 
 def _cured(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:

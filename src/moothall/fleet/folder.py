@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -51,9 +50,19 @@ def sweep(temporary: Path) -> int:
     for folder in temporary.glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)) and folder.lstat().st_uid == os.geteuid():
-            for pid in reaper.naming(str(folder)):  # its watcher was killed too
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            _end(folder)
             shutil.rmtree(folder, ignore_errors=True)
             swept += 1
     return swept
+
+
+def _end(folder: Path) -> None:
+    """Kill the processes that name a directory, whose watcher was killed too, and those below them: Ray's own write a title over what they name."""
+    found: set[psutil.Process] = set()
+    for pid in reaper.naming(str(folder)):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            found |= {process, *process.children(recursive=True)}
+    for process in found:
+        with suppress(psutil.Error):
+            process.kill()  # psutil looks whether the pid is still the same process's

@@ -108,6 +108,14 @@ def test_at_a_quiet_end_nothing_is_recorded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+RAYLET = """
+import subprocess, sys, time
+agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={}, start_new_session=True)
+print(agent.pid, flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.mark.parametrize("named", ["argument", "environment"])
 async def test_a_ray_whose_owner_is_gone_ends_with_its_folder(tmp_path: Path, named: str) -> None:
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
@@ -116,7 +124,11 @@ async def test_a_ray_whose_owner_is_gone_ends_with_its_folder(tmp_path: Path, na
     folder.mkdir()
     more = [str(folder / "r")] if named == "argument" else []
     env = {"RAY": str(folder)} if named == "environment" else {}
-    raylet = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)", *more, env=env)
+    raylet = await asyncio.create_subprocess_exec(sys.executable, "-c", RAYLET, *more, env=env, stdout=asyncio.subprocess.PIPE)
+    assert raylet.stdout is not None
+    agent = int(await raylet.stdout.readline())
     assert await asyncio.to_thread(sweep, tmp_path) == 1
     async with asyncio.timeout(30):
         assert await raylet.wait() == -signal.SIGKILL
+        while lives(agent):
+            await asyncio.sleep(0.02)
