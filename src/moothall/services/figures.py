@@ -21,6 +21,7 @@ from moothall import config, telemetry
 from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.identity import is_loopback
+from moothall.services.rest.edge import host_name
 from moothall.telemetry.figures import AnyFigure, Histogram, Snapshot
 from moothall.telemetry.metrics import REGISTRY
 
@@ -51,6 +52,9 @@ async def figures_page(
         )
 
     async def answer(request: Request) -> Response:
+        called = request.headers.get("host", "")
+        if is_loopback(settings.host) and not is_loopback(host_name(called)):  # a page of somebody else's, by a name of theirs
+            return PlainTextResponse("this server is not called so\n", 403)
         if settings.token is not None and not _knows(request, settings.token.get_secret_value()):
             return PlainTextResponse("a bearer token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
         try:

@@ -211,6 +211,22 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
         assert (first in {0, 9464}, second) == (True, 0)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9464", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:1", 200),
+        ("evil.example", 403),
+        ("evil.example:9464", 403),
+        ("[", 403),
+    ],
+)
+async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(host: str, status: int) -> None:
+    async with page(Metrics(port=0), Reports(5.0), Host=host) as response:
+        assert response.status == status
+
+
 async def test_off_the_loopback_a_token_is_needed() -> None:
     with pytest.raises(ConfigurationError, match=r"metrics\.token"):
         async with figures_page(Metrics(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused

@@ -90,7 +90,7 @@ def called_rightly(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         called, origins = ",".join(headers.getlist("host")), headers.getlist("origin")
-        name = _name(called)
+        name = host_name(called)
         if only_names and not (name in names or (is_loopback(host) and is_loopback(name))):
             raise Turned(403, "WRONG_HOST", f"this server is not called {name[:80]!r}; further names are said in web.hosts")
         if any(origin.lower() not in {f"http://{called}".lower(), f"https://{called}".lower()} for origin in origins):
@@ -100,7 +100,8 @@ def called_rightly(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
     return check
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without its port; empty where there is none."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
