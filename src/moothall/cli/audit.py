@@ -28,12 +28,12 @@ def audit() -> None:
 def verify(context: click.Context, *, approvals: bool) -> None:
     """Check that no record was changed, removed, reordered or cut off. Exit code 1 where one was."""
     from moothall.guard.chain import verify_all
+    from moothall.wiring.rules import audit_key
 
-    report = verify_all(settings_of(context).data_dir)
+    settings = settings_of(context)
+    report = verify_all(settings.data_dir, audit_key(settings))
     for problem in report.problems:
-        click.echo(
-            f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (a crash; marked, harmless)")
-        )
+        click.echo(f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (harmless by itself)"))
     for item in report.approved if approvals else ():
         words = f"{item.time}  {item.tool} of {item.principal} ({item.tenant}), request {item.request_id}: approved by {item.by}"
         click.echo(plain(words))

@@ -2,7 +2,7 @@
 
 `<data_dir>/audit/<tenant>/<writer>.jsonl` holds a JSON object a line; `hash` is the sha256 of the line without
 it, and `prev` is the hash of the line before. `<writer>.head` beside it holds seq and hash of the last one, so
-that a cut end shows. Argument values are left out; their digest is in.
+that a cut end shows, signed with the key of the house. Argument values are left out; their digest is in.
 
 One thread writes, so that calls side by side make one chain. A record is with the operating system when
 `append` returns (kill -9 loses none) and on the disk every `sync_records` records and at the close.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hmac
 import os
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +31,10 @@ from moothall.guard.chain import (
     AuditReport,
     Head,
     Problem,
+    head_mac,
     head_path,
     read_head,
+    read_mac,
     read_tail,
     record_hash,
     render_head,
@@ -69,10 +72,11 @@ _NAMES = tuple(field.name for field in fields(Entry))
 class AuditLog:
     """Writes the chains of one writer (a process: no two may share the name). Use as async context manager."""
 
-    def __init__(self, data_dir: Path, writer: str, *, sync_records: int = 64) -> None:
+    def __init__(self, data_dir: Path, writer: str, *, sync_records: int = 64, key: bytes = b"") -> None:
         self._root = data_dir / "audit"
         self._writer = check_id(writer, "audit writer")
         self._sync_records = sync_records
+        self._key = key
         self._chains: dict[str, _Chain] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
@@ -117,7 +121,7 @@ class AuditLog:
     def _open(self, tenant: str) -> _Chain:
         folder = self._root / check_id(tenant, "tenant")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        chain = self._chains[tenant] = _Chain(folder / f"{self._writer}.jsonl", self._sync_records)
+        chain = self._chains[tenant] = _Chain(folder / f"{self._writer}.jsonl", self._sync_records, self._key)
         return chain
 
     def _close(self) -> None:
@@ -130,7 +134,8 @@ class AuditLog:
 class _Chain:
     """One open file; only the writing thread touches it."""
 
-    def __init__(self, path: Path, sync_records: int) -> None:
+    def __init__(self, path: Path, sync_records: int, key: bytes) -> None:
+        self._path, self._key = path, key
         self._sync_records = sync_records
         self._unsynced = 0
         with ExitStack() as opened:
@@ -145,6 +150,7 @@ class _Chain:
 
     def _resume(self, path: Path) -> None:
         tail = read_tail(path)
+        mac = read_mac(head_path(path))
         # A file that ends before its head was cut: going on from the head keeps the gap in sight for ever.
         head = read_head(head_path(path)) or Head(0, GENESIS)
         self._last = head if head.seq > tail.last.seq else tail.last
@@ -154,6 +160,9 @@ class _Chain:
         if tail.torn is not None:
             log.warning("audit had a torn last record", path=str(path), bytes=len(tail.torn))
             self.append({"phase": "torn", "torn_bytes": len(tail.torn), "torn_sha256": tail.torn_sha256})
+        if self._key and head.seq and not (mac and hmac.compare_digest(mac, head_mac(self._key, path, head))):
+            # What is signed from now on must not vouch for what came before.
+            self.append({"phase": "unsigned", "head_seq": head.seq, "forged": bool(mac)})
 
     def append(self, fields: dict[str, Any]) -> int:
         """Write one record and return its seq; an `OSError` leaves the chain unusable."""
@@ -163,7 +172,8 @@ class _Chain:
         _write_all(self._file, self._before + render_record(record) + b"\n")
         self._before = b""
         self._last = Head(record["seq"], record["hash"])
-        os.pwrite(self._head, render_head(self._last), 0)
+        mac = head_mac(self._key, self._path, self._last) if self._key else ""
+        os.pwrite(self._head, render_head(self._last, mac), 0)
         self._unsynced += 1
         if self._unsynced >= self._sync_records:
             self._sync()

@@ -1,12 +1,13 @@
 """The form of an audit chain on disk, and finding out whether one was touched.
 
-What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found as long as the
-one who did it did not also recompute every later hash and the head. Against that, heads must be kept elsewhere.
+What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found unless the one who did it knows the key
+that signs heads, or puts an older head of the same chain back. Against that, the key is a setting, and heads must be kept elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 GENESIS = "0" * 64
-_HEAD_BYTES = 128
+_HEAD_BYTES = 256
 _MAX_LINE = 65536
 
 
@@ -97,9 +98,25 @@ def head_path(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def render_head(head: Head) -> bytes:
-    """Return the head as a line of fixed width, so that one write replaces the other."""
-    return json.dumps({"seq": head.seq, "hash": head.hash}).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
+def render_head(head: Head, mac: str = "") -> bytes:
+    """Return the head as a line of fixed width, so that one write replaces the other; `mac` where it is signed."""
+    told = {"seq": head.seq, "hash": head.hash} | ({"mac": mac} if mac else {})
+    return json.dumps(told).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
+
+
+def head_mac(key: bytes, path: Path, head: Head) -> str:
+    """Return what signs the head of the chain at `path`: of another chain, tenant or seq it is another."""
+    about = f"moothall audit head\0{path.parent.name}/{path.stem}\0{head.seq}\0{head.hash}"
+    return hmac.new(key, about.encode(), hashlib.sha256).hexdigest()
+
+
+def read_mac(path: Path) -> str:
+    """Return what signs a head, empty where nothing does."""
+    try:
+        mac = json.loads(path.read_bytes()).get("mac", "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return mac if isinstance(mac, str) else ""
 
 
 def read_head(path: Path) -> Head | None:
@@ -144,16 +161,16 @@ def read_tail(path: Path) -> Tail:
     return Tail(Head(0, GENESIS), torn, unended)
 
 
-def verify(path: Path) -> tuple[Problem, ...]:
-    """Return everything that is wrong with one chain, in order."""
-    return tuple(_Reading(path).problems())
+def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:
+    """Return everything that is wrong with one chain, in order. `key` signs heads; without it their signatures are not looked at."""
+    return tuple(_Reading(path, key).problems())
 
 
-def verify_all(data_dir: Path) -> AuditReport:
-    """Check every chain of every tenant under a data directory."""
+def verify_all(data_dir: Path, key: bytes = b"") -> AuditReport:
+    """Check every chain of every tenant under a data directory; `key` as for `verify`."""
     root = data_dir / "audit"
     paths = sorted({*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))})
-    readings = [_Reading(path) for path in paths]
+    readings = [_Reading(path, key) for path in paths]
     problems = tuple(problem for reading in readings for problem in reading.problems())
     return AuditReport(
         chains=len(paths),
@@ -167,8 +184,9 @@ def verify_all(data_dir: Path) -> AuditReport:
 class _Reading:
     """One pass over a chain."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: bytes) -> None:
         self.path = path
+        self._key = key
         self.records = 0
         self.open: Counter[tuple[str, ...]] = Counter()
         self.approved: list[Approved] = []
@@ -215,6 +233,10 @@ class _Reading:
             self.open[call] += 1 if record["phase"] == "start" else -1
             if not self.open[call]:
                 del self.open[call]
+        elif record.get("phase") == "unsigned":
+            how = "signed with another key" if record.get("forged") else "not signed"
+            what = f"the head before record {record['seq']} was {how}: records may have been cut off there"
+            yield Problem(self.path, self._line, what, serious=bool(record.get("forged")))
         elif record.get("phase") == "approved":
             told = [str(record.get(name)) for name in ("time", "tenant", "tool", "request_id", "principal", "approved_by")]
             self.approved.append(Approved(*told))
@@ -235,6 +257,16 @@ class _Reading:
             yield self._problem(f"ends at record {self._last.seq}, the head says {head.seq}: records were cut off")
         elif head.seq and self._at_head != head.hash:
             yield self._problem(f"record {head.seq} is not the one that the head says")
+        if head is not None and self._key:
+            yield from self._signature(head)
+
+    def _signature(self, head: Head) -> Iterator[Problem]:
+        mac = read_mac(head_path(self.path))
+        if not mac:
+            what = "the head is not signed, as before heads were: records may be cut off"
+            yield Problem(self.path, self._line, what, serious=False)
+        elif not hmac.compare_digest(mac, head_mac(self._key, self.path, head)):
+            yield self._problem("the head is not signed with this key: records may be cut off or made up")
 
     def _problem(self, what: str) -> Problem:
         return Problem(self.path, self._line, what)

@@ -19,7 +19,7 @@ from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs, log_apart
 from moothall.wiring.bus import Bus, open_bus
-from moothall.wiring.rules import open_rules
+from moothall.wiring.rules import audit_key, open_rules
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.walls import check_walls
 from moothall.wiring.watching import report_figures, settle, spans
@@ -63,7 +63,7 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"
         audit = await stack.enter_async_context(
-            AuditLog(settings.data_dir, writer, sync_records=settings.guard.audit_sync_records)
+            AuditLog(settings.data_dir, writer, sync_records=settings.guard.audit_sync_records, key=audit_key(settings))
         )
         rules = await stack.enter_async_context(open_rules(settings, bus))
         hands = await stack.enter_async_context(open_hands(settings))

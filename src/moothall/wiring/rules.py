@@ -170,6 +170,11 @@ def _folder(settings: Settings) -> Path:
     return folder
 
 
+def audit_key(settings: Settings) -> bytes:
+    """Return the key that signs the heads of audit chains, made from that of the guard. Raises `ConfigurationError`."""
+    return hashlib.sha256(b"moothall audit key\0" + guard_key(settings)).digest()
+
+
 def guard_key(settings: Settings) -> bytes:
     """Return the key that signs capability tokens: the configured one, else one made from the secret of this data directory, which only its owner can read.
 

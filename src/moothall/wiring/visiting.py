@@ -14,6 +14,7 @@ from moothall.ports import Bus
 from moothall.visits.executions import Executions
 from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
+from moothall.wiring.rules import audit_key
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.workflows.running import BUCKET, Workflows
 
@@ -25,7 +26,7 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncItera
     """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed."""
     async with AsyncExitStack() as stack:
         audit = await stack.enter_async_context(
-            AuditLog(settings.data_dir, _WRITER, sync_records=settings.guard.audit_sync_records)
+            AuditLog(settings.data_dir, _WRITER, sync_records=settings.guard.audit_sync_records, key=audit_key(settings))
         )
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from moothall.errors import AuditUnavailable
 from moothall.guard.audit import AuditLog, Entry, verify, verify_all
-from moothall.guard.chain import head_path, record_hash, render_record
+from moothall.guard.chain import Head, head_path, record_hash, render_head, render_record
 
 
 def entry(number: int = 1, tenant: str = "local") -> Entry:
@@ -264,3 +264,39 @@ asyncio.run(main())
     report = verify_all(tmp_path)
     assert report.ok, report.problems
     assert report.records > answered
+
+
+KEY = b"k" * 32
+
+
+async def write_signed(data_dir: Path, count: int) -> Path:
+    async with AuditLog(data_dir, "host-1", key=KEY) as audit:
+        for number in range(count):
+            await audit.append(entry(number))
+    return data_dir / "audit" / "local" / "host-1.jsonl"
+
+
+async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_signature(tmp_path: Path) -> None:
+    path = await write_signed(tmp_path, 5)
+    assert verify(path, KEY) == ()
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = json.loads(lines[2])
+    path.write_bytes(b"".join(lines[:3]))
+    for mac in ("", "0" * 64):
+        head_path(path).write_bytes(render_head(Head(3, last["hash"]), mac))
+        (problem,) = verify(path, KEY)
+        assert (problem.serious, "sign" in problem.what) == (bool(mac), True)
+    assert verify(path) == (), "without the key nothing shows"
+    await write_signed(tmp_path, 2)
+    (problem,) = verify(path, KEY)
+    assert (problem.serious, "another key" in problem.what) == (True, True), "going on signs nothing of before"
+
+
+async def test_a_chain_from_before_signatures_stays_readable_and_is_said_to_be_one(tmp_path: Path) -> None:
+    path = await write(tmp_path, 3)
+    (before,) = verify(path, KEY)
+    assert (before.serious, "not signed" in before.what) == (False, True)
+    await write_signed(tmp_path, 1)
+    (after,) = verify(path, KEY)
+    assert (after.serious, after.line) == (False, 4)
+    assert verify_all(tmp_path, KEY).ok
