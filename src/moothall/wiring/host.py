@@ -29,6 +29,7 @@ async def host_main(
     name: str, ready: Callable[[], None], *, house: Process, settings: Settings, bus_url: str, model_url: str
 ) -> None:
     """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once work is being pulled."""
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node nobody else has made it
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings, name), secrets)
     if settings.ray.address is not None:  # on this machine the house has checked them
