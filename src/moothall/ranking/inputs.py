@@ -87,10 +87,8 @@ def _parse(text: str) -> ast.Module:
 
 
 def _functions(text: str) -> dict[str, ast.FunctionDef]:
-    """By name, those that are called as they are written: not decorated, not defined twice."""
-    found = [node for node in _parse(text).body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
-    names = [node.name for node in found]
-    return {node.name: node for node in found if names.count(node.name) == 1}
+    """By name, those that are called as they are written: not decorated. Of one that is defined twice the last is there."""
+    return {node.name: node for node in _parse(text).body if isinstance(node, ast.FunctionDef) and not node.decorator_list}
 
 
 def _arguments(call: str) -> Arguments | None:

@@ -63,7 +63,7 @@ def test_the_calls_of_tests_that_make_them_with_literals() -> None:
         ("def f(a):\n    return 0\n", "def f(a):\n    return 0\n", ()),  # as the base has it
         ("@cache\ndef f(a):\n    return 1\n", "def f(a):\n    return 2\n", ()),
         ("async def f(a):\n    return 1\n", "async def f(a):\n    return 2\n", ()),
-        ("def f(a):\n    return 1\n\ndef f(a):\n    return 3\n", "def f(a):\n    return 2\n", ()),
+        ("def f(a):\n    return 1\n\ndef f(a):\n    return 3\n", "def f(a):\n    return 2\n", ("f",)),
         ("def f(a):\n    return 1\n", "def f(:\n", ()),
         ("class A:\n    def f(self): return 1\n", "class A:\n    def f(self): return 2\n", ()),
     ],
