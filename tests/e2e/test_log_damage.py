@@ -19,14 +19,17 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
+    for name in ("early", "gone"):
+        await command("deliberate", "--text", "--task-id", name, "--json", "Say hello")  # however it ends
     done = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
     assert done.code == 0, done.err
-    whole = await command("log", "check")
+    assert (await command("rm", "gone")).code == 0
+    whole = await command("log", "check")  # what was removed on purpose is not lost
     assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out
     block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
     stored = bytearray(block.read_bytes())
     for word in (b"moothall.seat.started", b"moothall.seat.finished"):
-        at = stored.index(word)
+        at = stored.rindex(word)
         stored[at : at + 4] = bytes(byte ^ 0xFF for byte in stored[at : at + 4])
     block.write_bytes(stored)
     server = await command.start("serve", "--port", "0")

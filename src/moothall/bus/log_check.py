@@ -1,7 +1,7 @@
 """Finding out whether the log lost something: what a bus cannot read any more it leaves out, and says nothing.
 
-Its sequence has no holes by itself: what is pruned goes from its front. A record whose checksum does not hold is a hole when the log is read, and
-an end that was cut off shows against the last seq that was seen before, which is kept outside the bus.
+A record whose checksum does not hold is a hole in the sequence when the log is read. What was removed on purpose is one too, but the bus
+knows of it. An end that was cut off shows against the last seq that was seen before, which is kept outside the bus.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ async def check_log(store: RawStore, before: int = 0) -> LogReport:
             span.last, span.ended = raw.seq, span.ended or raw.subject.startswith(_ENDS)
     if expected <= state.last_seq and state.messages:
         holes.append(range(expected, state.last_seq + 1))
-    lost = sum(map(len, holes))
-    if before > state.last_seq:
-        holes.append(range(state.last_seq + 1, before + 1))
-    missing = tuple(seq for hole in holes for seq in hole[:_MOST])[:_MOST]
+    removed = await store.removed(EVENTS.name) if holes else frozenset()
+    gone = [seq for hole in holes for seq in hole if seq not in removed]
+    cut = range(state.last_seq + 1, before + 1)
+    missing = (*gone, *cut[:_MOST])[:_MOST]
     concerned = {name: seqs for name, span in spans.items() if (seqs := tuple(seq for seq in missing if span.may_lack(seq)))}
-    return LogReport(records, state.last_seq, before, lost, missing, concerned)
+    return LogReport(records, state.last_seq, before, len(gone), missing, concerned)

@@ -51,6 +51,10 @@ class RawStore(Protocol):
         """Remove all messages with a seq under `before_seq` and return how many that were."""
         ...
 
+    async def removed(self, stream: str) -> frozenset[int]:
+        """Return the seqs that were removed on purpose from between others."""
+        ...
+
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
         ...

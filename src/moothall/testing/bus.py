@@ -383,6 +383,11 @@ class MemoryBus:
         held, gone = self._streams[registry.EVENTS.name], registry.literal(topic)
         held.records = [raw for raw in held.records if raw.subject != gone]
 
+    async def removed(self, stream: str) -> frozenset[int]:
+        """Return the seqs that were removed from between others: all that are not there, as nothing is lost here."""
+        there = [raw.seq for raw in self._streams[stream].records]
+        return frozenset(range(there[0], there[-1])) - {*there} if there else frozenset()
+
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
         held = self._streams[stream]

@@ -15,13 +15,17 @@ from moothall.testing.bus import MemoryBus
 class Records(MemoryBus):
     """A stream that says how much it has, and gives what it can read."""
 
-    def __init__(self, subjects: Sequence[str], gone: set[int], first: int = 1) -> None:
+    def __init__(self, subjects: Sequence[str], gone: set[int], first: int = 1, removed: Sequence[int] = ()) -> None:
         super().__init__()
-        self._subjects, self._gone, self._from = subjects, gone, first
+        self._subjects, self._gone, self._from, self._removed = subjects, gone, first, removed
 
     async def state(self, stream: str) -> StreamState:
         assert stream == "EVENTS"
         return StreamState(len(self._subjects), 1, self._from, self._from + len(self._subjects) - 1)
+
+    async def removed(self, stream: str) -> frozenset[int]:
+        del stream
+        return frozenset(self._removed)
 
     async def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
         assert not after_seq
@@ -64,6 +68,12 @@ async def test_a_lost_end_shows_against_what_was_seen_before() -> None:
 async def test_what_was_pruned_is_not_missing() -> None:
     assert (await check_log(Records(LOG, set(), first=1000), before=1005)).whole
     assert (await check_log(Records((), set(), first=7), before=6)).whole
+
+
+async def test_what_was_removed_on_purpose_is_not_missing() -> None:
+    """As `moothall rm` does with all of one deliberation."""
+    assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), before=6)).whole
+    assert (await check_log(Records(LOG, {2, 5}, removed=(2,)))).missing == (5,)
 
 
 @given(st.sets(st.integers(2, 40)))

@@ -234,6 +234,10 @@ class JetStreamBus:
         """Set the figures of readers and streams."""
         await measure(self._stored)
 
+    async def removed(self, stream: str) -> frozenset[int]:
+        """Return the seqs that were removed on purpose from between others."""
+        return await self._stored.removed(stream)
+
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
         return await self._stored.state(stream)

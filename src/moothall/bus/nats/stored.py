@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -191,6 +192,14 @@ class Stored:
         """Return what a stream holds."""
         state = (await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))).state
         return StreamState(messages=state.messages, bytes=state.bytes, first_seq=state.first_seq, last_seq=state.last_seq)
+
+    async def removed(self, stream: str) -> frozenset[int]:
+        """Return the seqs that were removed on purpose from between others: nats-server knows them, and not those that it lost."""
+        asked = b'{"deleted_details": true}'
+        answer = await self.patiently(
+            f"describe {stream}", lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", asked, 10.0)
+        )
+        return frozenset(json.loads(answer.data)["state"].get("deleted") or ())
 
     async def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Raw, None]:
         """Yield what is stored now, in order; under `subjects` alone where given."""
