@@ -7,10 +7,12 @@ for the next house's look finds its own house dead. Processes are known by pid a
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +22,7 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_END_MS = 10_000
+_END_SECONDS, _LOOK_SECONDS = 10.0, 0.5
 _START_FIELD = 19  # of those after the name in /proc/PID/stat: when it started, in clock ticks since boot
 
 
@@ -32,15 +34,18 @@ class Process:
     started: int
     place: str
 
+    def lives(self) -> bool:
+        """Whether it is a process of this machine that has not ended."""
+        return bool(self.place) and self.place == _place() and _started(self.pid) == self.started
+
     def open(self) -> int | None:
-        """Return a pidfd of it for the caller to close, None where it has ended or is none of this machine."""
-        if not self.place or self.place != _place():
-            return None
-        with suppress(OSError):
-            handle = os.pidfd_open(self.pid)
-            if _started(self.pid) == self.started:
-                return handle
-            os.close(handle)
+        """Return a pidfd of it for the caller to close; None where it has ended, is none of this machine, or this kernel has no pidfds."""
+        if self.lives():
+            with suppress(OSError, AttributeError):
+                handle = os.pidfd_open(self.pid)
+                if self.lives():
+                    return handle
+                os.close(handle)
         return None
 
 
@@ -58,7 +63,7 @@ def registered(folder: Path, house: Process) -> Iterator[None]:
     with os.fdopen(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
         json.dump(asdict(me), file)
     if house.place and house.place == me.place:
-        _end_with(house.open())
+        _end_with(house)
     try:
         yield
     finally:
@@ -76,42 +81,52 @@ def end_left(folder: Path) -> int:
             continue
         if host.place != _place():
             continue  # of another machine, or of this one before it was started anew
-        if (handle := host.open()) is not None:
+        if host.lives():
             found += 1
-            _kill(handle)
+            _kill(host)
             log.warning("a host of an earlier house was still alive; it is ended", pid=host.pid)
         record.unlink(missing_ok=True)
     return found
 
 
-def _kill(handle: int) -> None:
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+def _kill(process: Process) -> None:
+    handle = process.open()
+    with suppress(ProcessLookupError):
+        if handle is None:
+            os.kill(process.pid, signal.SIGKILL)
+        else:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    _wait(process, handle, _END_SECONDS)
+
+
+def _wait(process: Process, handle: int | None, seconds: float | None = None) -> None:
+    """Wait until it has ended, by its pidfd where there is one; close that."""
+    if handle is not None:
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
-        waiting.poll(_END_MS)
-    except ProcessLookupError:
-        pass
-    finally:
+        waiting.poll(seconds and seconds * 1000)
         os.close(handle)
+        return
+    until = time.monotonic() + (seconds or math.inf)
+    while process.lives() and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
 
 
-def _end_with(house: int | None) -> None:
-    """Kill this process when the one behind a pidfd ends, or is gone already. In a thread: a busy event loop must not keep it alive."""
+def _end_with(house: Process) -> None:
+    """Kill this process when the house ends, or is gone already. In a thread: a busy event loop must not keep it alive."""
 
     def watch() -> None:
-        if house is not None:
-            waiting = select.poll()
-            waiting.register(house, select.POLLIN)
-            waiting.poll()
+        _wait(house, house.open())
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="house", daemon=True).start()
 
 
 def _started(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[_START_FIELD])
+        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if state in b"ZX" else int(rest[_START_FIELD - 1])
     except (OSError, IndexError, ValueError):
         return 0
 

@@ -19,11 +19,13 @@ from moothall.fleet.folder import sweep
 from moothall.fleet.owner import Process, end_left, registered, this_process
 
 HOST = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from moothall.fleet.owner import Process, registered
 
-pid, started, place, folder = sys.argv[1:]
+pid, started, place, folder = sys.argv[1:5]
+if sys.argv[5:] == ["without pidfds"]:
+    del os.pidfd_open
 with registered(Path(folder), Process(int(pid), int(started), place)):
     print("registered", flush=True)
     time.sleep(600)
@@ -69,6 +71,21 @@ async def test_a_host_ends_with_its_house(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             while lives(host):
                 await asyncio.sleep(0.02)
+
+
+async def test_also_where_the_kernel_has_no_pidfds(tmp_path: Path) -> None:
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    me = this_process()
+    started = int(Path(f"/proc/{owner.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    arguments = (str(owner.pid), str(started), me.place, str(tmp_path), "without pidfds")
+    host = await asyncio.create_subprocess_exec(sys.executable, "-c", HOST, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert host.stdout is not None
+    assert await host.stdout.readline() == b"registered\n"
+    assert lives(host.pid)
+    owner.kill()
+    await owner.wait()
+    async with asyncio.timeout(30):
+        assert await host.wait() == -signal.SIGKILL
 
 
 async def test_one_that_stood_still_is_ended_at_the_next_start(tmp_path: Path) -> None:
