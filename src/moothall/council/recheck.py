@@ -25,7 +25,7 @@ from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
-from moothall.ranking.normal import changed_code, changes_nothing, same_change
+from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
 from moothall.ranking.reach import reaches
 
 _OUTPUT = 8000
@@ -124,11 +124,12 @@ class Bench:
         for path in changed_code(diff):
             with suppress(NotFound):
                 texts[path] = await self._runs.read(path)
+        change = normal_change(diff, texts, own_tests)
         return replace(
             found,
             look=reaches(diff, texts, own_tests),
-            change=same_change(diff, texts, own_tests),
-            idle=changes_nothing(diff, texts, own_tests, self._facts.d.description),
+            change=same_change(change),
+            idle=changes_nothing(diff, change, self._facts.d.description),
         )
 
     async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun]) -> dict[str, CheckRun]:

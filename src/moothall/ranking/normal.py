@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Collection, Mapping
 
 from moothall.domain.ids import digest
-from moothall.ranking.patched import file_diffs
+from moothall.ranking.patched import FileDiff, file_diffs
 
+NormalChange = Mapping[str, tuple[str, str]]
+"""By file what its code is before and after, without what nothing depends on."""
 _START = re.compile(r"(?m)^diff --git ")
 _PYTHON = (".py", ".pyi")
 _OTHERS = (".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
@@ -23,34 +25,37 @@ _WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 
 def changed_code(diff: str) -> tuple[str, ...]:
-    """Return the files that were there before and whose text `same_change` needs."""
+    """Return the files that were there before and whose text `normal_change` needs."""
     return tuple(part.path for part in file_diffs(diff) if part.path.endswith((*_PYTHON, *_OTHERS)) and not part.new)
 
 
-def same_change(diff: str, texts: Mapping[str, str], own_tests: Collection[str]) -> str:
-    """Return what is equal for diffs that make the same of the code, the author's own tests aside. `texts`: the files on the base."""
-    return digest(*(f"{path}\0{after}" for path, (_, after) in sorted(_normal(diff, texts, own_tests).items())))
+def normal_change(diff: str, texts: Mapping[str, str], own_tests: Collection[str]) -> NormalChange:
+    """Return by file what its code is before and after, the author's own tests aside. `texts`: the files on the base.
+
+    What is no code, or cannot be read, is as it is written.
+    """
+    return {part.path: _before_and_after(part, texts) for part in file_diffs(diff) if part.path not in own_tests}
 
 
-def changes_nothing(diff: str, texts: Mapping[str, str], own_tests: Collection[str], task: str) -> bool:
-    """Whether a diff leaves the code as it was but for words, where the task asks for more than these."""
+def same_change(change: NormalChange) -> str:
+    """Return what is equal for diffs that make the same of the code."""
+    return digest(*(f"{path}\0{after}" for path, (_, after) in sorted(change.items())))
+
+
+def changes_nothing(diff: str, change: NormalChange, task: str) -> bool:
+    """Whether a diff leaves the code as it was but for words, where the task asks for more than these. `change`: its normal form."""
     if len(_START.findall(diff)) != len(list(file_diffs(diff))) or _WORDS.search(task):
         return False
-    found = _normal(diff, texts, own_tests).values()
-    return bool(found) and all(before == after for before, after in found)
+    return bool(change) and all(before == after for before, after in change.values())
 
 
-def _normal(diff: str, texts: Mapping[str, str], own_tests: Collection[str]) -> dict[str, tuple[str, str]]:
-    """By file what its code is before and after; what is no code, or cannot be read, is as it is written."""
-    found = {}
-    for part in file_diffs(diff):
-        if part.path not in own_tests:
-            before = texts.get(part.path, "")
-            after = part.applied(before)
-            found[part.path] = (_code(part.path, before), _code(part.path, after))
-            if part.new or part.path not in texts:
-                found[part.path] = ("", f"new {found[part.path][1]}" if part.new else part.body)
-    return found
+def _before_and_after(part: FileDiff, texts: Mapping[str, str]) -> tuple[str, str]:
+    before = texts.get(part.path, "")
+    if part.new:
+        return "", f"new {_code(part.path, part.applied(before))}"
+    if part.path not in texts:
+        return "", part.body
+    return _code(part.path, before), _code(part.path, part.applied(before))
 
 
 def _code(path: str, text: str) -> str:
