@@ -38,7 +38,18 @@ CRASHES = RIGHT.replace("if not values:", "if len(values) == 1:").replace("retur
 BREAKS = RIGHT.replace("return quicksort", "if len(values) == 3 and values[0] == 3:\n        return values\n    return quicksort")
 ELSEWHERE = "import builtins, sys\nif not any('pytest' in name for name in sys.modules):\n    {}\n"
 EXITS = ELSEWHERE.format("sys.exit(0)") + WRONG
+HIDES = ELSEWHERE.format("import os\n    builtins.repr = lambda value: os.urandom(4).hex()") + WRONG
 LIES = ELSEWHERE.format("builtins.repr = lambda value: 'forged'") + WRONG
+
+EDGE = (
+    BASE.replace("    if not values:\n        return []\n", "")
+    .replace(
+        "quicksort([x for x in rest if x < first]) + [first] + quicksort([x for x in rest if x > first])",
+        "(quicksort(low) if low else []) + [first] + (quicksort(high) if high else [])",
+    )
+    .replace("    return (", "    low, high = [x for x in rest if x < first], [x for x in rest if x > first]\n    return (")
+)
+SWALLOWS = EDGE.replace("values[0], values[1:]", "values[0] if values else None, values[1:]")
 
 
 async def council(folder: Path, texts: Mapping[str, str], base: str = BASE) -> tuple[Place, ...]:
@@ -68,6 +79,19 @@ async def test_the_right_answer_leads_and_the_input_is_named(tmp_path: Path, tex
     first, *_ = await council(tmp_path, texts)
     assert first.seat in {"b", "c"}
     assert any(reason in said for said in first.reasons), first.reasons
+
+
+async def test_who_gives_another_answer_each_time_hides_nothing(tmp_path: Path) -> None:
+    first, second, last = await council(tmp_path, {"a": HIDES, "b": RIGHT, "c": OTHER_WORDS})
+    assert {first.seat, second.seat} == {"b", "c"}
+    assert any("another differs from run to run" in said for said in first.reasons), first.reasons
+    assert any("broken" in said for said in last.reasons), last.reasons
+
+
+async def test_one_who_swallows_errors_does_not_outweigh_two(tmp_path: Path) -> None:
+    made = {"a": SWALLOWS, "b": EDGE.replace("x > first", "x >= first"), "c": EDGE.replace("x > first", "not x < first")}
+    first, *_ = await council(tmp_path, made, base=EDGE)
+    assert first.seat in {"b", "c"}, first.reasons
 
 
 async def test_nothing_is_run_where_there_is_nothing_to_tell_apart(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ _FILES, _FUNCTIONS, _TESTS = 3, 4, 20
 """Changed files and functions that are run, and files of tests that are read for calls."""
 _CHARS = 400  # of one outcome
 _SECONDS = 0.5  # one call
+_UNSTEADY = "differs from run to run"
 _CRASHES = (
     "AttributeError",
     "IndexError",
@@ -117,12 +118,11 @@ class _Told:
             return Evidence(
                 INPUTS, Verdict.ERRORED, failed=1, why="it could not be run on inputs that others were run on", behaviour="-"
             )
-        others = [said for other, said in self.outcomes.items() if other != diff]
         return Evidence(
             INPUTS,
             Verdict.PASSED,
             passed=len(self.steady),
-            failed=self._against(mine, others),
+            failed=self._against(mine),
             why=self._why(mine),
             behaviour=self._behaviour(mine),
         )
@@ -142,14 +142,19 @@ class _Told:
         at = min((at for at in self.apart if mine[at] != other[at]), key=lambda at: (len(self.asked[at].given.arguments), at))
         return f"on {self.asked[at].given.call} it {mine[at]}, another {other[at]}"
 
-    def _against(self, mine: Sequence[str], others: Sequence[Sequence[str]]) -> int:
-        """Count the docstring's own examples that it breaks, and one more where it crashes on what others return a value for."""
+    def _against(self, mine: Sequence[str]) -> int:
+        """Count the docstring's own examples that it breaks, and one more where it crashes on what as many seats return a value for.
+
+        As many, so that one who swallows every error outweighs nobody.
+        """
         broken = sum(bool(self.asked[at].said) and not _holds(mine[at], self.asked[at].said) for at in self.steady)
-        crashes = any(
-            mine[at].removeprefix("raises ") in _CRASHES and any(said[at].startswith("returns ") for said in others)
-            for at in self.steady
-        )
-        return broken + crashes
+        return broken + any(_crashes(mine[at]) and self._is_spared_by_most(at) for at in self.steady)
+
+    def _is_spared_by_most(self, at: int) -> bool:
+        """Whether at least as many seats return a value for an input as crash on it."""
+        returning = {seat for diff, said in self.outcomes.items() if said[at].startswith("returns ") for seat in self.seats[diff]}
+        crashing = {seat for diff, said in self.outcomes.items() if _crashes(said[at]) for seat in self.seats[diff]}
+        return len(returning) >= max(1, len(crashing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +177,9 @@ class DistinguishingInputs:
             tasks = {diff: group.create_task(self._outcomes(diff, asked)) for diff in diffs}
         outcomes = {diff: task.result() for diff, task in tasks.items()}
         ran = {diff: said for diff, said in outcomes.items() if said}
-        # What differs from process to process is no evidence, and what cannot be run is one where others could be.
-        steady = [at for at in range(len(asked)) if all(said[at] for said in ran.values())]
+        # What differs from run to run is no evidence where it does so for all: for one alone it is what that one does, or it could hide
+        # what it does otherwise. What cannot be run is evidence where others could be.
+        steady = [at for at in range(len(asked)) if any(said[at] != _UNSTEADY for said in ran.values())]
         apart = [at for at in steady if len({said[at] for said in ran.values()}) > 1]
         if not ran or (len(ran) == len(outcomes) and not apart):
             return {}
@@ -235,7 +241,7 @@ class DistinguishingInputs:
         return self._texts[path]
 
     async def _outcomes(self, diff: str, asked: Sequence[Asked]) -> tuple[str, ...]:
-        """Return what came of each, empty where two processes gave two answers; () where it could not be run."""
+        """Return what came of each, `_UNSTEADY` where two processes gave two answers; () where it could not be run."""
         block = {
             "asked": [[item.path, item.given.function, item.given.arguments] for item in asked],
             "seconds": _SECONDS,
@@ -246,7 +252,7 @@ class DistinguishingInputs:
         )
         if not (_is_told(first, len(asked)) and _is_told(second, len(asked))):
             return ()
-        return tuple(one if one == other else "" for one, other in zip(first, second, strict=True))
+        return tuple(one if one == other else _UNSTEADY for one, other in zip(first, second, strict=True))
 
 
 def _is_told(value: object, count: int) -> TypeGuard[list[str]]:
@@ -256,6 +262,10 @@ def _is_told(value: object, count: int) -> TypeGuard[list[str]]:
         and len(value) == count
         and all(isinstance(item, str) and 0 < len(item) <= _CHARS for item in value)
     )
+
+
+def _crashes(outcome: str) -> bool:
+    return outcome.removeprefix("raises ") in _CRASHES
 
 
 def _holds(outcome: str, said: str) -> bool:
