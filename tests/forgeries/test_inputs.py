@@ -36,6 +36,7 @@ OTHER_WORDS = BASE.replace("x > first", "not x < first")
 WRONG = BASE.replace("return []", "return values")  # the smallest, and nothing is mended by it
 CRASHES = RIGHT.replace("if not values:", "if len(values) == 1:").replace("return []", "return [values[0]]")
 BREAKS = RIGHT.replace("return quicksort", "if len(values) == 3 and values[0] == 3:\n        return values\n    return quicksort")
+ENDLESS = RIGHT.replace("    if not values:", "    while len(values) > 5:\n        pass\n    if not values:")
 ELSEWHERE = "import builtins, sys\nif not any('pytest' in name for name in sys.modules):\n    {}\n"
 EXITS = ELSEWHERE.format("sys.exit(0)") + WRONG
 HIDES = ELSEWHERE.format("import os\n    builtins.repr = lambda value: os.urandom(4).hex()") + WRONG
@@ -71,9 +72,10 @@ async def council(folder: Path, texts: Mapping[str, str], base: str = BASE) -> t
         ({"a": CRASHES, "b": RIGHT}, "on quicksort([]) it returns [], another raises IndexError"),
         ({"a": BREAKS, "b": RIGHT}, "on quicksort([3, 1, 2]) it returns [1, 2, 3], another returns [3, 1, 2]"),
         ({"a": EXITS, "b": RIGHT}, "all that could be run do the same"),
+        ({"a": ENDLESS, "b": RIGHT}, "another comes to no end"),
         ({"a": LIES, "b": RIGHT, "c": OTHER_WORDS}, "another returns forged"),
     ],
-    ids=["twice", "crash", "docstring", "exits", "lies"],
+    ids=["twice", "crash", "docstring", "exits", "endless", "lies"],
 )
 async def test_the_right_answer_leads_and_the_input_is_named(tmp_path: Path, texts: Mapping[str, str], reason: str) -> None:
     first, *_ = await council(tmp_path, texts)
