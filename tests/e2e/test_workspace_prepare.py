@@ -108,6 +108,14 @@ async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_h
         assert "running tests on the untouched base" in told
 
 
+async def test_a_base_that_nothing_could_judge_is_tried_again_since_the_machine_may_have_been_mended(house: Local) -> None:
+    base = house.base(checks={"tests": ("no-such-program",)})
+    for _ in range(2):
+        told: list[str] = []
+        await house.preparer.prepare(base, told.append)
+        assert "running tests on the untouched base" in told
+
+
 async def test_setup_alone_sees_a_history(house: Local) -> None:
     describe = ("sh", "-c", "git describe --tags --dirty > /env/version; git status --porcelain >> /env/version; touch .git/mine")
     prepared = await house.preparer.prepare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # imported by the command that runs
     from moothall.wiring.early import Named
 
 _SHOWN = 20
+_LINES = 8
 _INSTEAD = (
     'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE tries such a file uncommitted.'
 )
@@ -163,13 +165,17 @@ def _details(console: Console, checked: Checked, row: CheckRow) -> None:
             console.print(Padding(line, (0, 0, 0, 2)), no_wrap=True, overflow="ellipsis")
         if len(items) > _SHOWN:
             console.print(Text(f"  … and {len(items) - _SHOWN} more {word}; --json lists all", style="dim"))
+    for line in () if row.fault else row.output.splitlines()[-_LINES:]:
+        console.print(Padding(Text(plain(line, 200), style="dim"), (0, 0, 0, 8)), no_wrap=True, overflow="ellipsis")
 
 
 def _reason(detail: str) -> str:
     """Return the line of a traceback that says what was wrong."""
     lines = [line.strip() for line in detail.splitlines() if line.strip()]
     errors = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
-    return plain((errors or lines[-1:] or [""])[0], 200)
+    panicked = [after for line, after in pairwise(lines) if "panicked at" in line]
+    last = [line for line in lines if not line.startswith("note: run with")][-1:]
+    return plain((errors or panicked or last or [""])[0], 200)
 
 
 def document(checked: Checked, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:

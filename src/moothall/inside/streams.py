@@ -107,8 +107,11 @@ _LONG = re.compile(r"test (?P<name>.+) has been running for over (?P<seconds>\d+
 _OUT = re.compile(r"---- (?P<name>.+?)(?: - should panic)? (?:stdout|stderr) ----$")
 _LINE_NUMBER = re.compile(r" \(line \d+\)")
 _NEXTEST = re.compile(
-    r"\s+(?P<result>[A-Z][A-Z0-9-]*)(?: \[|\s+\[)\s*(?P<seconds>[\d.]+)s\]\s+(?:\(\s*\d+/\d+\)\s+)?(?P<binary>\S+)\s+(?P<name>\S.*)$"
+    r"\s*(?:TRY \d+ )?(?P<result>[A-Z][A-Z0-9-]*)(?: \d+/\d+)?\s+\[(?P<yet>>?)\s*(?P<seconds>[\d.]+)s\]\s+"
+    r"(?:\(\s*(?P<number>\d+/\d+|\W+)\)\s+)?(?P<binary>\S+)\s+(?P<name>\S.*)$"
 )
+_NEXTEST_START = re.compile(r"\s+(?:Nextest run ID \S+ with|Starting \d+ tests? across) ")
+_NEXTEST_GREEN = frozenset({"PASS", "LEAK", "FLAKY"})
 _TAP = re.compile(r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?: +-)? *(?P<name>.*)$")
 _TAP_START = re.compile(r"TAP version \d+$| *1\.\.\d+(?: |$)")
 _TAP_NOTE = re.compile(r"(?P<indent> *)# (?:Subtest: )?(?P<name>.+)$")
@@ -126,18 +129,22 @@ class Plain:
         self._places: dict[str, int] = {}
         self._open = False
         self._said_of = ""
+        self._nextest = False
         self._tap = False
         self._above: list[str] = []
 
     def line(self, text: str) -> str:
         """Read one."""
         if len(text) <= _LONGEST:
+            if self._nextest:
+                self._read_nextest(text)
+                return text
             if text[:5] == "test " or text[:8] == "running " or text[:5] == "---- " or self._open or self._said_of:
                 self._libtest(text)
             if text[:1] == " " and ("Running " in text or "Doc-tests " in text):
                 self._begin(text)
-            elif text[:1] == " " and "s] " in text:
-                self._nextest(text)
+            elif text[:1] == " " and _NEXTEST_START.match(text):
+                self._nextest = True
             if "ok" in text or "#" in text or "1.." in text or text[:4] == "TAP ":
                 self._read_tap(text)
         return text
@@ -185,11 +192,22 @@ class Plain:
         elif self._said_of and text and self._cases.results.get(self._said_of) in RED:
             self._cases.say(self._said_of, text)
 
-    def _nextest(self, text: str) -> None:
+    def _read_nextest(self, text: str) -> None:
+        """What a red case printed follows its line. Of a case that is tried again the last try has a number, and the others none."""
         if found := _NEXTEST.match(text):
-            result = PASSED if found["result"] in {"PASS", "LEAK"} else SKIPPED if found["result"] == "SKIP" else FAILED
-            if found["result"] not in {"SLOW", "START"}:
-                self._cases.tell(f"{found['binary']}::{found['name']}", result, _milliseconds(found["seconds"]))
+            self._said_of = ""
+            again = found["number"] and not found["number"][:1].isdigit()
+            if found["yet"] or found["result"] in {"SLOW", "START"} or again:
+                return
+            green, case = found["result"] in _NEXTEST_GREEN, f"{found['binary']}::{found['name']}"
+            result = PASSED if green else SKIPPED if found["result"] == "SKIP" else FAILED
+            known = case in self._cases.results  # they are told again at the end
+            self._cases.tell(case, result, _milliseconds(found["seconds"]))
+            self._said_of = "" if known or result != FAILED else case
+        elif text[:4] == "────":
+            self._said_of = ""
+        elif self._said_of and text.strip():
+            self._cases.say(self._said_of, text.removeprefix("    "))
 
     def _read_tap(self, text: str) -> None:
         if _TAP_START.match(text):

@@ -22,6 +22,7 @@ _USAGE = 4  # pytest's: wrong options, or a conftest.py that cannot be imported
 _PROGRAM = re.compile(
     r"(?m)^(?:cannot run '(?P<ours>[^'\n]{1,200})'|(?:.{0,40}sh: )?(?:\d+: |line \d+: )?(?P<shell>[\w./@+-]{1,100}): (?:command )?not found)"
 )
+_SUBCOMMAND = re.compile(r"(?m)^error: no such command: `(?P<name>[\w-]{1,100})`")  # cargo's
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)")
 _OWN_FILE = ".moothall.toml"
 
@@ -126,7 +127,9 @@ def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> Che
         told=bool(run.cases),
         fault=fault,
         advice=advice,
-        output=run.output.strip()[-_TAIL:] if fault else "",
+        output=run.output.strip()[-_TAIL:]
+        if fault or (run.verdict is not Verdict.PASSED and not run.cases and not run.findings)
+        else "",
     )
 
 
@@ -153,6 +156,12 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
         program = plain((found["ours"] or found["shell"]) if found else argv[0] if argv else run.check)
         install = f'Install it by setup = ["…"] in {_OWN_FILE}, or name another command in [checks] there.'
         return f"the program {program} was not found", install
+    if not run.cases and argv[:1] == ("cargo",) and (found := _SUBCOMMAND.search(run.output)):
+        name = f"cargo-{found['name']}"
+        return (
+            f"the program {name} was not found",
+            f'Install it by setup = ["…"] in {_OWN_FILE}, or let checks see yours: sandbox.toolchains names folders whose bin they have.',
+        )
     if run.exit_code == _USAGE and not run.cases and "pytest" in " ".join(argv) and "ImportError while loading" not in run.output:
         return "pytest refuses its options", f"Mend the project's pytest configuration, or [checks] in {_OWN_FILE}."
     if run.verdict is Verdict.MISSING or (run.cases and set(run.cases.values()) <= {"skipped"}):

@@ -19,6 +19,7 @@ from moothall.domain import codec
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
 from moothall.errors import InvalidRequest
+from moothall.ranking import diagnose
 from moothall.ranking.assess import differing, told_once
 from moothall.repositories.checkout import Progress, check_out
 from moothall.repositories.clone import TrustedClone
@@ -55,7 +56,10 @@ class Preparer:
             await self._environments.make(base, key, clone, tell)
             prepared = Prepared(base, key, files)
             prepared = await self._run_checks(prepared, tell)
-            if all(_says_something(run) or self._kept(prepared, run) for run in prepared.runs.values()):
+            useless = {row.check for row in diagnose(prepared).faults}  # a program that is missing may be there next time
+            if all(
+                (run.check not in useless and _says_something(run)) or self._kept(prepared, run) for run in prepared.runs.values()
+            ):
                 await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
             return prepared
 

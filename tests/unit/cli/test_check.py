@@ -60,6 +60,19 @@ def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
+def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
+    run = CheckRun("tests", Verdict.FAILED, output="compiling\nerror[E0425]: cannot find `sum`\x1b[2J", exit_code=101)
+    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
+    assert "error[E0425]: cannot find `sum`" in said
+    assert "\x1b" not in said
+
+
+def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> None:
+    panic = "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` for more"
+    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})))
+    assert f"red   {RED}  2 + 3 is 5" in said
+
+
 @pytest.mark.parametrize(
     ("checked", "wanted"),
     [

@@ -73,6 +73,44 @@ NEXTEST = """    Starting 3 tests across 1 binary
      Summary [   0.012s] 2 tests run: 1 passed, 1 failed, 1 skipped
 """
 
+NEXTEST_AGAIN = """    Finished `test` profile [unoptimized + debuginfo] target(s) in 0.91s
+────────────
+ Nextest run ID 7165744f-d8a7-4ed3-8624-fa3d33255c90 with nextest profile: default
+    Starting 5 tests across 2 binaries (1 test skipped)
+        PASS [   0.004s] (1/5) nx tests::adds
+  TRY 1 ABRT [   0.009s] (───) nx tests::aborts
+  stdout ───
+
+    running 1 test
+
+    (test aborted with signal 6: SIGABRT)
+
+  TRY 2 ABRT [   0.004s] (2/5) nx tests::aborts
+  TRY 1 FAIL [   0.221s] (───) nx tests::flaky
+  TRY 2 PASS [   0.005s] (3/5) nx tests::flaky
+  TRY 2 FAIL [   0.140s] (4/5) nx::outer outer_bad
+  stdout ───
+
+    running 1 test
+    test outer_bad ... FAILED
+
+  stderr ───
+
+    thread 'outer_bad' (17765) panicked at tests/outer.rs:2:26:
+    bad thing
+
+        SLOW [>  2.000s] (───) nx tests::hangs
+TRY 2 TRMNTG [>  4.000s] (───) nx tests::hangs
+   TRY 2 TMT [   4.004s] (5/5) nx tests::hangs
+────────────
+     Summary [   8.263s] 5 tests run: 2 passed (1 flaky), 2 failed, 1 timed out, 1 skipped
+   FLAKY 2/2 [   0.005s] (3/5) nx tests::flaky
+  TRY 2 ABRT [   0.004s] (2/5) nx tests::aborts
+  TRY 2 FAIL [   0.140s] (4/5) nx::outer outer_bad
+   TRY 2 TMT [   4.004s] (5/5) nx tests::hangs
+error: test run failed
+"""
+
 
 def read(text: str, program: str, size: int = 7) -> tuple[Cases, str]:
     cases = Cases()
@@ -124,6 +162,18 @@ def test_what_only_looks_like_tap_is_none() -> None:
 def test_nextest() -> None:
     cases, _ = read(NEXTEST, "cargo")
     assert cases.results == {"itoa::tests::one": "passed", "itoa::test::tests::two": "failed"}
+
+
+def test_nextest_that_tries_again() -> None:
+    cases, _ = read(NEXTEST_AGAIN, "cargo")
+    assert cases.results == {
+        "nx::tests::adds": "passed",
+        "nx::tests::aborts": "failed",
+        "nx::tests::flaky": "passed",
+        "nx::outer::outer_bad": "failed",
+        "nx::tests::hangs": "failed",
+    }
+    assert cases.said["nx::outer::outer_bad"].endswith("panicked at tests/outer.rs:2:26:\nbad thing")
 
 
 def test_go_tells_cases_and_shows_its_output() -> None:

@@ -56,10 +56,14 @@ def test_green_red_flaky_and_slow_are_told() -> None:
             ),
             "the module numpy is not installed",
         ),
+        (
+            CheckRun("tests", Verdict.FAILED, output="error: no such command: `nextest`\n\nhelp: view all", exit_code=101),
+            "the program cargo-nextest was not found",
+        ),
     ],
 )
 def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str) -> None:
-    found = diagnose(prepared(run))
+    found = diagnose(prepared(run, argv=("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")))
     assert found.rows[0].fault == fault
     assert fault in found.text
     assert ".moothall.toml" in found.text
@@ -77,7 +81,9 @@ def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str)
     ],
 )
 def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
-    assert diagnose(prepared(run)).faults == ()
+    found = diagnose(prepared(run))
+    assert found.faults == ()
+    assert found.rows[0].output == run.output
 
 
 def test_an_advisory_check_is_no_fault_and_no_check_is_said() -> None:
