@@ -110,6 +110,13 @@ describe('add', () => {
   test.skip('later', () => {});
 });
 """
+_NODE_TEST_SUITE = """const { describe, it } = require('node:test'), assert = require('node:assert'), add = require('./add');
+describe('add', () => {
+  it('adds', () => assert.equal(add(1, 2), 3));
+  it('takes nought', () => assert.equal(add(1, 0), 1));
+  it.skip('later', () => {});
+});
+"""
 RUNNERS: dict[str, dict[str, str]] = {
     "vitest": {
         "package.json": '{"name": "add", "type": "module", "scripts": {"test": "vitest run"}, "devDependencies": {"vitest": "3.2.4"}}',
@@ -120,6 +127,11 @@ RUNNERS: dict[str, dict[str, str]] = {
         "package.json": '{"name": "add", "scripts": {"test": "jest"}, "devDependencies": {"jest": "29.7.0"}}',
         "add.js": "module.exports = (a, b) => a - b;\n",
         "add.test.js": _JEST,
+    },
+    "borp": {
+        "package.json": '{"name": "add", "scripts": {"test": "borp --reporter=dot"}, "devDependencies": {"borp": "1.0.0"}}',
+        "add.js": "module.exports = (a, b) => a - b;\n",
+        "add.test.js": _NODE_TEST_SUITE,
     },
 }
 """Runners of JavaScript that no project of scripts/test-repositories has for itself alone."""

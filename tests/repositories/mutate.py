@@ -53,7 +53,7 @@ _SKIPPED = {
     ".rs": (_COMMENT, r'b?r(#*)".*?"\1', r'b?"(?:\\.|[^"\\])*"', r"b?'(?:\\[^\n']+|[^'\\\n])'"),
     ".js": (_COMMENT, _DOUBLE, r"`(?:\\.|[^`\\])*`", _SINGLE, _PATTERN),
 }
-_LIKE = {".mjs": ".js", ".cjs": ".js"}
+_LIKE = {".mjs": ".js", ".cjs": ".js", ".ts": ".js", ".mts": ".js"}
 _FUNCTIONS = {
     ".go": re.compile(r"^func (?:\([^)]*\) )?(\w+)", re.MULTILINE),
     ".rs": re.compile(r"\bfn (\w+)"),
@@ -97,7 +97,10 @@ def mutable(path: str) -> bool:
         "tasks",
         "scripts",
         "ci",
+        "dist",
     }
+    if path.endswith((".d.ts", ".d.mts")):
+        return False  # says types alone
     return suffix in {".py", *_SKIPPED} and not aside & set(pure.parts) and not _aside(pure)
 
 

@@ -116,7 +116,7 @@ def show(console: Console, checked: Checked, found: Diagnosis | None, why: str) 
         console.print(Text(plain(why, _LONG), style="red"))
         return
     rows = found.rows if found else ()
-    red = sum(len(row.red) for row in rows)
+    red = sum(len(row.red) for row in rows if row.required)
     before = f" Red before: {red}. They may stay red; an answer that mends one of them is proven." if red else ""
     said = f"A council can be judged here.{before}"
     console.print(Text(said, style="green"))
@@ -165,8 +165,8 @@ def _details(console: Console, checked: Checked, row: CheckRow) -> None:
             console.print(Padding(line, (0, 0, 0, 2)), no_wrap=True, overflow="ellipsis")
         if len(items) > _SHOWN:
             console.print(Text(f"  … and {len(items) - _SHOWN} more {word}; --json lists all", style="dim"))
-    for line in () if row.fault else row.output.splitlines()[-_LINES:]:
-        console.print(Padding(Text(plain(line, 200), style="dim"), (0, 0, 0, 8)), no_wrap=True, overflow="ellipsis")
+    for printed in row.output.splitlines()[-_LINES:] if row.required and not row.fault else ():
+        console.print(Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8)), no_wrap=True, overflow="ellipsis")
 
 
 def _reason(detail: str) -> str:

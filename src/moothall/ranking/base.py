@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
 from moothall.domain.repository import Prepared
@@ -99,12 +99,15 @@ class Diagnosis:
 def diagnose(prepared: Prepared) -> Diagnosis:
     """Return what the checks of a prepared base say."""
     profile = prepared.base.profile
-    return Diagnosis(
-        tuple(
-            _row(prepared, name, prepared.runs.get(name, CheckRun(name, Verdict.MISSING)), required=name not in profile.advisory)
-            for name in profile.checks
-        )
+    rows = tuple(
+        _row(prepared, name, prepared.runs.get(name, CheckRun(name, Verdict.MISSING)), required=name not in profile.advisory)
+        for name in profile.checks
     )
+    if any(row.required and (row.fault or row.green or row.red or row.findings or not row.flaky) for row in rows):
+        return Diagnosis(rows)
+    fault = "all that it tells differs between two runs of the same files, so nothing of it is evidence"
+    advice = f"Name a command that says the same each time in [checks] of {_OWN_FILE}."
+    return Diagnosis(tuple(replace(row, fault=fault, advice=advice) if row.required else row for row in rows))
 
 
 def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> CheckRow:

@@ -67,6 +67,16 @@ def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
     assert "\x1b" not in said
 
 
+def test_what_only_advises_proves_nothing_and_is_not_counted() -> None:
+    advised = replace(
+        BASE, profile=replace(PROFILE, checks={**PROFILE.checks, "lint": ("npm", "run", "lint")}, advisory=("lint",))
+    )
+    runs = {"tests": RUN, "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1)}
+    said = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
+    assert "Red before: 1." in said
+    assert "Usage: tsc" not in said
+
+
 def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> None:
     panic = "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` for more"
     said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})))

@@ -86,6 +86,15 @@ def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
     assert found.rows[0].output == run.output
 
 
+def test_where_all_differs_from_run_to_run_nothing_could_be_judged() -> None:
+    run = CheckRun("tests", Verdict.FAILED, exit_code=1)
+    assert "differs between two runs" in diagnose(prepared(run, flaky=("tests",))).text
+    cases = CheckRun("tests", Verdict.FAILED, {"a": "passed", "b": "failed"})
+    assert diagnose(prepared(cases, flaky=("b",))).text == ""
+    assert "differs between two runs" in diagnose(prepared(cases, flaky=("a", "b"))).text
+    assert diagnose(prepared(run, flaky=("tests",), advisory=("tests",))).text == ""
+
+
 def test_an_advisory_check_is_no_fault_and_no_check_is_said() -> None:
     run = CheckRun("tests", Verdict.FAILED, output="cannot run 'uv'", exit_code=127)
     assert diagnose(prepared(run, advisory=("tests",))).text == ""

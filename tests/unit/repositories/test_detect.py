@@ -266,6 +266,13 @@ def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
     assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == ("python", "-m", "pytest", "test.py")
 
 
+def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
+    files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
+    more = ("-o", "python_files=test_*.py *_test.py test/test.py")
+    assert found(files).checks["tests"] == ("python", "-m", "pytest", *more)
+    assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == ("python", "-m", "pytest")
+
+
 @pytest.mark.parametrize(
     "text", ["[project]\ndependencies = ['--index-url=http://x']\n", "[dependency-groups]\ntest = ['-r /etc/passwd']\n"]
 )

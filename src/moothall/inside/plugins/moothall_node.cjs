@@ -19,6 +19,10 @@ function addReporter() {
     process.argv.push("--reporter=default", `--reporter=${ours("moothall_vitest.mjs")}`, ...(only ? ["-t", only] : []));
   } else if (/\/ava\/(entrypoints\/)?cli\.(m?js)$/.test(main) || /\/\.bin\/ava$/.test(main)) {
     if (!args.includes("--tap")) process.argv.push("--tap");
+  } else if (/\/borp\/borp\.js$/.test(main) || /\/\.bin\/borp$/.test(main)) {
+    // One reporter takes the place of the usual one; what was said of reporters before stays.
+    const shown = args.some((part) => /^(--reporter|-r)/.test(part)) ? [] : ["--reporter=spec"];
+    process.argv.push(...shown, `--reporter=${ours("moothall_node_test.mjs")}:/dev/null`);
   } else if (process.execArgv.includes("--test") && !process.env.NODE_TEST_CONTEXT) {
     if (!process.execArgv.some((part) => part.includes("moothall_"))) testRunner();
   }

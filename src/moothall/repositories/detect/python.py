@@ -23,6 +23,8 @@ TEXTS = (
 _READ = (*TEXTS, "uv.lock", "poetry.lock", "pdm.lock")
 _TESTS = ("test_*.py", "*_test.py")
 _OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.py", "/*/tests/*.py", "/src/*/tests/*.py")
+_WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
+"""Tests that pytest would pass over, for it finds others beside them."""
 _NOT_TESTS = re.compile(r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$")
 _MOST_FILES = 50
 _ASKS_GIT = re.compile(
@@ -40,7 +42,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     if not pyproject and not project.any("*.py"):
         return None
     lint = "ruff" in table(pyproject, "tool") or "ruff.toml" in project.files or ".ruff.toml" in project.files
-    tests = _tests(project, pyproject, below)
+    tests = _tests(project, below)
     if below and not tests and not any(name in project.files for name in _READ) and not requirement_files(project):
         return None  # all that is Python here belongs to one of the folders
     siblings = _siblings(project, pyproject, named)
@@ -125,15 +127,17 @@ def _each_once(parts: Any) -> list[tuple[str, ...]]:
     return list(found)
 
 
-def _tests(project: Project, pyproject: Mapping[str, Any], below: Sequence[str]) -> tuple[str, ...]:
+def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
     """Return the command of the tests, () where there are none outside the folders of `below`."""
     inside = tuple(f"{folder.removeprefix(project.folder).strip('/')}/" for folder in below)
     mine = Project(project.folder, frozenset(path for path in project.files if not path.startswith(inside)), project.texts)
     ignored = tuple(f"--ignore={folder.rstrip('/')}" for folder in inside)
-    configured = table(pyproject, "tool", "pytest", "ini_options")
+    said = any("python_files" in project.texts.get(name, "") for name in _CONFIGURED)
     if mine.any(*_TESTS):
-        return ("python", "-m", "pytest", *ignored)
-    if "python_files" in configured or any("python_files" in project.texts.get(name, "") for name in _CONFIGURED):
+        whole = sorted(path for path in mine.files if not said and matches(_WHOLE, path))
+        more = ("-o", f"python_files={' '.join((*_TESTS, *whole))}") if whole else ()
+        return ("python", "-m", "pytest", *more, *ignored)
+    if said:
         return ("python", "-m", "pytest", *ignored) if mine.any(*_OTHER_TESTS) else ()
     others = sorted(path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path))
     return ("python", "-m", "pytest", *others[:_MOST_FILES]) if others else ()
