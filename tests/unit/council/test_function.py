@@ -165,7 +165,7 @@ def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: b
     function = function_of("Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES)
     assert function is not None
     said = function.whole.head[-1].content
-    assert ("# tests/test_a.py fails now and must pass:\nassert sub(3, 1) == 2" in said) == shown
+    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in said) == shown
     assert ("def test_" in said) == (bool(tests) and not shown)
 
 
@@ -257,6 +257,16 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
         assert reply_begun.role == "assistant"
         assert reply_begun.content == f"```python\n{text}{step}"
         assert way.begun == f"{begun}\n{step}"
+
+
+def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
+    tests = "def test_a():\n    assert half( 4)==2\n\n\ndef test_b():\n    assert half(2) == 1\n"
+    function = function_of("Complete half", Shown((("tests/t.py", tests),), (("b.py", STUB),), ""), ())
+    assert function is not None
+    for way in (function.whole, *function.completions):
+        said = way.head[1].content
+        assert "assert half(2) == 1" in said
+        assert "half( 4)" not in said
 
 
 @pytest.mark.parametrize(
