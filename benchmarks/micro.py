@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Settings, load_settings
+from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
@@ -25,6 +25,7 @@ from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
 from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
+from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import Hands, open_hands, register

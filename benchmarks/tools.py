@@ -17,10 +17,10 @@ from benchmarks.load import Act, Run, in_turn, side_by_side
 from benchmarks.served import Served
 from benchmarks.stub import Stub
 from benchmarks.workload import Wrong
-from moothall.config import load_settings
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.repositories.sample import make_sample_repository
+from moothall.settings import load_settings
 from moothall.wiring.trusted import register
 
 CALLS = 9

@@ -21,11 +21,12 @@ from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
-from moothall.config import Settings, load_settings
+from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import MoothallError
+from moothall.settings import load_settings
 from moothall.wiring.house import House, model_url, open_house
 from moothall.wiring.trusted import register
 

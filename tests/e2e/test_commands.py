@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from house import Command, git
-from moothall.config import Llm, load_settings
+from moothall.config import Llm
 from moothall.council.desk import Defaults, Desk
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
+from moothall.settings import load_settings
 from moothall.wiring.bus import open_log
 from moothall.wiring.trusted import trusted_repositories
 

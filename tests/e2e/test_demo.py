@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from house import Command, Run, git
-from moothall.config import load_settings
 from moothall.model.weights import fetch_weights
+from moothall.settings import load_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from house import git
-from moothall.config import load_settings
 from moothall.domain.evidence import Verdict
 from moothall.repositories.sample import make_sample_repository
+from moothall.settings import load_settings
 from moothall.wiring.trusted import open_hands, register
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

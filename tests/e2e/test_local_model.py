@@ -17,11 +17,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from moothall.config import load_settings
 from moothall.domain.chat import ChatReply, Message
 from moothall.errors import ConfigurationError
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.local import local_model_server
+from moothall.settings import load_settings
 from moothall.testing.chat import FINISH, ask
 from moothall.testing.chat_contract import ChatModelContract
 from support.processes import command_line
@@ -108,7 +108,7 @@ PARENT = """
 import asyncio, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from moothall.config import load_settings
+from moothall.settings import load_settings
 from moothall.model.local import local_model_server
 
 async def main():

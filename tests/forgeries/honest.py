@@ -13,11 +13,12 @@ from pathlib import Path
 
 from fetch import Project, make_repository, projects
 from judge import alone
-from moothall.config import Limits, load_settings
+from moothall.config import Limits
 from moothall.council.counter import CounterProof
 from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns
 from moothall.domain.proposal import Proposal
+from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.wiring.trusted import open_hands, register
 

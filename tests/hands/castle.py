@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
 from hostile_site import site
-from moothall.config import Guard, Http, Sandbox
+from moothall.config import Guard, Sandbox
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
@@ -31,13 +31,14 @@ from moothall.guard.rules import Rules
 from moothall.guard.seat import Meter, SeatContext
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
-from moothall.toolkits.web import WebTools
-from moothall.tools.catalogue import CATALOGUE
+from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.toolkit import WebTools
 from moothall.tools.spec import Rate
 from moothall.visits.standing import StandingWorkspace
 from moothall.workspace.gittools import GitState
 from support.gate import Facts, in_seconds
 from support.local import PYTEST, Local, local
+from support.tools import CATALOGUE
 
 SECRET = "canary-of-the-operator-5c1e9a77"
 FILES = {

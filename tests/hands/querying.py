@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from moothall.config import Db
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.toolkits.databases import DatabaseTools
-from moothall.tools.db_tools import SPECS
+from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.spec import SPECS
+from moothall.toolkits.db.toolkit import DatabaseTools
 from support.gate import Room, in_seconds
 
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}

@@ -14,12 +14,14 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
-from moothall.config import Browser, Http, Sandbox
+from moothall.config import Sandbox
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox.spec import bubblewrap
-from moothall.toolkits.browser import BrowserTools
-from moothall.toolkits.chromium import find_chromium
-from moothall.tools.browser_tools import BrowserRun
+from moothall.toolkits.browser.chromium import find_chromium
+from moothall.toolkits.browser.settings import Browser
+from moothall.toolkits.browser.spec import BrowserRun
+from moothall.toolkits.browser.toolkit import BrowserTools
+from moothall.toolkits.web.settings import Http
 from support.folder import Folder
 from support.gate import in_seconds
 from support.processes import command_line

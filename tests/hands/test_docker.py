@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Docker
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.toolkits.docker import DockerTools
-from moothall.toolkits.engine import engine_at
-from moothall.tools.docker_tools import SPECS
+from moothall.toolkits.docker.engine import engine_at
+from moothall.toolkits.docker.settings import Docker
+from moothall.toolkits.docker.spec import SPECS
+from moothall.toolkits.docker.toolkit import DockerTools
 from support.engine import engine
 from support.folder import Folder
 from support.gate import in_seconds

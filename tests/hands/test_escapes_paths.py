@@ -18,7 +18,7 @@ from corpus.paths import ATTEMPTS
 from moothall.inside import files
 from moothall.inside.paths import ToolFailure
 from moothall.inside.texts import Limits
-from moothall.tools.catalogue import CATALOGUE
+from support.tools import CATALOGUE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Http, Settings, Workspace
+from moothall.config import Workspace
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace as OpenWorkspace
+from moothall.settings import load_settings
+from moothall.toolkits.web.settings import Http
 from moothall.wiring.trusted import Hands, open_hands
 from support.githttp import GitServer, git_server
 from support.repos import Repo, make_repo
@@ -60,7 +62,7 @@ async def scene(tmp_path: Path, servers: tuple[GitServer, GitServer]) -> AsyncIt
     app.git("config", "http.receivepack", "true")
     make_repo(tmp_path / "public" / "tools.git", {"tool.py": "TOOL = 1\n", "deep/more.txt": "more\n"})
     (tmp_path / "token").write_text(_TOKEN, encoding="utf-8")
-    settings = Settings(
+    settings = load_settings(
         data_dir=tmp_path / "data",
         workspace=Workspace(allowed_schemes=("http", "file")),
         http=Http(allow=(public.url.removeprefix("http://"),)),

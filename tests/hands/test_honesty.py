@@ -11,16 +11,16 @@ from typing import Any, get_args
 
 import pytest
 
-from moothall.config import load_settings
 from moothall.config.hands import Wall
 from moothall.errors import ConfigurationError
 from moothall.sandbox.probe import LAYERS
+from moothall.settings import load_settings
 
 pytestmark = pytest.mark.e2e
 HERE = Path(__file__).parent
 START = """
 import asyncio, sys
-from moothall.config import load_settings
+from moothall.settings import load_settings
 from moothall.telemetry import metrics
 from moothall.wiring.walls import check_walls
 from moothall.errors import MoothallError

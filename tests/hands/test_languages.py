@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Sandbox, Settings
+from moothall.config import Sandbox
 from moothall.domain.evidence import Verdict
 from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.settings import load_settings
 from moothall.wiring.trusted import open_hands, register
 from support.repos import make_repo
 
@@ -155,7 +156,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     if name == "make":
         (repo.path / "check.sh").chmod(0o755)
         repo.commit()
-    settings = Settings(data_dir=tmp_path / "data", sandbox=Sandbox(toolchains=_toolchains(project.program)))
+    settings = load_settings(data_dir=tmp_path / "data", sandbox=Sandbox(toolchains=_toolchains(project.program)))
     async with open_hands(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         prepared = await hands.repositories.prepare(base)
@@ -180,7 +181,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", RUNNERS)
 async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
     repo = make_repo(tmp_path / "repo", RUNNERS[name])
-    settings = Settings(data_dir=tmp_path / "data")
+    settings = load_settings(data_dir=tmp_path / "data")
     async with open_hands(settings) as hands:
         prepared = await hands.repositories.prepare(
             await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
@@ -198,7 +199,7 @@ async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, na
 async def test_the_package_manager_that_a_project_names_sets_it_up(tmp_path: Path, manager: str) -> None:
     files = {**PROJECTS["npm"].files, "package.json": _PACKAGE.replace('"scripts"', f'"packageManager": "{manager}", "scripts"')}
     repo = make_repo(tmp_path / "repo", files)
-    settings = Settings(data_dir=tmp_path / "data")
+    settings = load_settings(data_dir=tmp_path / "data")
     async with open_hands(settings) as hands:
         prepared = await hands.repositories.prepare(
             await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))

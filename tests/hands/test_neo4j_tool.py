@@ -13,8 +13,8 @@ from neo4j import GraphDatabase
 from pydantic import SecretStr
 from querying import PASSWORD, ask
 
-from moothall.config import Db
 from moothall.domain.tool import ToolStatus
+from moothall.toolkits.db.settings import Db
 from support import neo4j as neo4j_server
 from support import servers
 

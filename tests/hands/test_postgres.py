@@ -13,11 +13,12 @@ import pytest
 from pydantic import SecretStr
 from querying import PASSWORD, ask
 
-from moothall.config import Databases, Db, load_settings
 from moothall.domain.tool import ToolStatus
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
+from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
+from moothall.toolkits.db.settings import Databases, Db
 from moothall.wiring.rules import open_rules
 from support import servers
 from support.gate import Facts, House, tool_call

@@ -11,8 +11,8 @@ import redis.asyncio
 from pydantic import SecretStr
 from querying import PASSWORD, ask
 
-from moothall.config import Db
 from moothall.domain.tool import ToolStatus
+from moothall.toolkits.db.settings import Db
 from support import servers
 
 pytestmark = pytest.mark.e2e

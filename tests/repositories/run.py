@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fetch import PROGRAMS, Project, make_repository, projects
-from moothall.config import Settings, load_settings
+from moothall.config import Settings
+from moothall.settings import load_settings
 from moothall.testing.model import scripted_model
 from scripted import Player, Riddle
 from search import Found, search

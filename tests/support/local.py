@@ -17,6 +17,7 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.spec import interpreter
+from moothall.settings import load_settings
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 from support.repos import SAMPLE, make_repo
@@ -65,7 +66,7 @@ class Local:
 @asynccontextmanager
 async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
     """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
-    settings = Settings(
+    settings = load_settings(
         data_dir=folder / "data",
         workspace=Workspace(warm=warm),
         sandbox=Sandbox(**{"toolchains": (PACKAGES,), **limits}),

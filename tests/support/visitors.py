@@ -13,7 +13,6 @@ from moothall.bus import codec
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import subject
-from moothall.config import load_settings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
@@ -22,6 +21,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
+from moothall.settings import load_settings
 from moothall.visits.visits import Visits
 from moothall.wiring.rules import open_rules
 from moothall.wiring.visiting import execution_service, tool_service, workflow_service

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from moothall.config import Llm, load_settings
+from moothall.config import Llm
 from moothall.model.client import OpenAIModel, open_model
+from moothall.settings import load_settings
 
 _MEASURED = pytest.StashKey[list[str]]()
 

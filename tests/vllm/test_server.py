@@ -15,7 +15,7 @@ from moothall.domain.chat import Message, ReplySchema
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
 from moothall.testing.chat import ask
-from moothall.tools.catalogue import CATALOGUE
+from support.tools import CATALOGUE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

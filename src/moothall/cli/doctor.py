@@ -13,11 +13,12 @@ import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
-from moothall.cli.finding import Finding
 from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
+from moothall.domain.overview import Finding
 from moothall.errors import MoothallError
+from moothall.toolkits.families import FAMILIES
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from moothall.model.client import OpenAIModel
@@ -56,10 +57,9 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield await _python(settings)
     yield await _bus(settings)
     yield await _model(settings)
-    from moothall.cli.outside import outside
-
-    async for finding in outside(settings):
-        yield finding
+    for family in FAMILIES:
+        async for finding in family.examine(settings):
+            yield finding
 
 
 def _data_dir(path: Path) -> Finding:

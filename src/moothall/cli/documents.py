@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from moothall.cli.finding import Finding
 from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
-from moothall.domain.overview import TaskView
+from moothall.domain.overview import Finding, TaskView
 from moothall.ranking.base import CheckRow
 
 VERSION: Literal[1] = 1

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from moothall.cli.exits import EXIT_INTERRUPTED, EXIT_WRONG
-from moothall.config import Settings, default_file, load_settings, secret_values
+from moothall.config import Settings, default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
@@ -28,6 +28,8 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
 
     `narrated`: the command says itself what happens, so that only warnings are logged beside it.
     """
+    from moothall.settings import load_settings
+
     settings = load_settings(file_of(context))
     with suppress(OSError):  # who needs it says what is wrong
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

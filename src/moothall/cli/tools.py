@@ -68,9 +68,10 @@ def list_(
 
 
 async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, as_json: bool) -> int:
+    from moothall.toolkits.families import unset_tools
     from moothall.tools.catalogue import offered
     from moothall.tools.discovery import discover, entry
-    from moothall.wiring.rules import catalogue_of, read_table, unset_tools
+    from moothall.wiring.rules import catalogue_of, read_table
     from moothall.wiring.switching import switches
 
     async with switches(settings) as known:
@@ -79,7 +80,9 @@ async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, 
     unset = unset_tools(settings, tenant)
     without = {*off, *unset}
     specs = (
-        offered(read_table(settings).of(role), without=without, catalogue=known_tools) if role else tuple(known_tools.values())
+        offered(read_table(settings, known_tools).of(role), without=without, catalogue=known_tools)
+        if role
+        else tuple(known_tools.values())
     )
     found = discover(specs, wanted)
     if as_json:
@@ -109,8 +112,9 @@ def show(context: click.Context, *, name: str, tenant: str, as_json: bool) -> No
 
 async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) -> int:
     from moothall.errors import NotFound
+    from moothall.toolkits.families import unset_tools
     from moothall.tools.discovery import entry
-    from moothall.wiring.rules import catalogue_of, unset_tools
+    from moothall.wiring.rules import catalogue_of
     from moothall.wiring.switching import switches
 
     spec = catalogue_of(settings).get(name)
@@ -150,7 +154,7 @@ def disable(context: click.Context, *, name: str, reason: str, tenant: str) -> N
 
 
 async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> int:
-    from moothall.wiring.rules import unset_tools
+    from moothall.toolkits.families import unset_tools
     from moothall.wiring.switching import switches
 
     async with switches(settings) as known:

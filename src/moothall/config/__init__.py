@@ -9,21 +9,16 @@ from __future__ import annotations
 
 from moothall.config.environment import environment, package_environment, package_files
 from moothall.config.file import default_file
-from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
-from moothall.config.outside import Browser, Databases, Db, Docker
+from moothall.config.hands import Guard, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
-from moothall.config.settings import Settings, load_settings, secret_values
+from moothall.config.section import Section
+from moothall.config.settings import Settings, read_settings, secret_values
 
 __all__ = [
-    "Browser",
     "Bus",
-    "Databases",
-    "Db",
-    "Docker",
     "Graph",
     "Grpc",
     "Guard",
-    "Http",
     "Limits",
     "Llm",
     "Log",
@@ -31,6 +26,7 @@ __all__ = [
     "Ray",
     "Runner",
     "Sandbox",
+    "Section",
     "Settings",
     "Trace",
     "Wasm",
@@ -38,8 +34,8 @@ __all__ = [
     "Workspace",
     "default_file",
     "environment",
-    "load_settings",
     "package_environment",
     "package_files",
+    "read_settings",
     "secret_values",
 ]

@@ -1,4 +1,4 @@
-"""All settings, and where they come from."""
+"""The settings of the house itself, and where settings come from."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from pydantic_settings import (
 )
 
 from moothall.config.file import place_of, read_toml, unknown
-from moothall.config.hands import Guard, Http, Limits, Runner, Sandbox, Wasm, Workspace
-from moothall.config.outside import Browser, Db, Docker
+from moothall.config.hands import Guard, Limits, Runner, Sandbox, Wasm, Workspace
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
@@ -48,7 +47,7 @@ class Secrets(Section):
 
 
 class Settings(BaseSettings):
-    """All of it. Frozen; made once by `load_settings` and handed down."""
+    """All of it but the sections of the families of tools, which `moothall.settings` adds. Frozen; made once and handed down."""
 
     model_config = SettingsConfigDict(
         env_prefix="MOOTHALL_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
@@ -66,11 +65,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     secrets: Secrets = Secrets()
     guard: Guard = Guard()
-    http: Http = Http()
     wasm: Wasm = Wasm()
-    db: Db = Db()
-    browser: Browser = Browser()
-    docker: Docker = Docker()
     grpc: Grpc = Grpc()
     web: Web = Web()
     graph: Graph = Graph()
@@ -103,22 +98,22 @@ def _forms(secret: str) -> Iterator[str]:
         yield from dict.fromkeys(form for form in (password, unquote(password)) if form)
 
 
-def _wrong(error: ValidationError, config: Path | None, from_file: Mapping[str, Any]) -> Iterator[str]:
+def _wrong(kind: type[Settings], error: ValidationError, config: Path | None, from_file: Mapping[str, Any]) -> Iterator[str]:
     """Say of each wrong setting where it stands, and what is wrong."""
     for item in error.errors():
         keys = [str(part) for part in item["loc"]]
-        said = unknown(Settings, keys) if item["type"] == "extra_forbidden" else item["msg"]
+        said = unknown(kind, keys) if item["type"] == "extra_forbidden" else item["msg"]
         colon = "" if item["type"] == "extra_forbidden" else ":"
         yield f"{place_of(config, from_file, keys) if config else ''}{'.'.join(keys)}{colon} {said}"
 
 
-def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
-    """Return the effective settings; raises `ConfigurationError` naming each wrong one."""
-    if wrong_names := wrong_variables(Settings, "MOOTHALL_", os.environ):
+def read_settings(kind: type[Settings], config: Path | None = None, **overrides: Any) -> Settings:
+    """Return the effective settings, a `kind`; raises `ConfigurationError` naming each wrong one."""
+    if wrong_names := wrong_variables(kind, "MOOTHALL_", os.environ):
         raise ConfigurationError("; ".join(wrong_names))
     from_file = read_toml(config) if config else {}
 
-    class Loaded(Settings):
+    class Loaded(kind):  # type: ignore[misc, valid-type]  # a class that is handed in
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
@@ -129,10 +124,10 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     try:
         loaded = Loaded(**overrides)
     except ValidationError as error:
-        raise ConfigurationError(f"settings are wrong: {'; '.join(_wrong(error, config, from_file))}") from error
+        raise ConfigurationError(f"settings are wrong: {'; '.join(_wrong(kind, error, config, from_file))}") from error
     except (OSError, SettingsError) as error:
         raise ConfigurationError(f"settings cannot be read: {error}") from error
-    return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})
+    return kind.model_construct(**{name: getattr(loaded, name) for name in kind.model_fields})
 
 
 # A Kubernetes service called moothall-something puts these into every container beside it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moothall.council.coding import Coding, TurnContext
@@ -14,7 +14,7 @@ from moothall.domain.proposal import Operation
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.tools.arguments import arguments_digest
-from moothall.tools.catalogue import CATALOGUE, Danger
+from moothall.tools.catalogue import Danger, ToolSpec
 
 _NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}
 
@@ -27,6 +27,7 @@ class Did:
     operations: Sequence[Operation]
     texts: Sequence[Callable[[int], str]]
     brief: str
+    catalogue: Mapping[str, ToolSpec]
 
     @property
     def succeeded(self) -> bool:
@@ -37,7 +38,7 @@ class Did:
     def may_have_changed(self) -> bool:
         """A tool that failed half-way may have changed something too; one that never ran has not."""
         return any(
-            (spec := CATALOGUE.get(result.tool)) is not None
+            (spec := self.catalogue.get(result.tool)) is not None
             and spec.danger is not Danger.READ
             and result.status not in _NEVER_RAN
             for result in self.results
@@ -52,12 +53,18 @@ def asked_of(said: Turn) -> str:
 async def do(said: Turn, coding: Coding | None, at: TurnContext) -> Did:
     """Run what the turn asks for. Raises what the gate and the model raise."""
     if said.python is None or coding is None:
-        return await _act(said.actions, at.calls(at.allowance or Allowance(len(said.actions))))
+        return await _act(said.actions, at.calls(at.allowance or Allowance(len(said.actions))), at.gate.catalogue)
     coded = await coding.run(said.python, at)
-    return Did(coded.results, coded.operations, [functools.partial(block_text, coded.run)], f"python {coded.run.status}")
+    return Did(
+        coded.results,
+        coded.operations,
+        [functools.partial(block_text, coded.run)],
+        f"python {coded.run.status}",
+        at.gate.catalogue,
+    )
 
 
-async def _act(actions: Sequence[Action], calls: BlockCalls) -> Did:
+async def _act(actions: Sequence[Action], calls: BlockCalls, catalogue: Mapping[str, ToolSpec]) -> Did:
     """Run the actions in order and stop at the first that does not succeed."""
     results: list[ToolResult] = []
     for action in actions:
@@ -69,4 +76,5 @@ async def _act(actions: Sequence[Action], calls: BlockCalls) -> Did:
     ]
     if len(results) < len(actions):
         texts.append(lambda _room: f"The {len(actions) - len(results)} actions after it were not run.")
-    return Did(results, calls.operations, texts, ", ".join(f"{result.tool[:40]} {result.status}" for result in results))
+    brief = ", ".join(f"{result.tool[:40]} {result.status}" for result in results)
+    return Did(results, calls.operations, texts, brief, catalogue)

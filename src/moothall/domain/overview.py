@@ -70,3 +70,13 @@ class TaskView:
     requested: str = ""
     ended: str = ""
     duration_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One part: whether it works, what was seen, and what would mend it."""
+
+    part: str
+    ok: bool
+    detail: str
+    mend: str = ""

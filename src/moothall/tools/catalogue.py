@@ -1,4 +1,4 @@
-"""All tools, in the order of prompts. A tool is added by a file that says what it is, and by its line in `_FAMILIES`."""
+"""The tools that every workspace has, in the order of prompts. Families beside them are `moothall.toolkits`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from moothall.domain.tool import Grant
-from moothall.tools import browser_tools, code_tools, db_tools, docker_tools, web_tools, workspace_tools
+from moothall.tools import code_tools, workspace_tools
 from moothall.tools.spec import Danger, ToolSpec
 
 __all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "offered"]
 
-_FAMILIES = (workspace_tools.SPECS, code_tools.SPECS, web_tools.SPECS, browser_tools.SPECS, db_tools.SPECS, docker_tools.SPECS)
-
-CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for family in _FAMILIES for spec in family}
+CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*workspace_tools.SPECS, *code_tools.SPECS)}
 
 
 def is_granted(grant: Grant, tool: str) -> bool:

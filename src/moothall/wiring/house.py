@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.bus.beside import beside
+from moothall.aio import beside
 from moothall.collector import Collector
 from moothall.config import Settings, secret_values
 from moothall.council.desk import Desk

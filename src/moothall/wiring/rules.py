@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from moothall.bus.beside import beside
+from moothall.aio import beside
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
 from moothall.guard import revocations, switches
@@ -22,38 +22,10 @@ from moothall.guard.rules import Rules
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bus, Toolkit
 from moothall.services.identity import ensure_token
-from moothall.tools import docker_tools
+from moothall.toolkits.families import FAMILIES, Families, family_tools, unset_tools
 from moothall.tools.catalogue import CATALOGUE
-from moothall.tools.db_tools import writing
 from moothall.tools.spec import ToolSpec
 from moothall.tools.wasm_tools import read_tools
-
-_DATABASES = ("postgres", "redis", "neo4j")
-
-
-def unset_tools(settings: Settings, tenant: str) -> Mapping[str, str]:
-    """Return, by the name of each tool that a tenant cannot use yet, the setting that is missing."""
-    from moothall.toolkits.chromium import find_chromium
-
-    missing = {}
-    if not settings.http.search_url:
-        missing["web.search"] = "MOOTHALL_HTTP__SEARCH_URL, the root of a SearXNG server, is not set"
-    databases = settings.db.of(tenant)
-    whose = f" in [db.tenants.{tenant}]" if tenant in settings.db.tenants else ""
-    for server in _DATABASES:
-        if getattr(databases, f"{server}_url") is None:
-            missing[f"db.{server}"] = f"MOOTHALL_DB__{server.upper()}_URL is not set{whose}"
-    if settings.docker.host is None:
-        missing |= {spec.name: "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set" for spec in docker_tools.SPECS}
-    if find_chromium(settings.browser) is None:
-        named = settings.browser.executable
-        missing["browser.run"] = (
-            f"MOOTHALL_BROWSER__EXECUTABLE {named} is no file"
-            if named
-            else "no Chromium is on PATH, nor is MOOTHALL_BROWSER__EXECUTABLE set"
-        )
-    return missing
-
 
 _GRACE_SECONDS = 60.0
 _TENANTS = 1000
@@ -61,57 +33,55 @@ _KEY_CHARS = 32
 
 
 @asynccontextmanager
-async def open_rules(settings: Settings, bus: Bus) -> AsyncIterator[Rules]:
+async def open_rules(settings: Settings, bus: Bus, families: Families = FAMILIES) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
-    from moothall.toolkits.browser import BrowserTools
-    from moothall.toolkits.databases import DatabaseTools
-    from moothall.toolkits.docker import DockerTools
-    from moothall.toolkits.web import WebTools
-
-    catalogue = await asyncio.to_thread(catalogue_of, settings)
+    catalogue = await asyncio.to_thread(catalogue_of, settings, families)
     off = switches.Switches(bus.bucket(switches.BUCKET), catalogue)
     revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
     key = await asyncio.to_thread(guard_key, settings)
     waiting = parking_of(settings, bus, key)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
-    web = WebTools(settings.http)
-    docker = DockerTools(settings.docker)
-    browser = BrowserTools(settings.browser, settings.http, settings.sandbox)
-    toolkits: dict[str, Toolkit] = {
-        "http": web,
-        "web": web,
-        "browser": browser,
-        "db": DatabaseTools(settings.db),
-        "docker": docker,
-    }
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings))
         for work, name in (
             (off.run(), "tools"),
             (revoked.run(), "revocations"),
             (waiting.run(), "parked"),
-            (docker.run(), "containers"),
         ):
             await stack.enter_async_context(beside(work, name))
+        toolkits: dict[str, Toolkit] = {}
+        leaving: list[Callable[[str], Awaitable[None]]] = []
+        for family in families:
+            opened = await stack.enter_async_context(family.open(settings))
+            toolkits |= {spec.category: opened.toolkit for spec in family.specs(settings)}
+            leaving += [opened.left] if opened.left else []
+
+        async def left(workspace_id: str) -> None:
+            for leave in leaving:
+                await leave(workspace_id)
+
         yield Rules(
             off=off.off,
-            unset=functools.lru_cache(_TENANTS)(functools.partial(unset_tools, settings)),
-            grants=await asyncio.to_thread(read_table, settings),
+            unset=functools.lru_cache(_TENANTS)(lambda tenant: unset_tools(settings, tenant, families)),
+            grants=await asyncio.to_thread(read_table, settings, catalogue),
             tokens=tokens,
             policy=policy,
             parking=waiting,
             rates=SharedRates(bus.bucket("rates")),
             toolkits=toolkits,
             catalogue=catalogue,
-            left=docker.left,
+            left=left,
         )
 
 
-def catalogue_of(settings: Settings) -> Mapping[str, ToolSpec]:
+def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[str, ToolSpec]:
     """Return all tools: those of Moothall, and an operator's own. Raises `ConfigurationError`."""
-    ours = writing(CATALOGUE) if settings.db.write else CATALOGUE
-    return {**ours, **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)}}
+    return {
+        **CATALOGUE,
+        **family_tools(settings, families),
+        **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)},
+    }
 
 
 def parking_of(settings: Settings, bus: Bus, key: bytes) -> Parking:
@@ -124,13 +94,13 @@ def longest_token(settings: Settings) -> float:
     return max(settings.guard.token_seconds, settings.limits.deliberation_seconds + _GRACE_SECONDS)
 
 
-def read_table(settings: Settings) -> Grants:
+def read_table(settings: Settings, catalogue: Mapping[str, ToolSpec]) -> Grants:
     """Return who is granted what. Raises `ConfigurationError`."""
     file = _folder(settings) / ROLES_FILE
     if settings.guard.policies is not None and not file.exists():
         file = policies_folder() / ROLES_FILE
     try:
-        return read_grants(file.read_text(encoding="utf-8"), catalogue_of(settings).values())
+        return read_grants(file.read_text(encoding="utf-8"), catalogue.values())
     except OSError as error:
         raise ConfigurationError(f"the table of roles {file} cannot be read: {error.strerror}") from error
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.bus.beside import beside
+from moothall.aio import beside
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.overview import Overview

@@ -104,7 +104,7 @@ async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
 
 async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tuple[str, DeliberationStatus]:
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
-    from moothall.bus.beside import beside
+    from moothall.aio import beside
     from moothall.collector import Collector
 
     async with AsyncExitStack() as stack:

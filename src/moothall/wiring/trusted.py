@@ -22,6 +22,7 @@ from moothall.repositories.gitremote import Remote
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, TrustedRepositories
 from moothall.toolkits.destinations import Destinations
+from moothall.toolkits.web.family import WebFamily
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
@@ -37,7 +38,8 @@ async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | N
 
 
 def _make_trusted(settings: Settings, prepare: Prepare) -> TrustedRepositories:
-    destinations = Destinations.read(settings.http.allow, only=settings.http.only_allowed)
+    http = WebFamily().own(settings)
+    destinations = Destinations.read(http.allow, only=http.only_allowed)
     return TrustedRepositories(settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin)
 
 

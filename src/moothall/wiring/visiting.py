@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from moothall.bus.beside import beside
+from moothall.aio import beside
 from moothall.config import Settings
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate

@@ -17,7 +17,7 @@ import grpc.aio
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.registry import DEAD, EVENTS, WORK
-from moothall.config import Bus, Settings
+from moothall.config import Bus
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.outcome import Outcome
@@ -25,6 +25,7 @@ from moothall.domain.topic import Channel, deliberation_topics
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from moothall.settings import load_settings
 from moothall.wiring.trusted import trusted_repositories
 from support.recovery.house import House, Kind, hit, house
 from support.recovery.scene import HANGING, TASK, End, repository
@@ -243,7 +244,7 @@ async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
     """A lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
     async with house(folder, ack_wait) as here:
-        settings = Settings(data_dir=here.data)
+        settings = load_settings(data_dir=here.data)
         registered = await trusted_repositories(settings).register(str(repo.path))
         async with open_bus(Bus(), here.bus_url) as bus, grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel:
             until = time.monotonic() + _OPEN_SECONDS

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Settings, load_settings
+from moothall.config import Settings
+from moothall.settings import load_settings
 
 
 async def serve() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import load_settings, secret_values
+from moothall.config import secret_values
 from moothall.config.file import line_of
 from moothall.errors import ConfigurationError
+from moothall.settings import load_settings
 
 
 def test_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from moothall.config import Settings, load_settings
 from moothall.config.settings import known_variables
 from moothall.errors import ConfigurationError
+from moothall.settings import AllSettings, load_settings
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(monkeyp
 
 
 def test_every_setting_has_a_variable_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = set(known_variables(Settings, "MOOTHALL_"))
+    variables = set(known_variables(AllSettings, "MOOTHALL_"))
     assert {"MOOTHALL_SEED", "MOOTHALL_LLM__MODEL", "MOOTHALL_LLM"} <= variables
     monkeypatch.setenv("moothall_llm__model", "lower")
     monkeypatch.setenv("MOOTHALL_BUS", '{"replicas": 3}')
@@ -72,7 +72,7 @@ def secrets(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple[st
     return found
 
 
-SECRETS = secrets(Settings)
+SECRETS = secrets(AllSettings)
 
 
 def test_there_are_secrets() -> None:

@@ -9,8 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from moothall.bus.log_admin import prune
-from moothall.config import Graph, Settings, load_settings
+from moothall.config import Graph, Settings
 from moothall.errors import ConfigurationError
+from moothall.settings import load_settings
 from moothall.wiring import lock
 from moothall.wiring.bus import open_log
 from moothall.wiring.graph import open_answers, open_graph, rebuild

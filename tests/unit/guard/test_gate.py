@@ -19,8 +19,8 @@ from moothall.guard.audit import verify
 from moothall.guard.gate import Gate
 from moothall.guard.limits import cut_text
 from moothall.tools.arguments import arguments_digest
-from moothall.tools.catalogue import CATALOGUE
 from support.gate import House, in_seconds, open_house, tool_call
+from support.tools import CATALOGUE
 
 
 async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(house: House) -> None:

@@ -19,10 +19,10 @@ from moothall.guard.rates import Rates, SharedRates
 from moothall.guard.seat import Stopped
 from moothall.testing.bus import MemoryBus
 from moothall.tools.arguments import Arguments
-from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Rate, Requirements, ToolSpec
 from support.gate import open_house, tool_call
+from support.tools import CATALOGUE
 
 
 class Clock:

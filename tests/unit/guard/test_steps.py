@@ -17,8 +17,9 @@ from moothall.guard.limits import check_limits, cut_output, cut_text
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
-from moothall.tools.catalogue import CATALOGUE, is_granted, offered
+from moothall.tools.catalogue import is_granted, offered
 from support.gate import tool_call
+from support.tools import CATALOGUE
 
 ALL = Grant(tools=("*",))
 

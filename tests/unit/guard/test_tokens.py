@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from moothall.domain.tool import Grant
 from moothall.errors import Refused
 from moothall.guard.tokens import CHILD_TYPE, TYPE, Capability, Tokens, narrow, request_digest
-from moothall.tools.catalogue import CATALOGUE
 from support.gate import tool_call
+from support.tools import CATALOGUE
 
 KEY = b"k" * 32
 NAMES = tuple(CATALOGUE)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Settings, Workspace
+from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.repositories.checkout import check_out
 from moothall.repositories.submodules import absolute_url
 from moothall.repositories.trusted import TrustedRepositories
+from moothall.settings import load_settings
 from support.repos import Repo, make_repo
 
 
@@ -38,7 +39,7 @@ def with_submodule(tmp_path: Path) -> Repo:
 async def checked_out(trusted: TrustedRepositories, base: Base, tmp_path: Path) -> tuple[Path, list[str]]:
     told: list[str] = []
     dest = tmp_path / "out"
-    settings = Settings(data_dir=tmp_path / "data")
+    settings = load_settings(data_dir=tmp_path / "data")
     await check_out(trusted.clone(base.repository), base, dest, settings, told.append)
     return dest, told
 

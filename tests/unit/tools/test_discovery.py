@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from moothall.tools.catalogue import CATALOGUE, ToolSpec
+from moothall.tools.catalogue import ToolSpec
 from moothall.tools.discovery import Filters, discover, entry
 from moothall.tools.spec import Danger
+from support.tools import CATALOGUE
 
 SPECS = tuple(CATALOGUE.values())
 

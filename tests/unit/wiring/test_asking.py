@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Settings, load_settings
+from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
+from moothall.settings import load_settings
 from moothall.wiring.asking import asked_about, unseen
 from moothall.wiring.early import Named
 from moothall.wiring.trusted import trusted_repositories

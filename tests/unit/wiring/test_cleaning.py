@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Settings, load_settings
+from moothall.config import Settings
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
+from moothall.settings import load_settings
 from moothall.wiring import lock
 from moothall.wiring.cleaning import clean_up, unregister
 from moothall.wiring.trusted import commands_said, register, trusted_repositories

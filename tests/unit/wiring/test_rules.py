@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Guard, Settings, load_settings
+from moothall.config import Guard, Settings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.revocations import BUCKET, Revocations
+from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.wiring.rules import longest_token, open_rules
 from support.gate import Facts, House, tool_call

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.config import Guard, load_settings
+from moothall.config import Guard
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
+from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.rules import open_rules, unset_tools
+from moothall.toolkits.families import unset_tools
+from moothall.wiring.rules import open_rules
 from support.gate import Facts, House, tool_call
 
 

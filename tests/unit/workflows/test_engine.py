@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.tools.catalogue import CATALOGUE
 from moothall.workflows.engine import Engine
 from moothall.workflows.plan import Allowed, Plan, read_plan
 from moothall.workflows.record import End, Record, StepState
 from support.gate import in_seconds
+from support.tools import CATALOGUE
 
 ALLOWED = Allowed(CATALOGUE, lambda _: "", 50, 4, 5)
 S = ToolStatus

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest
-from moothall.tools.catalogue import CATALOGUE
 from moothall.workflows.plan import Allowed, read_plan, read_yaml
+from support.tools import CATALOGUE
 
 ALLOWED = Allowed(CATALOGUE, lambda tool: "http.post is not granted here" if tool == "http.post" else "", 10, 4, 5)
 READ = {"id": "read", "tool": "files.read", "arguments": {"path": "a.txt"}}

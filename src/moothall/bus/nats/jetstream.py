@@ -10,9 +10,9 @@ from typing import Any
 import nats.errors
 
 from moothall import telemetry
+from moothall.aio import beside
 from moothall.bus import batching, codec, registry
 from moothall.bus.batching import Batching, Receipt
-from moothall.bus.beside import beside
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.nats import setup
 from moothall.bus.nats.acks import Acks

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest, Refused
-from moothall.toolkits import dockerfile
+from moothall.toolkits.docker import dockerfile
 
 
 def check(text: str, *, runs: bool = False) -> tuple[str, ...]:

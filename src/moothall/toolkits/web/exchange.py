@@ -12,10 +12,10 @@ from typing import Any, Final
 import aiohttp
 from yarl import URL
 
-from moothall.config import Http
 from moothall.errors import InvalidRequest, Permanent, Refused
 from moothall.toolkits.answering import CallFailed
 from moothall.toolkits.destinations import Destinations, Unreachable
+from moothall.toolkits.web.settings import Http
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TO_GET = frozenset({301, 302, 303})

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from yarl import URL
 
-from moothall.config import Http
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
 from moothall.toolkits.answering import CallFailed, Output, answer_within, in_workspace
-from moothall.toolkits.exchange import Answer, Exchange
-from moothall.toolkits.page import read_page
+from moothall.toolkits.web.exchange import Answer, Exchange
+from moothall.toolkits.web.page import read_page
+from moothall.toolkits.web.settings import Http
 
 _METHODS = {f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")}
 _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/javascript", "application/yaml")

@@ -8,12 +8,13 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from moothall.config import Databases, Db, secret_values
+from moothall.config import secret_values
 from moothall.domain.secrets import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.ports import Workspace
 from moothall.toolkits.answering import CallFailed, Output, answer_within
+from moothall.toolkits.db.settings import Databases, Db
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("postgresql", "postgres"),
@@ -81,15 +82,15 @@ class DatabaseTools:
         try:
             match server:
                 case "postgres":
-                    from moothall.toolkits import postgres
+                    from moothall.toolkits.db import postgres
 
                     return await postgres.query(url, str(args["query"]), list(args["params"]), limits)
                 case "redis":
-                    from moothall.toolkits import redis
+                    from moothall.toolkits.db import redis
 
                     return await redis.command(url, str(args["command"]), list(args["args"]), limits)
                 case _:
-                    from moothall.toolkits import neo4j
+                    from moothall.toolkits.db import neo4j
 
                     return await neo4j.query(url, str(args["query"]), dict(args["params"]), limits)
         except ImportError as error:

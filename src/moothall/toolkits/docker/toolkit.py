@@ -15,15 +15,15 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
-from moothall.config import Docker
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, NotFound, Refused
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.toolkits import dockerfile
 from moothall.toolkits.answering import CallFailed, Output, answer_within
-from moothall.toolkits.context import Context, pack
-from moothall.toolkits.engine import Engine, engine_at, quote_name, socket_of
+from moothall.toolkits.docker import dockerfile
+from moothall.toolkits.docker.context import Context, pack
+from moothall.toolkits.docker.engine import Engine, engine_at, quote_name, socket_of
+from moothall.toolkits.docker.settings import Docker
 
 log = get_logger(__name__)
 

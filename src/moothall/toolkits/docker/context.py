@@ -7,11 +7,11 @@ import io
 import tarfile
 from dataclasses import dataclass
 
-from moothall.config import Docker
 from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest
 from moothall.ports import Workspace
 from moothall.toolkits.answering import CallFailed, in_workspace
+from moothall.toolkits.docker.settings import Docker
 
 _PROGRAMS = (b"#!", b"\x7fELF")
 _DOCKERFILE_BYTES = 100_000

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from moothall.config import Http
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.toolkits.web import WebTools
-from moothall.tools.web_tools import SPECS
+from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.spec import SPECS
+from moothall.toolkits.web.toolkit import WebTools
 from support.folder import Folder
 from support.gate import in_seconds
 

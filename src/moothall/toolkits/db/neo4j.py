@@ -17,10 +17,10 @@ from neo4j.graph import Node, Path, Relationship
 from neo4j.spatial import Point
 from neo4j.time import Duration
 
-from moothall.config import Db
 from moothall.errors import InvalidRequest, Refused
 from moothall.toolkits.answering import CallFailed, Output
-from moothall.toolkits.rows import Table
+from moothall.toolkits.db.rows import Table
+from moothall.toolkits.db.settings import Db
 
 _PROCEDURES = frozenset(
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -101,13 +99,3 @@ SPECS: Final = (
         ),
     ),
 )
-
-
-def writing(catalogue: Mapping[str, ToolSpec]) -> Mapping[str, ToolSpec]:
-    """Return the catalogue as it is where the operator lets `db.*` change data: policies see the tag `change`."""
-    return {name: _changes(spec) if spec in SPECS else spec for name, spec in catalogue.items()}
-
-
-def _changes(spec: ToolSpec) -> ToolSpec:
-    tags = tuple("change" if tag == "look" else tag for tag in spec.tags)
-    return replace(spec, summary=f"{spec.summary}, or change what is in it", tags=tags)

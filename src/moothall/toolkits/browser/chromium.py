@@ -17,13 +17,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.config import Browser, Sandbox
+from moothall.config import Sandbox
 from moothall.inside import chromium as chromium_start
 from moothall.sandbox.spawn import Sandboxed, sandboxed
 from moothall.sandbox.spec import SandboxSpec, interpreter, interpreter_binds
 from moothall.toolkits.answering import CallFailed
+from moothall.toolkits.browser.devtools import DevTools, Gone, Message
+from moothall.toolkits.browser.settings import Browser
 from moothall.toolkits.destinations import Destinations
-from moothall.toolkits.devtools import DevTools, Gone, Message
 from moothall.toolkits.proxy import Proxy, proxying
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")

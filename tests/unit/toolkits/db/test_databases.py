@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from moothall.config import Databases, Db, load_settings, secret_values
+from moothall.config import secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.toolkits.databases import DatabaseTools, url_of
-from moothall.toolkits.rows import Table, jsonable, size
-from moothall.tools.catalogue import CATALOGUE
-from moothall.tools.db_tools import writing
+from moothall.settings import load_settings
+from moothall.toolkits.db.family import DbFamily
+from moothall.toolkits.db.rows import Table, jsonable, size
+from moothall.toolkits.db.settings import Databases, Db
+from moothall.toolkits.db.toolkit import DatabaseTools, url_of
+from moothall.wiring.rules import catalogue_of
 from support.gate import Room, in_seconds
+from support.tools import CATALOGUE
 
 ANYTHING: Any = st.recursive(
     st.none()
@@ -67,7 +70,9 @@ def test_a_url_of_another_kind_is_named() -> None:
 
 
 def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
-    db = load_settings(db={"postgres_url": "postgresql://one", "tenants": {"acme": {"redis_url": "redis://:pass%20word@two"}}}).db
+    db = DbFamily().own(
+        load_settings(db={"postgres_url": "postgresql://one", "tenants": {"acme": {"redis_url": "redis://:pass%20word@two"}}})
+    )
     assert [url_of(db.of("acme"), server) for server in ("postgres", "redis")] == ["", "redis://:pass%20word@two"]
     assert url_of(db.of("other"), "postgres") == "postgresql://one"
     assert {"pass%20word", "pass word", "redis://:pass%20word@two"} <= set(secret_values(db))
@@ -75,6 +80,6 @@ def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
 
 
 def test_where_databases_may_be_changed_policies_can_tell() -> None:
-    changed = writing(CATALOGUE)
+    changed = catalogue_of(load_settings(db={"write": True}))
     assert ("look" in CATALOGUE["db.redis"].tags, "change" in changed["db.redis"].tags) == (True, True)
     assert changed["http.get"] is CATALOGUE["http.get"]

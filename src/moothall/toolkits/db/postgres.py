@@ -20,11 +20,11 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types import TypeInfo
 from psycopg.types.string import TextLoader
 
-from moothall.config import Db
 from moothall.errors import InvalidRequest, Refused
 from moothall.toolkits.answering import CallFailed, Output
-from moothall.toolkits.relay import Relay, Streams, relaying
-from moothall.toolkits.rows import Table
+from moothall.toolkits.db.relay import Relay, Streams, relaying
+from moothall.toolkits.db.rows import Table
+from moothall.toolkits.db.settings import Db
 
 _Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moothall.config import Db
 from moothall.toolkits.answering import Output
+from moothall.toolkits.db.settings import Db
 
 _DEEP = 40
 

@@ -10,10 +10,10 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from moothall.config import Db
 from moothall.errors import InvalidRequest, Refused
 from moothall.toolkits.answering import CallFailed, Output
-from moothall.toolkits.rows import jsonable, size
+from moothall.toolkits.db.rows import jsonable, size
+from moothall.toolkits.db.settings import Db
 
 _NEVER = frozenset(
     {

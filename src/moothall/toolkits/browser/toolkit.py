@@ -11,14 +11,16 @@ from typing import Any, Final
 
 from yarl import URL
 
-from moothall.config import Browser, Http, Sandbox
+from moothall.config import Sandbox
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, Refused
 from moothall.ports import Workspace
 from moothall.toolkits.answering import CallFailed, Output, answer_within, in_workspace
-from moothall.toolkits.chromium import Running, chromium
+from moothall.toolkits.browser.chromium import Running, chromium
+from moothall.toolkits.browser.devtools import DevTools, Gone, Message
+from moothall.toolkits.browser.settings import Browser
 from moothall.toolkits.destinations import Destinations
-from moothall.toolkits.devtools import DevTools, Gone, Message
+from moothall.toolkits.web.settings import Http
 
 _LOOK_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
 _SCRIPT_MS = 5000

@@ -1,0 +1,1 @@
+"""`browser.*`: pages in a Chromium of the call's own."""

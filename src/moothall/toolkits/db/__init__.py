@@ -1,0 +1,1 @@
+"""`db.*`: the operator's databases."""

@@ -1,0 +1,84 @@
+"""The family `db`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from moothall.config import Settings
+from moothall.domain.identity import LOCAL
+from moothall.domain.secrets import scrub
+from moothall.errors import ConfigurationError, MoothallError
+from moothall.toolkits.db.settings import Db
+from moothall.toolkits.family import Family, Opened
+
+if TYPE_CHECKING:  # as in `toolkits.family`
+    from moothall.domain.overview import Finding
+    from moothall.tools.spec import ToolSpec
+
+_SERVERS = ("postgres", "redis", "neo4j")
+_MEND = "see docs/tools.md, Databases"
+
+
+class DbFamily(Family[Db]):
+    """`db.*`, one tool for each kind of server. A tenant has its own servers, or those of all who have none."""
+
+    section = "db"
+    kind = Db
+
+    def specs(self, settings: Settings) -> Sequence[ToolSpec]:
+        """Where the operator lets them change data, policies see the tag `change`."""
+        from moothall.toolkits.db.spec import SPECS
+
+        return [_changes(spec) for spec in SPECS] if self.own(settings).write else SPECS
+
+    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+        """See `Family`."""
+        own = self.own(settings)
+        whose = f" in [db.tenants.{tenant}]" if tenant in own.tenants else ""
+        servers = own.of(tenant)
+        return {
+            f"db.{server}": f"MOOTHALL_DB__{server.upper()}_URL is not set{whose}"
+            for server in _SERVERS
+            if getattr(servers, f"{server}_url") is None
+        }
+
+    @asynccontextmanager
+    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+        """See `Family`."""
+        from moothall.toolkits.db.toolkit import DatabaseTools
+
+        yield Opened(DatabaseTools(self.own(settings)))
+
+    async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
+        """Ask each server something."""
+        from moothall.domain.overview import Finding
+        from moothall.toolkits.db.toolkit import TRIALS, DatabaseTools
+
+        own = self.own(settings)
+        try:
+            tools = DatabaseTools(own)
+        except ConfigurationError as error:
+            yield Finding("tools db.*", ok=False, detail=error.message, mend=_MEND)
+            return
+        for tenant in (LOCAL.tenant, *sorted(own.tenants)):
+            for server, trial in TRIALS.items():
+                part = f"tool db.{server}" + (f" of {tenant}" if tenant in own.tenants else "")
+                if getattr(own.of(tenant), f"{server}_url") is None:
+                    if tenant not in own.tenants:
+                        yield Finding(part, ok=True, detail=f"not offered: MOOTHALL_DB__{server.upper()}_URL is not set")
+                    continue
+                try:
+                    await tools.ask(server, trial, tenant)
+                except MoothallError as error:
+                    more = scrub(str(error.__cause__)) if error.__cause__ else ""
+                    yield Finding(part, ok=False, detail=" ".join(f"{error.message} {more}".split()), mend=_MEND)
+                else:
+                    yield Finding(part, ok=True, detail="answers; " + ("may be written to" if own.write else "read-only"))
+
+
+def _changes(spec: ToolSpec) -> ToolSpec:
+    tags = tuple("change" if tag == "look" else tag for tag in spec.tags)
+    return replace(spec, summary=f"{spec.summary}, or change what is in it", tags=tags)

@@ -1,0 +1,1 @@
+"""`docker.*`: containers on an engine of the operator's."""

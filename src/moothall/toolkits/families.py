@@ -1,0 +1,35 @@
+"""The families of tools beside those that a workspace runs, in the order of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from moothall.config import Settings
+from moothall.toolkits.browser.family import BrowserFamily
+from moothall.toolkits.db.family import DbFamily
+from moothall.toolkits.docker.family import DockerFamily
+from moothall.toolkits.family import Family
+from moothall.toolkits.web.family import WebFamily
+
+if TYPE_CHECKING:  # as in `family`
+    from moothall.tools.spec import ToolSpec
+
+Families = Iterable[Family[Any]]
+
+FAMILIES: Final[tuple[Family[Any], ...]] = (
+    WebFamily(),
+    BrowserFamily(),
+    DbFamily(),
+    DockerFamily(),
+)
+
+
+def family_tools(settings: Settings, families: Families = FAMILIES) -> Mapping[str, ToolSpec]:
+    """Return all tools of the families, by name."""
+    return {spec.name: spec for family in families for spec in family.specs(settings)}
+
+
+def unset_tools(settings: Settings, tenant: str, families: Families = FAMILIES) -> Mapping[str, str]:
+    """Return, by the name of each tool that a tenant cannot use yet, the setting that is missing."""
+    return {name: lack for family in families for name, lack in family.missing(settings, tenant).items()}

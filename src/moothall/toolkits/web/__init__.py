@@ -1,0 +1,1 @@
+"""`http.*` and `web.*`: the network."""

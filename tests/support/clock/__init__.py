@@ -1,0 +1,1 @@
+"""`clock.*`: a family of tools in one folder, as another one would be written."""

@@ -1,0 +1,86 @@
+"""The family `clock`: what its tool is, its settings, what runs it, what it lacks, and how one sees that it works."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from pydantic import Field
+
+from moothall.config import Section, Settings
+from moothall.domain.overview import Finding
+from moothall.domain.tool import ToolCall, ToolResult
+from moothall.ports import Workspace
+from moothall.toolkits.answering import Output, answer_within
+from moothall.toolkits.family import Family, Opened
+from moothall.tools.arguments import Arguments
+from moothall.tools.outputs import Output as Answer
+from moothall.tools.spec import Caps, Danger, ToolSpec
+
+
+class Clock(Section):
+    """The tool `clock.now`."""
+
+    time: str = Field("", description="what it says; empty: there is none")
+
+
+class Now(Arguments):
+    """Nothing is asked."""
+
+
+class Time(Answer):
+    """What time it is."""
+
+    time: str
+
+
+class ClockTools:
+    """The toolkit of the category `clock`. `left` are the workspaces that have ended."""
+
+    def __init__(self, settings: Clock) -> None:
+        self._settings = settings
+        self.left: list[str] = []
+
+    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
+        """Say what time it is."""
+        del workspace, tenant
+        return await answer_within(call, 5, self._output())
+
+    async def _output(self) -> Output:
+        return {"time": self._settings.time}
+
+    async def leave(self, workspace_id: str) -> None:
+        """Hear that a workspace has ended."""
+        self.left.append(workspace_id)
+
+
+class ClockFamily(Family[Clock]):
+    """`clock.now`."""
+
+    section = "clock"
+    kind = Clock
+
+    def specs(self, settings: Settings) -> Sequence[ToolSpec]:
+        """See `Family`."""
+        del settings
+        return [
+            ToolSpec(
+                name="clock.now", summary="say what time it is", arguments=Now, output=Time, danger=Danger.READ, caps=Caps(5)
+            )
+        ]
+
+    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+        """See `Family`."""
+        del tenant
+        return {} if self.own(settings).time else {"clock.now": "MOOTHALL_CLOCK__TIME is not set"}
+
+    @asynccontextmanager
+    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+        """See `Family`."""
+        tools = ClockTools(self.own(settings))
+        yield Opened(tools, tools.leave)
+        assert tools.left == ["ws-1"]
+
+    async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
+        """See `Family`."""
+        yield Finding("tool clock.now", ok=True, detail=self.own(settings).time)

@@ -1,0 +1,12 @@
+"""All tools that ship, as every house with the usual settings has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from moothall.settings import AllSettings
+from moothall.tools.spec import ToolSpec
+from moothall.wiring.rules import catalogue_of
+
+CATALOGUE: Final[Mapping[str, ToolSpec]] = catalogue_of(AllSettings())

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Guard, read_settings
+from moothall.domain.tool import Grant, ToolStatus
+from moothall.errors import ConfigurationError
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.settings import load_settings, settings_with
+from moothall.testing.bus import MemoryBus
+from moothall.toolkits.families import FAMILIES, unset_tools
+from moothall.wiring.rules import open_rules
+from support.clock.family import ClockFamily
+from support.gate import Facts, House, tool_call
+
+WITH_CLOCK = (*FAMILIES, ClockFamily())
+
+
+async def test_a_family_is_added_by_a_folder_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOOTHALL_CLOCK__TIME", "noon")
+    with pytest.raises(ConfigurationError, match="MOOTHALL_CLOCK__TIME is no setting"):
+        load_settings()
+    settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path / "data")
+    async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus(), WITH_CLOCK) as rules:
+        house = House(tmp_path, audit, Guard())
+        house.gate = Gate(Guard(), audit, Facts().publish, rules)
+        assert [spec.name for spec in house.gate.offered("local", Grant(("*",)))][-1] == "clock.now"
+        said = await house.gate.call(house.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
+        assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), said.error
+        await rules.left("ws-1")
+    assert [finding.detail async for finding in WITH_CLOCK[-1].examine(settings)] == ["noon"]
+
+
+def test_what_a_family_lacks_is_said_by_the_family(tmp_path: Path) -> None:
+    settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path)
+    assert unset_tools(settings, "local", WITH_CLOCK)["clock.now"] == "MOOTHALL_CLOCK__TIME is not set"
+
+
+def test_no_two_families_share_settings_or_tools() -> None:
+    settings = load_settings()
+    sections = [family.section for family in FAMILIES]
+    names = [spec.name for family in FAMILIES for spec in family.specs(settings)]
+    assert (len(set(sections)), len(set(names))) == (len(sections), len(names))
+
+
+def test_settings_travel_to_hosts_with_the_sections_of_families() -> None:
+    settings = load_settings(http={"allow": ["example.org"]}, docker={"containers": 2})
+    there = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own
+    assert json.loads(there.model_dump_json())["http"]["allow"] == ["example.org"]
+    assert there == settings
