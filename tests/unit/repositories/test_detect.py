@@ -77,6 +77,63 @@ def test_what_python_projects_declare_for_their_tests(files: dict[str, str], ins
     assert not {"enum34", "sphinx", "black>=23,<24", "requirements/docs.txt", "requirements/dev.txt", "never"} & set(said)
 
 
+PLAIN = '[project]\nname = "x"\n'
+QA = PLAIN + '[dependency-groups]\nqa = ["six"]\ndocs = ["never"]\n'
+EXTRA = BUILD + "[project.optional-dependencies]\nqa = ['six']\n"
+
+
+def session(body: str, head: str = "def tests(session)") -> str:
+    return f"import nox\nDEPS = ['six']\n@nox.session\n{head}:\n    {body}\n@nox.session\ndef docs(session):\n    session.install('never')\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": QA + "[tool.uv]\ndefault-groups = ['qa', 'docs']\n"},
+        {"pyproject.toml": QA + "[tool.uv]\ndefault-groups = 'all'\n"},
+        {"pyproject.toml": QA.replace('"six"', '"six", "pytest"')},
+        {"pyproject.toml": PLAIN + "[tool.pdm.dev-dependencies]\nqa = ['six']\ndoc = ['never']\n"},
+        {"pyproject.toml": PLAIN + "[tool.poetry.group.qa.dependencies]\nsix = '*'\n[tool.poetry.group.o]\noptional = true\ndependencies = {never = '*'}\n"},
+        {"pyproject.toml": PLAIN + "[tool.hatch.envs.default]\ndependencies = ['six']\n[tool.hatch.envs.docs]\ndependencies = ['never']\n"},
+        {"pyproject.toml": QA + "[tool.hatch.envs.test]\ndependency-groups = ['qa']\n"},
+        {"pyproject.toml": QA + "[tool.hatch.envs.base]\ndependencies = ['six']\n[tool.hatch.envs.test]\ntemplate = 'base'\n"},
+        {"pyproject.toml": PLAIN, "hatch.toml": "[envs.qa]\ndependencies = ['six']\nscripts = {run = 'pytest'}\n[envs.lint]\ndependencies = ['never']\n"},
+        {"tox.ini": "[base]\ndeps = six\n[testenv]\ndeps = {[base]deps}\n[testenv:docs]\ndeps = never\n"},
+        {"tox.ini": "[testenv]\ncommands = pytest\n[testenv:py{310,311}]\ndeps = six\n[testenv:py27]\ndeps = never\n"},
+        {"tox.ini": "[testenv:check]\ndeps = six\ncommands = python -m pytest\n[testenv:docs]\ndeps = never\ncommands = pytest docs\n"},
+        {"tox.ini": "[testenv]\ndeps =\n    py3{10,11}: six\n    py27,lint: never\n    !py: never\n"},
+        {"tox.ini": "[testenv]\ndependency_groups =\n    qa\n", "pyproject.toml": QA},
+        {"tox.ini": "[testenv]\ndependency_groups =\n    tests: qa\n    mypy: docs\n[testenv:py311-tests]\ndeps = never\n", "pyproject.toml": QA},
+        {"tox.toml": "[env.test]\ndeps = ['six']\n[env.docs]\ndeps = ['never']\n"},
+        {"noxfile.py": session("session.install('--group', 'qa')"), "pyproject.toml": QA},
+        {"noxfile.py": session("session.run_install('uv', 'sync', '--group=qa', '--python', 'never')"), "pyproject.toml": QA},
+        {"noxfile.py": session("session.install(*nox.project.dependency_groups(PYPROJECT, 'qa'))"), "pyproject.toml": QA},
+        {"noxfile.py": session("session.install(*DEPS)")},
+        {"noxfile.py": session("s.install('six')", "def tests(s: nox.Session) -> None")},
+        {"noxfile.py": session("session.install('six'); session.run('pytest')", "def check(session)")},
+        {"noxfile.py": session("session.install('six')").replace("session\ndef tests", "session(name='tests')\ndef run")},
+        {"Pipfile": "[dev-packages]\nsix = '*'\n"},
+    ],
+)  # fmt: skip
+def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None:
+    said = words({"setup.py": "", **files})
+    assert "six" in said
+    assert not {"never", "qa", "docs", "-e .[docs]"} & set(said)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": EXTRA, "noxfile.py": session("session.install('-e', '.[qa]')")},
+        {"pyproject.toml": EXTRA, "tox.ini": "[testenv]\nextras = qa\n"},
+        {"pyproject.toml": EXTRA + "[tool.hatch.envs.default]\nfeatures = ['qa']\n"},
+        {"setup.py": "from setuptools import setup\nEXTRAS = {'test': ['six']}\nsetup(extras_require=EXTRAS)\n"},
+    ],
+)
+def test_the_project_s_own_extras(files: dict[str, str]) -> None:
+    assert words(files)[-2:] in {("-e", ".[qa]"), ("-e", ".[test]")}
+
+
 def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
     assert words({"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}) == ("pytest", "-e", ".")
 

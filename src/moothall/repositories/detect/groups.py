@@ -6,9 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moothall.repositories.detect.hatch import hatch_words
+from moothall.repositories.detect.literals import setup_extras, setup_list
 from moothall.repositories.detect.project import Project, strings, table
-from moothall.repositories.detect.requirements import DEV_GROUPS, REQUIREMENT, TEST_GROUPS, expand_group, poetry, requirement
-from moothall.repositories.detect.sessions import session_words, setup_list
+from moothall.repositories.detect.requirements import (
+    DEV_GROUPS,
+    OTHER_PURPOSE,
+    REQUIREMENT,
+    TEST_GROUPS,
+    expand_group,
+    poetry,
+    requirement,
+)
+from moothall.repositories.detect.sessions import session_words
 from moothall.repositories.rules import matches
 
 _FILES = (
@@ -34,19 +44,43 @@ def groups(project: Project, pyproject: Mapping[str, Any]) -> dict[str, tuple[st
     found: dict[str, list[str]] = {}
     for names, filtered in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
         for where, words in (*_tables(project, pyproject, names), *_files(project, names)):
-            kept = [word for word in words if not (filtered and _NOT_FOR_TESTS.match(word))]
-            if kept:
-                found.setdefault(where, kept)
-    for where, words in session_words(project, pyproject):
-        if words:
-            found.setdefault(where, words)
+            found.setdefault(where, [word for word in words if not (filtered and _NOT_FOR_TESTS.match(word))])
+    for where, words in (*hatch_words(project, pyproject), *session_words(project, pyproject)):
+        found.setdefault(where, words)
+    for where, words in _tables(project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, found)):
+        found.setdefault(where, [word for word in words if not _NOT_FOR_TESTS.match(word)])
     return {where: tuple(words[:_MOST]) for where, words in found.items() if words}
+
+
+def _by_default(pyproject: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the groups that the project's tool installs without being asked, but those that are for something else."""
+    tool, standard = table(pyproject, "tool"), table(pyproject, "dependency-groups")
+    found = [name for name, group in table(tool, "poetry", "group").items() if not table(group).get("optional")]
+    found += table(tool, "pdm", "dev-dependencies")
+    said = table(tool, "uv").get("default-groups")
+    found += standard if said == "all" or (said is None and "pdm" in tool) else strings(said)
+    return tuple(name for name in found if not OTHER_PURPOSE.search(name))
+
+
+def _with_pytest(pyproject: Mapping[str, Any], found: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """Return the groups and extras that hold pytest, where nothing that was found does: they are for tests, whatever their names."""
+    if any(word.startswith("pytest") for words in found.values() for word in words):
+        return ()
+    standard, optional = table(pyproject, "dependency-groups"), table(pyproject, "project", "optional-dependencies")
+    held = {
+        **{name: strings(words) for name, words in optional.items()},
+        **{name: expand_group(standard, name, ()) for name in standard},
+    }
+    return tuple(
+        name for name, words in held.items() if not OTHER_PURPOSE.search(name) and any(w.startswith("pytest") for w in words)
+    )
 
 
 def extras(project: Project, pyproject: Mapping[str, Any]) -> list[str]:
     """Return the project's own extras that tests need."""
     config = project.ini("setup.cfg").get("options.extras_require", {})
-    known = {*table(pyproject, "project", "optional-dependencies"), *table(pyproject, "tool", "poetry", "extras"), *config}
+    optional = table(pyproject, "project", "optional-dependencies")
+    known = {*optional, *table(pyproject, "tool", "poetry", "extras"), *config, *setup_extras(project)}
     return [name for name in (*TEST_GROUPS, *DEV_GROUPS) if name in known]
 
 
@@ -73,13 +107,11 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
         yield f"poetry's group {name}", poetry(table(tool, "poetry", "group", name, "dependencies"))
         pdm = strings(table(tool, "pdm", "dev-dependencies").get(name))
         yield f"pdm's group {name}", [item for item in pdm if REQUIREMENT.fullmatch(item)]
-        for env in (name, f"hatch-{name}"):
-            yield f"hatch's environment {env}", _hatch(table(tool, "hatch", "envs"), env)
     if names is DEV_GROUPS:
         yield "poetry's dev-dependencies", poetry(table(tool, "poetry", "dev-dependencies"))
         yield "uv's dev-dependencies", strings(table(tool, "uv").get("dev-dependencies"))
-        yield "hatch's environment default", _hatch(table(tool, "hatch", "envs"), "default")
-    else:
+        yield "Pipfile's dev-packages", poetry(table(project.toml("Pipfile"), "dev-packages"))
+    elif names is TEST_GROUPS:
         yield "setup.cfg's tests_require", _pip_lines(project.ini("setup.cfg").get("options", {}))
         yield "setup.py's tests_require", setup_list(project, "tests_require")
 
@@ -87,12 +119,6 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
 def _pip_lines(options: Mapping[str, str]) -> list[str]:
     lines = (line.strip() for line in options.get("tests_require", "").replace(";\n", "\n").split("\n"))
     return [line for line in lines if REQUIREMENT.fullmatch(line)]
-
-
-def _hatch(envs: Mapping[str, Any], name: str) -> list[str]:
-    env = table(envs, name)
-    own = [*strings(env.get("dependencies")), *strings(env.get("extra-dependencies"))]
-    return [item for item in own if REQUIREMENT.fullmatch(item)]
 
 
 def _files(project: Project, names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:

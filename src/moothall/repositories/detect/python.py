@@ -9,18 +9,18 @@ from typing import Any
 
 from moothall.domain.repository import Step
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
+from moothall.repositories.detect.literals import setup_keyword
 from moothall.repositories.detect.project import Found, Project, strings, table
 from moothall.repositories.detect.requirements import versions
-from moothall.repositories.detect.sessions import setup_keyword
 from moothall.repositories.rules import matches
 
 ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
 TEXTS = (
     *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
-    *("ruff.toml", ".ruff.toml", ".python-version"),
+    *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile"),
 )
-_READ = (*TEXTS, "uv.lock", "poetry.lock", "pdm.lock")
+_READ = (*TEXTS, "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
 _TESTS = ("test_*.py", "*_test.py")
 _OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.py", "/*/tests/*.py", "/src/*/tests/*.py")
 _WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.errors import RepositoryError
@@ -11,6 +11,12 @@ from moothall.repositories.detect.project import strings, table
 
 TEST_GROUPS = ("test", "tests", "testing", "unittest", "unit", "ci")
 DEV_GROUPS = ("dev", "develop", "development", "all")
+OTHER_PURPOSE = re.compile(
+    r"doc|lint|typ(?:e|ing)|mypy|style|format|release|publish|deploy|build|bench|profil|notebook|example|commit|cov|security|audit|min(?:imal)?\b",
+    re.IGNORECASE,
+)
+"""In the name of a group, session or environment: it is for something else than tests."""
+RUNS_TESTS = re.compile(r"\b(?:pytest|unittest)\b")
 REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(?:[\[(<>=!~;@ ].*)?", re.DOTALL)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -33,6 +39,12 @@ def expand_group(standard: Mapping[str, Any], name: str, above: tuple[str, ...])
         other = item.get("include-group") if isinstance(item, dict) else None
         found += expand_group(standard, other, (*above, name)) if isinstance(other, str) else [str(item)]
     return found
+
+
+def own_extras(names: Sequence[str]) -> list[str]:
+    """Return the words that install a project with these extras of its own."""
+    kept = [name for name in names if NAME.fullmatch(name)]
+    return ["-e", f".[{','.join(kept)}]"] if kept else []
 
 
 def poetry(dependencies: Mapping[str, Any]) -> list[str]:

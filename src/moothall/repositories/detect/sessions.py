@@ -1,14 +1,30 @@
-"""What tox, nox and setup.py install for tests, as words for pip: read, never run. Pure."""
+"""What tox and nox install for tests, as words for pip: read, never run. Pure."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
+from moothall.repositories.detect.literals import constants, literal, parse
 from moothall.repositories.detect.project import Project, join_inside, strings, table
-from moothall.repositories.detect.requirements import NAME, REQUIREMENT, TEST_GROUPS, expand_group, requirement
+from moothall.repositories.detect.requirements import (
+    OTHER_PURPOSE,
+    REQUIREMENT,
+    RUNS_TESTS,
+    TEST_GROUPS,
+    expand_group,
+    own_extras,
+    poetry,
+    requirement,
+)
+
+_TESTS = frozenset({*TEST_GROUPS, "pytest", "py", "python"})
+_PYTHON = re.compile(r"py3?(?:1\d|\.1\d)?|3\.1\d")
+"""Factors of the Pythons that are maintained."""
+_DEEPEST = 5
 
 
 def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -19,22 +35,65 @@ def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tu
     legacy = table(pyproject, "tool", "tox").get("legacy_tox_ini")
     if isinstance(legacy, str):
         tox = Project("", frozenset(), {"tox.ini": legacy}).ini("tox.ini")
-    env = tox.get("testenv", {})
-    yield "tox's deps", _pip_words(project, env.get("deps", "").split("\n"))
-    yield "tox's extras", _own_extras(re.split(r"[\s,]+", env.get("extras", "")))
+    keys = ("deps", "extras", "dependency_groups", "commands")
+    envs = {
+        section.removeprefix("testenv").lstrip(":"): {key: _referred(tox, env.get(key, "")) for key in keys}
+        for section, env in tox.items()
+        if section.partition(":")[0] == "testenv"
+    }
     for data in (project.toml("tox.toml"), table(pyproject, "tool", "tox")):
-        run = table(data, "env_run_base")
-        yield "tox's deps", _pip_words(project, strings(run.get("deps")))
-        yield "tox's extras", _own_extras(strings(run.get("extras")))
-        standard = table(pyproject, "dependency-groups")
-        for name in strings(run.get("dependency_groups")):
-            yield f"group {name}", [requirement(item, "pyproject.toml") for item in expand_group(standard, name, ())]
-    yield "nox's tests", _pip_words(project, _nox(project.texts.get("noxfile.py", "")))
+        said = {"": table(data, "env_run_base"), **{name: table(env) for name, env in table(data, "env").items()}}
+        envs |= {name: {key: _texts(env.get(key)) for key in keys} for name, env in said.items() if env}
+    running = [
+        name for name, env in envs.items() if RUNS_TESTS.search(" ".join(env["commands"])) and not OTHER_PURPOSE.search(name)
+    ]
+    # The first that install something: others may be of the same tests with more, or with another version of something.
+    for names in ([""], [name for name in envs if _is_for_tests(name)], running):
+        found = [part for name in names if name in envs for part in _environment(project, pyproject, name, envs[name])]
+        if any(words for _, words in found):
+            yield from found
+            break
+    yield "nox's tests", _pip_words(project, _nox(project.texts.get("noxfile.py", ""), pyproject))
 
 
-def _own_extras(names: list[str]) -> list[str]:
-    kept = [name for name in names if NAME.fullmatch(name)]
-    return ["-e", f".[{','.join(kept)}]"] if kept else []
+def _texts(data: object) -> list[str]:
+    return [" ".join(strings(item)) or str(item) for item in data] if isinstance(data, list) else []
+
+
+def _environment(
+    project: Project, pyproject: Mapping[str, Any], name: str, env: Mapping[str, list[str]]
+) -> Iterator[tuple[str, list[str]]]:
+    where = f"tox's {name or 'environments'}"
+    yield f"{where}: deps", _pip_words(project, env["deps"])
+    yield f"{where}: extras", own_extras(_names(env["extras"]))
+    standard = table(pyproject, "dependency-groups")
+    for group in _names(env["dependency_groups"]):
+        yield f"group {group}", [requirement(item, "pyproject.toml") for item in expand_group(standard, group, ())]
+
+
+def _names(lines: list[str]) -> list[str]:
+    return [name for line in lines for name in re.split(r"[\s,]+", _without_condition(line)) if name]
+
+
+def _is_for_tests(name: str) -> bool:
+    """Whether an environment of tox is for tests, by its name."""
+    return any(_holds(whole) for part in _split(name) for whole in _expand(part))
+
+
+def _expand(text: str) -> list[str]:
+    """Return the names that braces stand for: 'py{310,311}' is two."""
+    parts = re.split(r"\{([^{}]*)\}", text)
+    choices = [part.split(",") if at % 2 else [part] for at, part in enumerate(parts)]
+    return ["".join(words) for words in product(*choices[:11])]
+
+
+def _referred(tox: Mapping[str, Mapping[str, str]], text: str, deep: int = 0) -> list[str]:
+    """Return the lines of a value with those that it refers to: '{[base]deps}'."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        other = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
+        found += _referred(tox, tox.get(other[1], {}).get(other[2], ""), deep + 1) if other and deep < _DEEPEST else [line]
+    return found
 
 
 def _pip_words(project: Project, lines: list[str]) -> list[str]:
@@ -42,9 +101,7 @@ def _pip_words(project: Project, lines: list[str]) -> list[str]:
     found: list[str] = []
     for raw in lines:
         line = raw.split(" #")[0].strip().replace("{toxinidir}/", "").replace("{tox_root}/", "")
-        factor = re.match(r"([a-z0-9,!_{}-]+):\s+(.*)", line)
-        if factor:
-            line = factor[2] if set(factor[1].split(",")) & {*TEST_GROUPS, "pytest"} else ""
+        line = _without_condition(line)
         if not line or "{" in line or line.startswith("#"):
             continue
         option = re.match(r"(-r|-c|-e|--requirement|--constraint)[ =]?\s*(\S+)$", line)
@@ -59,56 +116,116 @@ def _pip_words(project: Project, lines: list[str]) -> list[str]:
     return found
 
 
-def _nox(text: str) -> list[str]:
-    """Return the literal words that the test sessions of a noxfile install. It is read, never run."""
+def _without_condition(line: str) -> str:
+    """Return a line without the factors that it is for; '' where tests are for none of them."""
+    condition = re.match(r"\s*([a-z0-9.,!_{}-]+):\s+(.*)", line)
+    if not condition:
+        return line
+    return condition[2] if any(_holds(whole) for part in _split(condition[1]) for whole in _expand(part)) else ""
+
+
+def _split(condition: str) -> list[str]:
+    return re.split(r",(?![^{]*\})", condition)
+
+
+def _holds(condition: str) -> bool:
+    """Whether a condition of factors holds where tests are run."""
+    return all(
+        not (factor[1:] in _TESTS or _PYTHON.fullmatch(factor[1:]))
+        if factor[:1] == "!"
+        else factor in _TESTS or bool(_PYTHON.fullmatch(factor))
+        for factor in condition.split("-")
+    )
+
+
+def _nox(text: str, pyproject: Mapping[str, Any]) -> list[str]:
+    """Return the words that the test sessions of a noxfile install, as far as they are literals. It is read, never run."""
+    tree = parse(text)
+    names = constants(tree)
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.args.args]
+    named = [one for one in functions if _is_named_for_tests(one)]
     found: list[str] = []
-    for function in ast.walk(_parse(text)):
-        if isinstance(function, ast.FunctionDef) and set(re.split(r"[_\d]+", function.name)) & {*TEST_GROUPS, "pytest"}:
-            for call in ast.walk(function):
-                if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("session.install"):
-                    found += _install_lines([arg.value for arg in call.args if isinstance(arg, ast.Constant)])
+    for function in named or [
+        one for one in functions if not OTHER_PURPOSE.search(one.name) and RUNS_TESTS.search(ast.unparse(one))
+    ]:
+        session = function.args.args[0].arg
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[0] == session:
+                words = [word for arg in call.args for word in _argument(arg, names)]
+                found += _install_lines(_installed(ast.unparse(call.func).rpartition(".")[2], words), pyproject)
     return found
 
 
-def _install_lines(words: list[Any]) -> list[str]:
-    """Join options with their values, as a line of requirements has them."""
-    lines, waiting = [], ""
-    for word in words:
-        if not isinstance(word, str):
-            continue
-        if word in {"-r", "-c", "-e"}:
-            waiting = f"{word} "
+def _is_named_for_tests(function: ast.FunctionDef) -> bool:
+    calls = [call for one in function.decorator_list for call in ast.walk(one) if isinstance(call, ast.Call)]
+    names = [str(literal(given.value, {})) for call in calls for given in call.keywords if given.arg == "name"]
+    return not {part for name in (function.name, *names) for part in re.split(r"[-_\d.]+", name)}.isdisjoint(
+        {*TEST_GROUPS, "pytest"}
+    )
+
+
+def _installed(method: str, words: list[str]) -> list[str]:
+    """Return what a session installs by a call of one of its methods: itself, or by uv, poetry, pdm or pip."""
+    if method == "install":
+        return words
+    if (
+        method not in {"run", "run_install", "run_always"}
+        or words[:1] == []
+        or words[0] not in {"uv", "poetry", "pdm", "pip", "python"}
+    ):
+        return []
+    at = next((at for at, word in enumerate(words[:4]) if word in {"sync", "install"}), None)
+    return [] if at is None else words[at + 1 :]
+
+
+def _argument(arg: ast.expr, names: Mapping[str, Any]) -> list[str]:
+    """Return the words of an argument: a literal, a list of them, or the groups that nox reads from pyproject.toml."""
+    if isinstance(arg, ast.Starred):
+        if isinstance(arg.value, ast.Call) and ast.unparse(arg.value.func).endswith("dependency_groups"):
+            groups = [literal(one, names) for one in arg.value.args[1:]]
+            return [word for group in groups for word in ("--group", group) if isinstance(word, str)]
+        return strings(literal(arg.value, names))
+    said = literal(arg, names)
+    return [said] if isinstance(said, str) else []
+
+
+def _install_lines(words: Sequence[str], pyproject: Mapping[str, Any]) -> list[str]:
+    """Join options with their values, as a line of requirements has them; groups become what they hold."""
+    lines, waiting = list[str](), ""
+    for word in (part for whole in words for part in (whole.split("=", 1) if whole.startswith("--") else [whole])):
+        if word in _WITH_VALUE:
+            waiting = word
         elif word.startswith("-"):
             waiting = ""
         else:
-            lines.append(waiting + word)
+            lines += _value(waiting, word, pyproject)
             waiting = ""
     return lines
 
 
-def setup_list(project: Project, keyword: str) -> list[str]:
-    """Return the literal strings of a keyword of setup()."""
-    for call in ast.walk(_parse(project.texts.get("setup.py", ""))):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("setup"):
-            for given in call.keywords:
-                if given.arg == keyword and isinstance(given.value, ast.List | ast.Tuple):
-                    words = [one.value for one in given.value.elts if isinstance(one, ast.Constant)]
-                    return [word for word in words if isinstance(word, str) and REQUIREMENT.fullmatch(word)]
-    return []
+_WITH_VALUE = frozenset(
+    {
+        *("-r", "--requirement", "-c", "--constraint", "-e", "--group", "--with", "--only", "--extra", "--extras", "-E"),
+        *("--python", "-p", "-i", "--index-url", "--extra-index-url", "-f", "--find-links"),
+    }
+)
 
 
-def setup_keyword(project: Project, keyword: str) -> str:
-    """Return the literal string of a keyword of setup(), '' where there is none."""
-    for call in ast.walk(_parse(project.texts.get("setup.py", ""))):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("setup"):
-            for given in call.keywords:
-                if given.arg == keyword and isinstance(given.value, ast.Constant) and isinstance(given.value.value, str):
-                    return given.value.value
-    return ""
-
-
-def _parse(text: str) -> ast.AST:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module([], [])
+def _value(option: str, word: str, pyproject: Mapping[str, Any]) -> list[str]:
+    """Return what an option and its value install, as lines of requirements."""
+    match option:
+        case "":
+            return [word]
+        case "--group" | "--with" | "--only":
+            name = word.rpartition(":")[2]  # pip's may name the file before it
+            of_poetry = (poetry(table(pyproject, "tool", "poetry", "group", one, "dependencies")) for one in word.split(","))
+            return [
+                *expand_group(table(pyproject, "dependency-groups"), name, ()),
+                *(line for lines in of_poetry for line in lines),
+            ]
+        case "--extra" | "--extras" | "-E":
+            return [f".[{word}]"]
+        case "-r" | "--requirement" | "-c" | "--constraint" | "-e":
+            return [f"{option} {word}"]
+        case _:
+            return []
