@@ -141,6 +141,12 @@ class DeadlineExceeded(Permanent):
     code = "DEADLINE_EXCEEDED"
 
 
+class CallFailed(Permanent):
+    """The other side could not be called, or what it said is no answer."""
+
+    code = "CALL_FAILED"
+
+
 class RepositoryError(Permanent):
     """A repository that cannot be used as it is."""
 

@@ -12,9 +12,9 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, Refused, RepositoryError
+from moothall.network.destinations import Destinations
 from moothall.repositories.clone import Change
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.toolkits.destinations import Destinations
 from support.githttp import git_server
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 

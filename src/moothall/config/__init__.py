@@ -7,9 +7,10 @@ it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room rea
 
 from __future__ import annotations
 
-from moothall.config.environment import environment, package_environment, package_files
+from moothall.config.environment import environment
 from moothall.config.file import default_file
 from moothall.config.hands import Guard, Limits, Runner, Sandbox, Wasm, Workspace
+from moothall.config.packages import Indexes, read_indexes
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
 from moothall.config.settings import Settings, read_settings, secret_values
@@ -19,6 +20,7 @@ __all__ = [
     "Graph",
     "Grpc",
     "Guard",
+    "Indexes",
     "Limits",
     "Llm",
     "Log",
@@ -34,8 +36,7 @@ __all__ = [
     "Workspace",
     "default_file",
     "environment",
-    "package_environment",
-    "package_files",
+    "read_indexes",
     "read_settings",
     "secret_values",
 ]

@@ -16,7 +16,15 @@ class Workspace(Section):
     kind: Literal["local", "kubernetes"] = "local"
     namespace: str = Field("", description="reserved for the kind kubernetes; may not be set yet")
     image: str = Field("", description="reserved for the kind kubernetes; may not be set yet")
-    setup_network: Literal["on", "allowlist", "off"] = "on"
+    setup_network: Literal["on", "allowlist", "off"] = Field(
+        "allowlist",
+        description="where a set-up may go, always through our proxy; allowlist: package indexes (the usual ones, those that the operator's own "
+        "pip, uv, npm, Go and Cargo are set to) and setup_hosts; on: every public address too; off: nowhere",
+    )
+    setup_hosts: tuple[str, ...] = Field(
+        (), description="hosts (name or name:port) and networks that set-ups may reach beside the package indexes, as github.com"
+    )
+    setup_bytes: int = Field(8_000_000_000, ge=1_000_000, description="what one set-up may send and get over the network")
     setup_seconds: float = Field(600.0, gt=0)
     check_seconds: float = Field(600.0, gt=0, description="one run of a check at most, that on the untouched base too")
     base_seconds: float = Field(
@@ -63,10 +71,6 @@ class Workspace(Section):
                 raise ValueError(
                     f"{name} is reserved for the kind 'kubernetes', which is not there in this version; leave it out"
                 )
-        if self.setup_network == "allowlist":
-            raise ValueError(
-                "setup_network 'allowlist' is enforced by a cluster's network policy; for local workspaces there are: 'on', 'off'"
-            )
         return self
 
 

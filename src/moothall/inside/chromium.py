@@ -12,12 +12,17 @@ import socket
 import sys
 
 
+def open_port(pipe: int) -> int:
+    """Open a port of this network's loopback, hand it out over the descriptor of a socket, and return its number."""
+    with socket.socket(fileno=os.dup(pipe)) as outside, socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        socket.send_fds(outside, [b"\n"], [listening.fileno()])
+        return int(listening.getsockname()[1])
+
+
 def main() -> None:
     """Never returns."""
     pipe = int(sys.argv[1])
-    with socket.socket(fileno=os.dup(pipe)) as outside, socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
-        port = listening.getsockname()[1]
-        socket.send_fds(outside, [b"\n"], [listening.fileno()])
+    port = open_port(pipe)
     for descriptor in (3, 4):  # where Chromium looks for it
         if descriptor != pipe:
             os.dup2(pipe, descriptor)

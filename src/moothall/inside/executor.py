@@ -1,6 +1,7 @@
 """The process inside a workspace that runs tools. Trusted by nobody; standard library only.
 
-Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket and nothing else: no network,
+Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket and nothing else: no network
+(set-up has the port of a proxy outside),
 no credentials, an empty environment. First it shuts itself in (Landlock, rlimits), then it says that it
 is ready, then it answers one request at a time until the socket closes.
 """
@@ -296,6 +297,10 @@ def main() -> None:
     options = json.loads(sys.argv[2])
     link = int(sys.argv[1])
     os.set_inheritable(link, False)
+    if options["proxied"]:
+        from moothall.inside.chromium import open_port  # costs start time, and only set-up has a way out
+
+        open_port(link)
     version = shut_in(options)
     _send(link, {"id": 0, "status": "ready", "landlock": version})
     try:

@@ -138,7 +138,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             if not spec.degraded("seccomp"):
                 raise
         accounts = {}
-        for name, content in (("passwd", _PASSWD), ("group", _GROUP), *(() if spec.network else (("hosts", _HOSTS),))):
+        for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS)):
             accounts[name] = _memory_fd(name, content.encode())
             held.append(accounts[name])
         stage, argv = command(spec, seccomp=filter_fd, accounts=accounts)

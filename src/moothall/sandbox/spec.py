@@ -39,7 +39,6 @@ _ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
-_ETC_NETWORK = ("hosts", "host.conf", "nsswitch.conf", "resolv.conf", "gai.conf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class SandboxSpec:
     ro: tuple[tuple[Path, str], ...] = ()
     rw: tuple[tuple[Path, str], ...] = ()
     overlay: Overlay | None = None
-    network: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     fds: tuple[int, ...] = ()
     log: Path | None = None
@@ -98,7 +96,7 @@ def bubblewrap() -> str:
     return found
 
 
-def _system_arguments(*, network: bool) -> list[str]:
+def _system_arguments() -> list[str]:
     arguments = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
         host = Path("/", name)
@@ -106,7 +104,7 @@ def _system_arguments(*, network: bool) -> list[str]:
             arguments += ["--symlink", str(host.readlink()), str(host)]
         elif host.is_dir():
             arguments += ["--ro-bind", str(host), str(host)]
-    for name in (*_ETC, *(_ETC_NETWORK if network else ())):
+    for name in _ETC:
         host = Path("/etc", name)
         if host.exists():
             arguments += ["--ro-bind", str(host.resolve()), str(host)]
@@ -126,7 +124,7 @@ def _stage(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
 
 def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are descriptors of
-    passwd and group, and of hosts where the network is its own.
+    passwd, group and hosts.
     """
     stage, binds = _stage(spec)
     memory = spec.limits.memory_bytes
@@ -134,8 +132,7 @@ def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, in
         orphans.title(spec.name),  # as which it is found again, whatever becomes of us
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
         *("--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", "workspace"),
-        *(("--share-net",) if spec.network else ()),
-        *_system_arguments(network=spec.network),
+        *_system_arguments(),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(max(memory // 8, 1_000_000)), "--tmpfs", "/dev/shm"),  # noqa: S108 - inside
         *("--perms", "1777", "--size", str(max(memory // 2, 1_000_000)), "--tmpfs", "/tmp"),  # noqa: S108 - inside

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.errors import InvalidRequest, MoothallError, Permanent, Refused
+from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.ports import Workspace
 
 Output = dict[str, Any]
@@ -18,12 +18,6 @@ _STATUSES: Final[tuple[tuple[type[MoothallError], ToolStatus], ...]] = (
     (InvalidRequest, ToolStatus.INVALID),
     (MoothallError, ToolStatus.ERROR),
 )
-
-
-class CallFailed(Permanent):
-    """The other side could not be called, or what it said is no answer."""
-
-    code = "CALL_FAILED"
 
 
 class NotStored(Exception):

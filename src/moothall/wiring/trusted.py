@@ -16,12 +16,12 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
+from moothall.network.destinations import Destinations
 from moothall.ports import NOTHING, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitremote import Remote
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, TrustedRepositories
-from moothall.toolkits.destinations import Destinations
 from moothall.toolkits.web.family import WebFamily
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer

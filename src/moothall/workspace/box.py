@@ -7,14 +7,15 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moothall.config import Sandbox, Settings
 from moothall.errors import MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.inside.confinement import BOOT, HOME
+from moothall.network.proxy import Proxy, listener, proxying
 from moothall.repositories.changes import measure
 from moothall.repositories.detect import GO_CACHE
 from moothall.sandbox.cgroups import parents, way
@@ -23,6 +24,7 @@ from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter
 from moothall.workspace import boxlog
 from moothall.workspace.bundle import INSIDE
 from moothall.workspace.link import Link
+from moothall.workspace.packages import Reach
 
 EXECUTOR = "moothall.inside.executor"
 _START_SECONDS = 20.0
@@ -30,6 +32,8 @@ _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is l
 _LOOK_PAUSE = 0.25
 _DISK_ENTRIES = 200_000
 _LONG = frozenset({"setup", "check"})  # whose limits are said by who asks
+_OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
 
 Answer = dict[str, Any]
@@ -41,16 +45,15 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 class Place:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
     an empty folder. `program` answers in it; `limits` hold instead of the settings'. `toolchains` are shown where they lie, and
-    their bin is put on PATH; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
+    their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
     """
 
     key: str
     tree: tuple[Path, ...]
     env: Path | None = None
     env_writable: bool = False
-    network: bool = False
+    reach: Reach | None = None
     ro: tuple[tuple[Path, str], ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
     program: str = EXECUTOR
     limits: Sandbox | None = None
     toolchains: tuple[Path, ...] = ()
@@ -95,6 +98,9 @@ class Box:
         self._sandbox: Sandboxed | None = None
         self._link: Link | None = None
         self._lock = asyncio.Lock()
+        self._outside = contextlib.AsyncExitStack()
+        self._proxy: Proxy | None = None
+        self._port = 0
 
     @property
     def name(self) -> str:
@@ -135,14 +141,20 @@ class Box:
         with theirs:
             try:
                 self._sandbox = await spawn(self._spec(theirs.fileno()))
-                self._link = await Link.over(ours)
             except BaseException:
                 ours.close()
                 raise
         try:
             async with asyncio.timeout(_START_SECONDS):
+                try:
+                    if self.place.reach:
+                        await self._open_way(self.place.reach, ours)
+                    self._link = await Link.over(ours)
+                except BaseException:
+                    ours.close()
+                    raise
                 await self._link.ready
-        except (TimeoutError, WorkspaceFailed) as error:
+        except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
             self._sandbox.kill()
             await self._sandbox.process.wait()
             reason = self._sandbox.log_tail() or f"no answer within {_START_SECONDS:g} s"
@@ -150,6 +162,19 @@ class Box:
                 f"the sandbox does not start: {reason}; `moothall doctor` says which wall is missing"
             ) from error
         self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
+
+    async def _open_way(self, reach: Reach, ours: socket.socket) -> None:
+        """Serve the port that was opened inside: the box's only way out."""
+        listening = await listener(ours)
+        self._port = listening.getsockname()[1]
+        self._proxy = await self._outside.enter_async_context(
+            proxying(reach.destinations, listening, reach.most, reach.credentials)
+        )
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Hosts and ports that the box asked for and may not reach."""
+        return tuple(f"{host}:{port}" for host, port in self._proxy.refused) if self._proxy else ()
 
     def _spec(self, descriptor: int) -> SandboxSpec:
         place, limits = self.place, self._limits
@@ -163,9 +188,9 @@ class Box:
                 *((path, str(path)) for path in dict.fromkeys((*limits.toolchains, *place.toolchains, *_prefix(place)))),
                 *(self._shown if place.tree else ()),
                 *place.ro,
+                *(place.reach.ro if place.reach else ()),
             ),
             overlay=Overlay(place.tree, self.upper, self.folder / "work") if place.tree else None,
-            network=place.network,
             fds=(descriptor,),
             log=self._log,
         )
@@ -178,6 +203,7 @@ class Box:
             "memory_bytes": limits.memory_bytes,
             "disk_bytes": limits.disk_bytes,
             "cgroup": parents() is not None,
+            "proxied": place.reach is not None,
         }
         argv = (str(interpreter()), "-I", "-S", "-c", BOOT.format(module=place.program), str(descriptor), json.dumps(options))
         if place.env_writable:
@@ -306,9 +332,10 @@ class Box:
         }
         if place.env:
             variables["VIRTUAL_ENV"] = ENVIRONMENT
-        if not place.network:
-            variables |= {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
-        return {**variables, **place.variables}
+        if not place.reach:
+            return {**variables, **_OFFLINE}
+        way = f"http://127.0.0.1:{self._port}"
+        return {**variables, **dict.fromkeys(_PROXIES, way), "NODE_USE_ENV_PROXY": "1", **place.reach.variables}
 
     def _go_cache(self) -> str:
         """What set-up compiled need not be compiled again: Go takes a cache that it cannot write to."""
@@ -329,6 +356,7 @@ class Box:
         try:
             if self._sandbox:
                 await self._sandbox.close()
+            await self._outside.aclose()
         finally:
             if not keep:
                 boxlog.keep(self._log, self._settings.data_dir, self.called)

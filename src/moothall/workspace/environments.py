@@ -25,7 +25,7 @@ from moothall.repositories.history import write_history
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
-from moothall.workspace.packages import package_sources
+from moothall.workspace.packages import setup_reach
 from moothall.workspace.pool import Pool
 from moothall.workspace.starter import Starter
 from moothall.workspace.toolchains import choose
@@ -42,7 +42,7 @@ _SAYS_NOTHING = re.compile(
     r"|Encountered error while|npm error (?:code|path|command)\b|warning",
     re.IGNORECASE,
 )
-_LINE, _FIRST, _TAIL, _MOST = 300, 12, 25, 8000
+_LINE, _FIRST, _TAIL, _MOST, _HOSTS = 300, 12, 25, 8000, 5
 
 
 def reason(output: str) -> str:
@@ -104,7 +104,6 @@ class Environments:
             if final.is_dir():
                 os.utime(final)
                 return
-            network = self._settings.workspace.setup_network == "on"
             making = await fresh_beside(final)
             making.mkdir(parents=True)
             try:
@@ -113,14 +112,12 @@ class Environments:
                 else:
                     (making / "env").mkdir()
                     own(making / "env", drop_uid(self._settings.sandbox))
-                await self._fill(base, key, making, clone, tell, network=network)
+                await self._fill(base, key, making, clone, tell)
                 making.rename(final)
             finally:
                 await remove_tree(making)
 
-    async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress, *, network: bool) -> None:
-        uid = drop_uid(self._settings.sandbox)
-        ro, variables = await asyncio.to_thread(package_sources, making, uid, network=network)
+    async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
         chosen = choose(base.profile.needs)
         history = await self._history(base, key, making, clone, tell) if base.profile.history else ()
         place = Place(
@@ -128,9 +125,7 @@ class Environments:
             tree=(*history, self._layout.tree(key)),
             env=making / "env",
             env_writable=True,
-            network=network,
-            ro=ro,
-            variables=variables,
+            reach=await asyncio.to_thread(setup_reach, making, self._settings),
             toolchains=chosen.homes,
             python=foreign_python(chosen),
         )
@@ -140,7 +135,7 @@ class Environments:
                 folder = box.folder
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(Step(argv) for argv in base.profile.setup)
-                await _Steps(box, end, tell, network=network).run(steps)
+                await _Steps(box, end, tell).run(steps)
             await remove_tree(box.upper / ".git")
             if await asyncio.to_thread(_keep_untracked, box.upper, frozenset(await clone.files(base.sha))):
                 box.upper.rename(making / "layer")
@@ -163,11 +158,10 @@ class Environments:
 class _Steps:
     """Runs the steps of one set-up, until `end`, and says what it does."""
 
-    def __init__(self, box: Box, end: float, tell: Progress, *, network: bool) -> None:
+    def __init__(self, box: Box, end: float, tell: Progress) -> None:
         self._box = box
         self._end = end
         self._tell = tell
-        self._network = network
 
     async def run(self, steps: Sequence[Step], instead_of: str = "") -> None:
         """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
@@ -205,7 +199,9 @@ class _Steps:
         ended = f"exit code {code}" if status == "success" else f"stopped: {status}"
         if status == "timeout":
             ended += " (workspace.setup_seconds)"
-        hint = "" if self._network else " (without network: workspace.setup_network is 'off')"
+        hint = "" if self._box.place.reach else " (without network: workspace.setup_network is 'off')"
+        if refused := self._box.refused:
+            hint = f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not reach: workspace.setup_hosts)"
         return explain(step.argv, ended, output or before, hint=hint)
 
 

@@ -16,7 +16,7 @@ from moothall.errors import RepositoryError
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.sandbox.spec import ENVIRONMENT
 from moothall.workspace.box import Place, remove_tree
-from moothall.workspace.packages import package_sources
+from moothall.workspace.packages import setup_reach
 from moothall.workspace.pool import Pool
 from moothall.workspace.toolchains import Toolchain
 
@@ -43,7 +43,7 @@ class Starter:
     async def copy_to(self, env: Path, python: Toolchain, tell: Callable[[str], None]) -> None:
         """Copy it to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
-        network = self._settings.workspace.setup_network == "on"
+        network = self._settings.workspace.setup_network != "off"
         source = await self._made("pytest", python, (venv, _PYTEST), tell, network=True) if network else None
         source = source or await self._made("blank", python, (venv,), tell, network=False)
         if source is None:
@@ -83,15 +83,12 @@ class Starter:
             return final / "env"
 
     async def _run(self, making: Path, python: Toolchain, commands: tuple[tuple[str, ...], ...], *, network: bool) -> bool:
-        ro, variables = await asyncio.to_thread(package_sources, making, drop_uid(self._settings.sandbox), network=network)
         place = Place(
             key=making.name.lstrip("."),
             tree=(making / "empty",),
             env=making / "env",
             env_writable=True,
-            network=network,
-            ro=ro,
-            variables=variables,
+            reach=await asyncio.to_thread(setup_reach, making, self._settings) if network else None,
             python=python.home,
         )
         seconds = self._settings.workspace.setup_seconds

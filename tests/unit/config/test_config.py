@@ -42,7 +42,6 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> Non
         ("MOOTHALL_WORKSPACE__KIND", "kubernetes", "workspace.*'kubernetes' is not there in this version; there is: 'local'"),
         ("MOOTHALL_WORKSPACE__NAMESPACE", "agents", "workspace.*namespace is reserved for the kind 'kubernetes'.*leave it out"),
         ("MOOTHALL_WORKSPACE__IMAGE", "python:3.12", "workspace.*image is reserved for the kind 'kubernetes'.*leave it out"),
-        ("MOOTHALL_WORKSPACE__SETUP_NETWORK", "allowlist", "workspace.*there are: 'on', 'off'"),
     ],
 )
 def test_what_has_no_adapter_stops_the_start(variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

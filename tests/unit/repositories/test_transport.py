@@ -12,11 +12,11 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, Refused, RepositoryError
+from moothall.network.destinations import Destinations
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.registry import repository_id
 from moothall.repositories.transport import stranger_transport
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.toolkits.destinations import Destinations
 
 SCHEMES = ("https", "http", "ssh")
 

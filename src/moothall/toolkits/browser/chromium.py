@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moothall.config import Sandbox
+from moothall.errors import CallFailed
 from moothall.inside import chromium as chromium_start
+from moothall.network.destinations import Destinations
+from moothall.network.proxy import Proxy, listener, proxying
 from moothall.sandbox.spawn import Sandboxed, sandboxed
 from moothall.sandbox.spec import SandboxSpec, interpreter, interpreter_binds
-from moothall.toolkits.answering import CallFailed
 from moothall.toolkits.browser.devtools import DevTools, Gone, Message
 from moothall.toolkits.browser.settings import Browser
-from moothall.toolkits.destinations import Destinations
-from moothall.toolkits.proxy import Proxy, proxying
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 _PACKAGED = Path("/usr/lib/chromium/chromium")
@@ -101,13 +101,13 @@ async def chromium(
             inside = await stack.enter_async_context(sandboxed(_spec(program, settings, sandbox, theirs.fileno())))
         try:
             async with asyncio.timeout(_START_SECONDS):
-                listening = await _listening(ours)
+                listening = await listener(ours)
                 proxy = await stack.enter_async_context(proxying(destinations, listening, settings.transfer_bytes))
                 reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MESSAGE_BYTES)
                 stack.callback(writer.transport.abort)
                 tools = DevTools(reader, writer, heard)
                 await tools.attach()
-        except (TimeoutError, Gone) as error:
+        except (TimeoutError, ConnectionError, Gone) as error:
             raise CallFailed(f"the browser did not start: {_why(inside)}") from error
         stack.callback(inside.kill)  # before its proxy ends: nobody is left who would connect
         yield Running(tools, proxy)
@@ -135,23 +135,6 @@ def _spec(program: Path, settings: Browser, sandbox: Sandbox, pipe: int) -> Sand
         env={"HOME": "/tmp", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},  # noqa: S108 - inside
         fds=(pipe,),
     )
-
-
-async def _listening(ours: socket.socket) -> socket.socket:
-    """Return the socket that was opened inside the sandbox."""
-    ours.setblocking(False)
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(ours, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(ours)
-    _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-    if not descriptors:
-        raise Gone("the sandbox ended")
-    listening = socket.socket(fileno=descriptors[0])
-    listening.setblocking(False)
-    return listening
 
 
 def _why(inside: Sandboxed) -> str:

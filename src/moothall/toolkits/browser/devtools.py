@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from moothall.toolkits.answering import CallFailed
+from moothall.errors import CallFailed
 
 Message = dict[str, Any]
 

@@ -52,8 +52,8 @@ class BrowserFamily(Family[Browser]):
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Start it."""
         from moothall.domain.overview import Finding
+        from moothall.network.destinations import Destinations
         from moothall.toolkits.browser.chromium import chromium, find_chromium
-        from moothall.toolkits.destinations import Destinations
 
         own, part = self.own(settings), "tool browser.run"
         if find_chromium(own) is None and own.executable is None:

@@ -13,13 +13,13 @@ from yarl import URL
 
 from moothall.config import Sandbox
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.errors import InvalidRequest, Refused
+from moothall.errors import CallFailed, InvalidRequest, Refused
+from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, Output, answer_within, in_workspace
+from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.browser.chromium import Running, chromium
 from moothall.toolkits.browser.devtools import DevTools, Gone, Message
 from moothall.toolkits.browser.settings import Browser
-from moothall.toolkits.destinations import Destinations
 from moothall.toolkits.web.settings import Http
 
 _LOOK_SECONDS, _SETTLE_SECONDS = 0.1, 0.15

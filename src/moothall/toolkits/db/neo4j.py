@@ -17,8 +17,8 @@ from neo4j.graph import Node, Path, Relationship
 from neo4j.spatial import Point
 from neo4j.time import Duration
 
-from moothall.errors import InvalidRequest, Refused
-from moothall.toolkits.answering import CallFailed, Output
+from moothall.errors import CallFailed, InvalidRequest, Refused
+from moothall.toolkits.answering import Output
 from moothall.toolkits.db.rows import Table
 from moothall.toolkits.db.settings import Db
 

@@ -20,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types import TypeInfo
 from psycopg.types.string import TextLoader
 
-from moothall.errors import InvalidRequest, Refused
-from moothall.toolkits.answering import CallFailed, Output
+from moothall.errors import CallFailed, InvalidRequest, Refused
+from moothall.toolkits.answering import Output
 from moothall.toolkits.db.relay import Relay, Streams, relaying
 from moothall.toolkits.db.rows import Table
 from moothall.toolkits.db.settings import Db

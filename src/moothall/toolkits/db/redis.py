@@ -10,8 +10,8 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from moothall.errors import InvalidRequest, Refused
-from moothall.toolkits.answering import CallFailed, Output
+from moothall.errors import CallFailed, InvalidRequest, Refused
+from moothall.toolkits.answering import Output
 from moothall.toolkits.db.rows import jsonable, size
 from moothall.toolkits.db.settings import Db
 

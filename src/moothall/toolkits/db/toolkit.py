@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from moothall.config import secret_values
 from moothall.domain.secrets import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.errors import ConfigurationError
+from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, Output, answer_within
+from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.db.settings import Databases, Db
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -8,9 +8,9 @@ import tarfile
 from dataclasses import dataclass
 
 from moothall.domain.tool import ToolCall
-from moothall.errors import InvalidRequest
+from moothall.errors import CallFailed, InvalidRequest
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, in_workspace
+from moothall.toolkits.answering import in_workspace
 from moothall.toolkits.docker.settings import Docker
 
 _PROGRAMS = (b"#!", b"\x7fELF")

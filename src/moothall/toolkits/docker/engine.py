@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from moothall.errors import ConfigurationError, InvalidRequest, NotFound
-from moothall.toolkits.answering import CallFailed
+from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound
 
 _ANSWER_BYTES = 8_000_000
 _CHUNK = 65_536

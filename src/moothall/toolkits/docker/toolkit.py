@@ -16,10 +16,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, NotFound, Refused
+from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, MoothallError, NotFound, Refused
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.toolkits.answering import CallFailed, Output, answer_within
+from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.docker import dockerfile
 from moothall.toolkits.docker.context import Context, pack
 from moothall.toolkits.docker.engine import Engine, engine_at, quote_name, socket_of

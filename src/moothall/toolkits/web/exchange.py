@@ -12,9 +12,8 @@ from typing import Any, Final
 import aiohttp
 from yarl import URL
 
-from moothall.errors import InvalidRequest, Permanent, Refused
-from moothall.toolkits.answering import CallFailed
-from moothall.toolkits.destinations import Destinations, Unreachable
+from moothall.errors import CallFailed, InvalidRequest, Permanent, Refused
+from moothall.network.destinations import Destinations, Unreachable
 from moothall.toolkits.web.settings import Http
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from yarl import URL
 
 from moothall.domain.tool import ToolCall, ToolResult
+from moothall.errors import CallFailed
 from moothall.ports import Workspace
-from moothall.toolkits.answering import CallFailed, Output, answer_within, in_workspace
+from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.web.exchange import Answer, Exchange
 from moothall.toolkits.web.page import read_page
 from moothall.toolkits.web.settings import Http

@@ -173,7 +173,7 @@ async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
 
 async def test_a_name_that_changes_its_address_gains_nothing(site: Site) -> None:
     """The address is judged where the socket is opened: it is the same answer of the name server that is connected to."""
-    from moothall.toolkits.destinations import Destinations, Unreachable
+    from moothall.network.destinations import Destinations, Unreachable
 
     for about in socket.getaddrinfo("localhost", site.port, type=socket.SOCK_STREAM):
         with pytest.raises(Unreachable):

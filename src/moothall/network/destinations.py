@@ -1,4 +1,4 @@
-"""Which addresses a tool may reach: public ones, and what the operator allows.
+"""Which addresses a tool, or a repository's set-up, may reach: public ones, and what the operator allows.
 
 A name is resolved once, and the address that is connected to is the one that was judged: the judgement is made where the
 socket is opened, so that neither a second answer of the name server nor an address written in another way gets around it.
@@ -47,15 +47,16 @@ def is_public(address: Address) -> bool:
 @dataclass(frozen=True, slots=True)
 class Destinations:
     """What the operator says: `hosts` (`name` or `name:port`) and `networks` may be reached whatever they are;
-    `only`: nothing else may.
+    `only`: nothing else may; `setting` is where they say it.
     """
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = field(default=())
     only: bool = False
+    setting: str = "http.allow"
 
     @classmethod
-    def read(cls, allowed: Sequence[str], *, only: bool) -> Destinations:
+    def read(cls, allowed: Sequence[str], *, only: bool, setting: str = "http.allow") -> Destinations:
         """Read the setting. Raises `ConfigurationError` naming the entry that is wrong."""
         hosts, networks = set(), []
         for entry in (text.strip().lower() for text in allowed):
@@ -66,10 +67,10 @@ class Destinations:
                 pass
             if not entry or "/" in entry or "*" in entry or "@" in entry:
                 raise ConfigurationError(
-                    f"http.allow has {entry!r}: an entry is a host such as api.example.org, host:port, or a network such as 10.0.0.0/8"
+                    f"{setting} has {entry!r}: an entry is a host such as api.example.org, host:port, or a network such as 10.0.0.0/8"
                 )
             hosts.add(entry)
-        return cls(frozenset(hosts), tuple(networks), only)
+        return cls(frozenset(hosts), tuple(networks), only, setting)
 
     def named(self, url: URL) -> bool:
         """Whether the operator named this host: then its address is not judged."""
@@ -88,7 +89,7 @@ class Destinations:
         if url.user or url.password:
             raise Refused("a URL with a user or password in it is not called; send a header instead")
         if self.only and not self.named(url) and not self.networks:
-            raise Refused(f"{url.host} is not among the hosts that the operator allows (http.allow)")
+            raise Refused(f"{url.host} is not among the hosts that the operator allows ({self.setting})")
         return url
 
     def may_reach(self, address: Address) -> bool:
@@ -111,12 +112,12 @@ class Destinations:
             if self.named(url) or self.may_reach(address):
                 shown = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
                 return f"{host}:{port}:{shown}"
-        raise Refused(f"{host} has no address, or no public one, and the operator does not allow it (http.allow)")
+        raise Refused(f"{host} has no address, or no public one, and the operator does not allow it ({self.setting})")
 
     def open_socket(self, about: tuple[Any, ...]) -> socket.socket:
         """Make the socket for what a name was resolved to: (family, type, protocol, name, address). Raises `Unreachable`."""
         family, kind, protocol, _, where = about
         address = ipaddress.ip_address(str(where[0]).partition("%")[0])
         if not self.may_reach(address):
-            raise Unreachable(f"{address} is not a public address, and the operator does not allow it (http.allow)")
+            raise Unreachable(f"{address} is not a public address, and the operator does not allow it ({self.setting})")
         return socket.socket(family, kind, protocol)

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from moothall.toolkits.destinations import Destinations
-from moothall.toolkits.proxy import Proxy, proxying
+from moothall.network.destinations import Destinations
+from moothall.network.proxy import Proxy, proxying
 
 
 class Echo:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import ConfigurationError, InvalidRequest, Refused
-from moothall.toolkits.destinations import Destinations, Unreachable, is_public
+from moothall.network.destinations import Destinations, Unreachable, is_public
 
 INSIDE = [
     "127.0.0.1",
