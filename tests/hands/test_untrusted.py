@@ -119,3 +119,29 @@ def outside_fences(text: str) -> str:
         else:
             kept.append(line)
     return "\n".join(kept)
+
+
+HALF, REST = GITHUB[:12], GITHUB[12:]
+# So far from what is added that no diff shows both.
+WITH_HALF = {**SAMPLE, "src/utils.py": "\n".join((f"BEGIN = {HALF!r}", *["# more"] * 20, SAMPLE["src/utils.py"]))}
+
+
+def answer_in_parts(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
+    """One seat adds the second half of a key, one both halves, one its letters from the end."""
+    if phase_of(headers) == "plan":
+        return json.dumps({"approaches": ["append", "rewrite", "edit"]})
+    more = {"1": f"KEY = BEGIN + {REST!r}\n", "2": f"KEY = ''.join([{HALF!r}, {REST!r}])\n", "3": f"YEK = {GITHUB[::-1]!r}\n"}
+    return turn("files.append", path="src/utils.py", content=f"{RIGHT}{more[seat_of(headers)[-1]]}")
+
+
+async def test_a_key_in_parts_is_refused_or_shown_to_a_person(tmp_path: Path) -> None:
+    repo = make_repo(tmp_path / "repo", WITH_HALF)
+    async with scripted_model(answer_in_parts) as model:
+        command = Command(tmp_path / "data", model.base_url)
+        options = ("--repo", str(repo.path), "--agents", "3", "--protocol", "vote", "--turns", "1", "--json")
+        done = await command("deliberate", *options, "Add hello_world() to src/utils.py.")
+    by_seat = {result["seat"]: " ".join(result["reasons"]) for result in done.document["results"]}
+    assert "made of parts at src/utils.py:" in by_seat["agent-dev-001"], done.err
+    assert "agent-dev-002" not in by_seat
+    assert done.document["winner_id"] == "agent-dev-003"
+    assert "A person should look whether a key or password is hidden at src/utils.py:" in by_seat["agent-dev-003"]

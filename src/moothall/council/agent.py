@@ -11,6 +11,7 @@ from moothall import telemetry
 from moothall.config import Limits, Llm
 from moothall.council.checking import State, look
 from moothall.council.coding import Coding, TurnContext
+from moothall.council.context import is_test
 from moothall.council.conversation import Conversation, Voice
 from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.examples import broken
@@ -28,12 +29,13 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.repository import Prepared
+from moothall.domain.repository import Patch, Prepared
 from moothall.domain.secrets import brings_secret
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused
 from moothall.guard.gate import Gate
 from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
+from moothall.ranking.joined import joined_secrets
 from moothall.tools.catalogue import ToolSpec
 
 _LOOKING = 2  # turns without a change after which a seat may also give up
@@ -281,6 +283,13 @@ class Agent:
             raise OutOfTurns(f"nothing was changed within {turns} turns")
         return best
 
+    def _brings_secret(self, patch: Patch) -> bool:
+        """Whether a patch certainly writes a key, whole or in parts; what is doubtful is shown when it is judged."""
+        tests = (path for path in patch.paths if is_test(path))
+        return brings_secret(patch.diff, self._model.clean) or bool(
+            joined_secrets(patch.diff, {}, tests, self._model.clean).certain
+        )
+
     async def _look(self, course: _Course, did: Did, message: str) -> tuple[State, bool]:
         """Commit what changed and run the checks near it. Return how it stands, and whether checks were run."""
         state, context = course.state, course.place.context
@@ -290,7 +299,8 @@ class Agent:
             patch = await context.workspace.patch(message)
         except PatchRefused as error:
             return replace(state, refused=error, green=False, proven=False), False
-        if (held := first_covered(context.grant.protected, patch.paths)) or brings_secret(patch.diff, self._model.clean):
+        held = first_covered(context.grant.protected, patch.paths)
+        if held or self._brings_secret(patch):
             return replace(
                 state, refused=PatchRefused(_HELD.format(held) if held else _NOT_TAKEN_OVER), green=False, proven=False
             ), False

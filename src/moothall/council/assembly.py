@@ -204,4 +204,4 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
 
 def _bench(d: Deliberation, prepared: Prepared, parts: Parts, facts: Facts) -> Bench:
     places = asyncio.Semaphore(parts.checks_at_once)
-    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.limits)
+    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.limits, parts.clean)

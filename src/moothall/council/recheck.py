@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.config import Limits
+from moothall.council.context import is_test
 from moothall.council.counter import CounterProof
 from moothall.council.cross import CrossTests
 from moothall.council.distinguish import DistinguishingInputs
@@ -17,14 +18,16 @@ from moothall.council.runs import FreshRuns, Ran
 from moothall.council.text import clip
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import RED, SECRETS, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
+from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.gates import counts
+from moothall.ranking.joined import joined_secrets
 from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
 from moothall.ranking.reach import reaches
 
@@ -63,10 +66,11 @@ class Judged:
 
 
 class Bench:
-    """Judges the candidates of one deliberation; the same diff is run once."""
+    """Judges the candidates of one deliberation; the same diff is run once. `clean` takes secrets out of a text."""
 
-    def __init__(self, runs: FreshRuns, facts: Facts, limits: Limits) -> None:
+    def __init__(self, runs: FreshRuns, facts: Facts, limits: Limits, clean: Callable[[str], str] = scrub) -> None:
         self._runs = runs
+        self._clean = clean
         self._prepared = runs.prepared
         self._facts = facts
         self._cross = CrossTests(runs, facts)
@@ -125,8 +129,14 @@ class Bench:
             with suppress(NotFound):
                 texts[path] = await self._runs.read(path)
         change = normal_change(diff, texts, own_tests)
+        keys = joined_secrets(
+            diff, texts, (path for path in changed_files(diff) if path in own_tests or is_test(path)), self._clean
+        )
+        verdict = Verdict.FAILED if keys.certain else Verdict.PASSED
+        shown = Evidence(SECRETS, verdict, failed=len(keys.certain), look=keys.certain or keys.doubtful)
         return replace(
             found,
+            evidence=(*found.evidence, *([shown] if shown.look else [])),
             look=reaches(diff, texts, own_tests),
             change=same_change(change),
             idle=changes_nothing(diff, change, self._facts.d.description),

@@ -38,6 +38,7 @@ class CheckRun:
 
 
 RED = frozenset({"failed", "errored"})
+SECRETS = "secrets"
 COUNTER = "counter proof"
 """The name of the evidence that a counter-proof gives; no check can have it.
 

@@ -107,7 +107,12 @@ def brings_secret(diff: str, clean: Callable[[str], str] = scrub) -> bool:
     lines = diff.splitlines()
     there = {line[1:].strip() for line in lines if line[:1] in {"-", " "}}
     added = [line[1:] for line in lines if line.startswith("+") and line[1:].strip() not in there]
-    together = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", "\n".join(added)))
+    return holds_secret("\n".join(added), clean)
+
+
+def holds_secret(text: str, clean: Callable[[str], str] = scrub) -> bool:
+    """Whether a text of code holds a secret: a password in a URL, or an `authorization`, is an example there more often than not."""
+    together = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", text))
     return clean(together) != together
 
 

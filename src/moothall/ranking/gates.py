@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from moothall.domain.evidence import COUNTER, Evidence, Verdict
+from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
 from moothall.domain.proposal import Candidate
 
 _SHOWN = 3
@@ -38,11 +38,17 @@ def _failures(candidate: Candidate) -> Iterable[str]:
             yield f"Required check {plain(name)} is missing."
         elif bad:
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
-    for item in found.evidence:
-        if item.check == COUNTER and item.verdict is Verdict.FAILED:
-            yield f"Forged: {plain(item.why, 300)}."
+    yield from (
+        _AGAINST[item.check](item) for item in found.evidence if item.check in _AGAINST and item.verdict is Verdict.FAILED
+    )
     if lost := found.regressions:
         yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {named(lost)}."
+
+
+_AGAINST: Mapping[str, Callable[[Evidence], str]] = {
+    COUNTER: lambda item: f"Forged: {plain(item.why, 300)}.",
+    SECRETS: lambda item: f"What looks like a key or password is made of parts at {named(item.look)}.",
+}
 
 
 def counts(item: Evidence) -> str:

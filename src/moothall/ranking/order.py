@@ -31,7 +31,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moothall.domain.evidence import COUNTER, Evidence, Verdict
+from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Place
 from moothall.ranking.gates import counts, gate_failures, named, plain
@@ -293,6 +293,9 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
 
 
 def _evidence(item: _Standing) -> Iterable[str]:
+    for found in item.candidate.assessment.evidence:
+        if found.check == SECRETS and found.verdict is Verdict.PASSED:
+            yield f"A person should look whether a key or password is hidden at {named(found.look)}."
     counter = _counter(item.candidate)
     if item.proven:
         yield _proof(item.candidate.assessment.fixed)
