@@ -65,7 +65,7 @@ async def _bare(settings: Settings, problems: tuple[Problem, ...], results: Resu
     if not left:
         return
     async with (
-        model_url(settings, _tell) as url,
+        model_url(settings.llm, settings.data_dir, _tell) as url,
         open_model(settings.llm, url) as model,
         open_judge(_beside(settings, "judge")) as judge,
     ):

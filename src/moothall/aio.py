@@ -1,11 +1,17 @@
-"""Running something beside a block of code."""
+"""Running something beside a block of code, and starting slow parts side by side."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from moothall.errors import MoothallError
+
+T = TypeVar("T")
+PATIENCE = 2.0
+"""Seconds that nothing is said of a wait."""
 
 
 @asynccontextmanager
@@ -22,3 +28,45 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
         if len(group_error.exceptions) == 1:
             raise group_error.exceptions[0] from group_error.exceptions[0].__cause__
         raise
+
+
+@contextmanager
+def said(tell: Callable[[str], None], what: str) -> Iterator[None]:
+    """Say what is waited for, where the body takes longer than one waits gladly without a word."""
+    telling = asyncio.get_running_loop().call_later(PATIENCE, tell, f"waiting for {what}")
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
+@asynccontextmanager
+async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
+    """Enter `part` in a task of its own and yield a future of its value, so that several can start at once.
+
+    The task is also the one that leaves it, as task groups inside demand.
+    """
+    loop = asyncio.get_running_loop()
+    value: asyncio.Future[T] = loop.create_future()
+    over = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with part as entered:
+                value.set_result(entered)
+                await over.wait()
+        except MoothallError as error:
+            if value.done():
+                raise
+            value.set_exception(error)
+
+    async with asyncio.TaskGroup() as group:
+        holder = group.create_task(hold())
+        try:
+            yield value
+        finally:
+            over.set()
+            if not value.done():
+                holder.cancel()
+            elif not value.cancelled():
+                value.exception()  # whoever awaited it has heard; where nobody did, another part failed first

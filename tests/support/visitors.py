@@ -24,7 +24,7 @@ from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.settings import load_settings
 from moothall.visits.visits import Visits
 from moothall.wiring.rules import open_rules
-from moothall.wiring.visiting import execution_service, tool_service, workflow_service
+from moothall.wiring.visits import execution_service, tool_service, workflow_service
 from moothall.workflows.running import Workflows
 from support.callers import TOKEN, doors_of, serving
 from support.desk import MemoryDesk
@@ -164,10 +164,10 @@ async def tool_house(
         bus = await stack.enter_async_context(open_bus(loaded.bus, url))
         rules = await stack.enter_async_context(open_rules(loaded, bus))
         visits = await stack.enter_async_context(tool_service(loaded, bus, rules))
-        workflows = await stack.enter_async_context(workflow_service(loaded, bus, visits))
+        workflows = await stack.enter_async_context(workflow_service(loaded.guard, bus, visits))
         desk = MemoryDesk()
         doors = replace(doors_of(desk), visits=visits, parking=rules.parking, workflows=workflows)
-        doors = replace(doors, executions=execution_service(loaded, visits))
+        doors = replace(doors, executions=execution_service(loaded.runner, visits))
         served = await stack.enter_async_context(serving(desk, doors))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
         runner: Any = runner_pb2_grpc.SecureRunnerStub(served.channel)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +17,13 @@ from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
+from moothall.domain.code import CodeBlock
 from moothall.domain.overview import Finding
-from moothall.errors import MoothallError
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
+from moothall.workspace.pool import Pool
+from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from moothall.model.client import OpenAIModel
@@ -95,8 +100,6 @@ async def _walls(settings: Settings) -> AsyncIterator[Finding]:
 
 async def _python(settings: Settings) -> Finding:
     """Run a block, as a seat would."""
-    from moothall.wiring.blocks import try_block
-
     if not settings.runner.enabled:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
     try:
@@ -154,3 +157,22 @@ async def _with_figures(model: OpenAIModel, detail: str) -> Finding:
             "model", ok=False, detail=f"{detail}; it does not tell {lacks}", mend="use a vLLM near 0.32 (docs/models.md)"
         )
     return Finding("model", ok=True, detail=detail)
+
+
+_SECONDS = 60.0
+
+
+async def try_block(settings: Settings) -> str:
+    """Run a block that asks for a tool and say what ran it. Raises `ConfigurationError`, `WorkspaceFailed` with the reason."""
+
+    async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult("", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1})
+
+    async with Pool(settings) as pool:
+        runner = LocalRunner(settings, pool)
+        deadline = datetime.now(UTC) + timedelta(seconds=_SECONDS)
+        block = CodeBlock("ws.read('a') + 'b'", {"files.read": ("path", "start", "lines")}, deadline, "local", full=False)
+        ran = await runner.first(block, ask)
+    if ran.value != "ab":
+        raise WorkspaceFailed(ran.error or f"a block of Python gave {ran.value!r}")
+    return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"

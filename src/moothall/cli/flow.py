@@ -19,7 +19,7 @@ from moothall.config import Settings
 from moothall.domain.task import RepositoryRef
 
 if TYPE_CHECKING:
-    from moothall.wiring.flowing import Asked
+    from moothall.wiring.visits import Asked
 
 _WIDTH = 300
 
@@ -49,7 +49,7 @@ def run_(
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
-    from moothall.wiring.flowing import Asked
+    from moothall.wiring.visits import Asked
     from moothall.workflows.plan import read_yaml
 
     settings = settings_of(context, narrated=True)
@@ -60,8 +60,8 @@ def run_(
 
 
 async def _run(settings: Settings, asked: Asked, *, as_json: bool) -> int:
-    from moothall.wiring.flowing import run_workflow
     from moothall.wiring.trusted import register
+    from moothall.wiring.visits import run_workflow
 
     named = asked.repository
     asked = replace(asked, repository=await register(settings, named.url, named.ref))

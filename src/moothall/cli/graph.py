@@ -24,7 +24,7 @@ def graph() -> None:
 @graph.command(epilog=example("moothall graph questions"))
 def questions() -> None:
     """List what can be asked, with parameters and what the answers hold."""
-    from moothall.wiring.questions import QUESTIONS
+    from moothall.graph.questions import QUESTIONS
 
     for name, question in QUESTIONS.items():
         click.echo(f"{name}: {question.about}")
@@ -80,8 +80,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 async def _query(settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool) -> int:
+    from moothall.graph.questions import prepare
     from moothall.wiring.graph import open_answers
-    from moothall.wiring.questions import prepare
 
     asked = {"tenant": LOCAL.tenant, **given}
     prepare(question, asked)  # a wrong question needs no graph
@@ -98,8 +98,8 @@ async def _query_line(settings: Settings, given: Mapping[str, str], place: tuple
     from dataclasses import asdict
 
     from moothall.cli.plain import plain
+    from moothall.wiring.asking import line_origin
     from moothall.wiring.graph import open_answers
-    from moothall.wiring.origin import line_origin
 
     repo, ref, path, line = place
     origin = await line_origin(settings, repo, ref, path, line)

@@ -70,11 +70,10 @@ def check(context: click.Context) -> None:
 
 async def _check(settings: Settings) -> int:
     from moothall.cli.exits import EXIT_NONE
-    from moothall.wiring.bus import open_log
-    from moothall.wiring.log_check import look, mark
+    from moothall.wiring.bus import look, mark, open_log
 
     async with open_log(settings, _say) as bus:
-        report = await look(settings, bus)
+        report = await look(settings.data_dir, bus)
         await mark(bus, report)
     click.echo(str(report))
     for task_id, missing in report.concerned.items():
@@ -93,7 +92,7 @@ def prune(context: click.Context, *, keep: int) -> None:
 
 
 async def _prune(settings: Settings, keep: int) -> int:
-    from moothall.wiring.pruning import prune as prune_all
+    from moothall.wiring.cleaning import prune as prune_all
 
     gone = await prune_all(settings, keep, _say)
     click.echo(f"{gone.events} events deleted")

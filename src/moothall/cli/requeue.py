@@ -32,7 +32,7 @@ def list_(context: click.Context, *, tenant: str, as_json: bool) -> None:
 
 async def _list(settings: Settings, tenant: str, *, as_json: bool) -> int:
     from moothall.domain.codec import dump
-    from moothall.wiring.switching import parking
+    from moothall.wiring.rules import parking
 
     async with parking(settings) as known:
         waiting = known.waiting(tenant)
@@ -70,7 +70,7 @@ def refuse(context: click.Context, *, request: str, reason: str, tenant: str) ->
 
 
 async def _resolve(settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool) -> int:
-    from moothall.wiring.switching import parking
+    from moothall.wiring.rules import parking
 
     async with parking(settings) as known:
         item = await known.resolve(tenant, request, allow=allowed, approver=LOCAL.name, comment=reason)

@@ -71,8 +71,7 @@ async def _list(settings: Settings, tenant: str, role: str, wanted: Filters, *, 
     from moothall.toolkits.families import unset_tools
     from moothall.tools.catalogue import offered
     from moothall.tools.discovery import discover, entry
-    from moothall.wiring.rules import catalogue_of, read_table
-    from moothall.wiring.switching import switches
+    from moothall.wiring.rules import catalogue_of, read_table, switches
 
     async with switches(settings) as known:
         off = known.off(tenant)
@@ -114,8 +113,7 @@ async def _show(settings: Settings, name: str, tenant: str, *, as_json: bool) ->
     from moothall.errors import NotFound
     from moothall.toolkits.families import unset_tools
     from moothall.tools.discovery import entry
-    from moothall.wiring.rules import catalogue_of
-    from moothall.wiring.switching import switches
+    from moothall.wiring.rules import catalogue_of, switches
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
@@ -155,7 +153,7 @@ def disable(context: click.Context, *, name: str, reason: str, tenant: str) -> N
 
 async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> int:
     from moothall.toolkits.families import unset_tools
-    from moothall.wiring.switching import switches
+    from moothall.wiring.rules import switches
 
     async with switches(settings) as known:
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)

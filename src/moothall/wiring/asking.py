@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, RepositoryError
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files, changed_files
+from moothall.repositories.blame import Origin, origin_of
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import OWN_FILE
 from moothall.wiring.early import Named
@@ -21,6 +23,7 @@ from moothall.wiring.trusted import register, trusted_repositories
 
 if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
+
 
 _SHOWN = 5
 
@@ -109,3 +112,20 @@ async def take_over(settings: Settings, top: Path, diff: str) -> tuple[str, ...]
 
 def _git(settings: Settings) -> GitRunner:
     return GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
+
+
+async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> Origin:
+    """Return which commit a line comes from, in a local repository or a registered one.
+
+    Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
+    """
+    repositories = trusted_repositories(settings)
+    git = GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
+    if not await asyncio.to_thread(os.path.exists, where):
+        entry = repositories.registry.get(where, LOCAL.tenant)
+        if not entry.local:
+            base = await repositories.resolve(RepositoryRef(id=entry.id, ref=ref))
+            return await origin_of(git, repositories.clone(entry.id).path, base.sha, path, line)
+        where = entry.origin
+    local = await sources.find_local(git, Path(where))
+    return await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)

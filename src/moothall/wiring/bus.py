@@ -1,15 +1,28 @@
-"""The bus of a process: the only place that says which it is. A command opens that of the process which serves, or its own."""
+"""The bus of a process: the only place that says which it is. A command opens that of the process which serves, or its own.
+
+Whoever serves looks whether the log is whole, at the start and now and then, and marks the deliberations that may lack something.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
+from moothall import telemetry
+from moothall.bus.log_check import LogReport, check_log
 from moothall.bus.nats.jetstream import JetStreamBus as Bus
 from moothall.bus.nats.jetstream import open_bus
+from moothall.config import Bus as BusSettings
 from moothall.config import Settings
-from moothall.errors import ConfigurationError
+from moothall.domain.causes import requested_id
+from moothall.domain.event import EventType
+from moothall.domain.topic import Channel
+from moothall.errors import ConfigurationError, MoothallError
+from moothall.telemetry.events import write
 from moothall.wiring import lock
 
 __all__ = ["Bus", "Tell", "bus_url", "found", "open_bus", "open_log"]
@@ -19,14 +32,14 @@ _ATTACH_SECONDS, _LOOK_SECONDS = 300.0, 0.1
 
 
 @asynccontextmanager
-async def bus_url(settings: Settings) -> AsyncIterator[str]:
+async def bus_url(settings: BusSettings, data_dir: Path) -> AsyncIterator[str]:
     """Yield the bus's URL."""
-    if settings.bus.url:
-        yield settings.bus.url
+    if settings.url:
+        yield settings.url
         return
     from moothall.bus.nats.server import embedded_server
 
-    async with embedded_server(settings.bus, settings.data_dir / "bus") as url:
+    async with embedded_server(settings, data_dir / "bus") as url:
         yield url
 
 
@@ -43,7 +56,7 @@ async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> Asy
                 raise ConfigurationError(
                     f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out"
                 )
-            url = await stack.enter_async_context(bus_url(settings))
+            url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
         except lock.Taken:
             url = (await found(settings, tell)).bus_url
         yield await stack.enter_async_context(open_bus(settings.bus, url))
@@ -65,3 +78,67 @@ async def found(settings: Settings, tell: Tell) -> lock.Address:
             "MOOTHALL_DATA_DIR to another folder"
         ) from error
     return address
+
+
+log = telemetry.get_logger(__name__)
+
+_SHOWN = 100
+
+
+async def watch_log(data_dir: Path, every_seconds: float, bus: Bus, tell: Tell) -> None:
+    """Check at once and every so often, until cancelled; what is wrong is told and logged, and the deliberations are marked."""
+    told = ""
+    while True:
+        try:
+            report = await look(data_dir, bus)
+            if not report.whole and str(report) != told:
+                told = str(report)
+                tell(told)
+                log.error("the log is not whole", lost=report.lost, cut=report.cut, concerned=list(report.concerned)[:_SHOWN])
+            await mark(bus, report)
+        except (MoothallError, OSError) as error:
+            log.warning("the log could not be checked", reason=str(error))
+        await asyncio.sleep(every_seconds)
+
+
+async def look(data_dir: Path, bus: Bus) -> LogReport:
+    """Check the log against where it ended before, and remember where it ends. A lost end is remembered as lost."""
+    path = data_dir / "log-end.json"
+    report = await check_log(bus, await asyncio.to_thread(_read, path))
+    await asyncio.to_thread(_write, path, max(report.last, report.before))
+    return report
+
+
+async def mark(bus: Bus, report: LogReport) -> None:
+    """Publish once, of every deliberation that may lack a record, that it may."""
+    for task_id, missing in report.concerned.items():
+        first = await bus.first(Channel.RESULTS.of(task_id))
+        if first is None:
+            continue
+        event = write(
+            EventType.DELIBERATION_DAMAGED,
+            task_id,
+            {"task_id": task_id, "missing": list(missing[:_SHOWN]), "count": len(missing)},
+            causationid=requested_id(task_id),
+            correlationid=first.event.correlationid,
+            tenant=first.event.tenant,
+            ordinal=f"{missing[0]}-{missing[-1]}-{len(missing)}",
+            source="log",
+        )
+        if all([known.event.id != event.id async for known in bus.replay((Channel.RESULTS.of(task_id),))]):
+            await bus.publish(event)
+
+
+def _read(path: Path) -> int:
+    try:
+        last = json.loads(path.read_bytes())["last_seq"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return last if isinstance(last, int) else 0
+
+
+def _write(path: Path, last: int) -> None:
+    fresh = path.with_suffix(".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        json.dump({"last_seq": last}, file)
+    fresh.replace(path)

@@ -15,8 +15,7 @@ from moothall.errors import InvalidRequest, MoothallError, RepositoryError
 from moothall.repositories.ownfile import commands_of, to_toml, write_own
 from moothall.wiring.asking import asked_about, files_of, unseen
 from moothall.wiring.early import Named
-from moothall.wiring.trusted import open_hands, trusted_repositories
-from moothall.wiring.walls import check_walls
+from moothall.wiring.trusted import check_walls, open_hands, trusted_repositories
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
 
@@ -60,7 +59,7 @@ async def check_repository(settings: Settings, named: Named, tell: Callable[[str
 
 
 async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
-    await check_walls(settings)
+    await check_walls(settings.sandbox)
     alone = settings.workspace.model_copy(update={"warm": 0})  # nobody comes after: no executor need be ready
     async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
         return await hands.repositories.prepare(await hands.repositories.resolve(ref), tell)

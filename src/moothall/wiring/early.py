@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from moothall.aio import said
 from moothall.config import Settings
 from moothall.council.desk import Defaults, plan
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.wiring import lock
-from moothall.wiring.parts import said
 
 
 @dataclass(frozen=True, slots=True)

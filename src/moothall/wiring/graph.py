@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from moothall.aio import said
 from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
 from moothall.config import Settings
@@ -19,7 +20,6 @@ from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus, bus_url, open_bus
-from moothall.wiring.parts import said
 
 log = get_logger(__name__)
 
@@ -146,7 +146,7 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
 
 @asynccontextmanager
 async def _own_bus(settings: Settings) -> AsyncIterator[Bus]:
-    async with bus_url(settings) as url, open_bus(settings.bus, url) as bus:
+    async with bus_url(settings.bus, settings.data_dir) as url, open_bus(settings.bus, url) as bus:
         yield bus
 
 

@@ -1,27 +1,30 @@
-"""A host: alone in its process, wherever Ray put it, or beside the command that it works for."""
+"""Hosts: each alone in its process, wherever Ray put it, or beside the command that it works for."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import importlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
 from moothall.council.survey import Surveyor
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
+from moothall.errors import ConfigurationError
 from moothall.fleet.host import Host
-from moothall.fleet.owner import Process, registered
+from moothall.fleet.owner import Process, registered, this_process
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.telemetry import configure_logs, log_apart
 from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.rules import audit_key, open_rules
-from moothall.wiring.trusted import Leaving, open_hands
-from moothall.wiring.walls import check_walls
+from moothall.wiring.trusted import Leaving, check_walls, open_hands
 from moothall.wiring.watching import report_figures, settle, spans
 
 
@@ -33,7 +36,7 @@ async def host_main(
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings, name), secrets)
     if settings.ray.address is not None:  # on this machine the house has checked them
-        await check_walls(settings)
+        await check_walls(settings.sandbox)
 
     def settled() -> None:
         settle()
@@ -43,7 +46,7 @@ async def host_main(
         stack.enter_context(registered(settings.data_dir / "hosts", house))
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
-        await stack.enter_async_context(report_figures(settings, bus, name))
+        await stack.enter_async_context(report_figures(settings.metrics, bus, name))
         await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
 
 
@@ -84,3 +87,43 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
         host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, settings.bus.ack_wait_seconds)
         ready()
         await host.run()
+
+
+class Hosts(Protocol):
+    """The hosts, wherever they run."""
+
+    async def alive(self) -> tuple[int, int]:
+        """Return how many hosts answer, and how many there should be."""
+        ...
+
+
+Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Hosts]]
+"""Starts the hosts, given the bus, its URL and that of the model."""
+
+
+@asynccontextmanager
+async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosting]:
+    """Start what hosts need and yield what starts the hosts. Raises `ConfigurationError` where Ray is wanted and does not come."""
+    if not on_ray:
+        from moothall.fleet import in_process
+
+        def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
+            main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
+            return in_process.hosting(settings.ray.hosts, main)
+
+        yield here
+        return
+    try:  # in a thread, for it takes a second, in which the model begins to load
+        ray_fleet: Any = await asyncio.to_thread(importlib.import_module, "moothall.fleet.ray_fleet")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "Ray is not installed: pip install 'moothall[fleet]', or set MOOTHALL_RAY__MODE=process"
+        ) from error
+
+    def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
+        main = functools.partial(host_main, house=this_process(), settings=settings, bus_url=bus_url, model_url=model_url)
+        hosts: AbstractAsyncContextManager[Hosts] = ray_fleet.hosting(settings.ray, main)
+        return hosts
+
+    async with ray_fleet.cluster(settings.ray):
+        yield elsewhere

@@ -8,10 +8,11 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from moothall.aio import beside
+from moothall.aio import beside, said, start_beside
 from moothall.collector import Collector
-from moothall.config import Settings, secret_values
+from moothall.config import Llm, Ray, Settings, secret_values
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.ids import digest
@@ -21,7 +22,6 @@ from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, bus_url, found, open_bus
 from moothall.wiring.early import defaults
-from moothall.wiring.parts import said, start_beside
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import settle, spans
 
@@ -105,18 +105,18 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         check_ports(settings)
     walls = await _check_parts(settings, tell, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
-    from moothall.wiring.fleet import open_fleet
     from moothall.wiring.graph import remembering
+    from moothall.wiring.host import open_fleet
 
-    on_ray = _on_ray(settings, serving=serving)
+    on_ray = _on_ray(settings.ray, serving=serving)
     starting = [name for name, wanted in (("Ray", on_ray), ("the model", settings.llm.base_url is None)) if wanted]
     if starting:
         tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
     ending = stack.enter_context(ExitStack())
     fleet = await stack.enter_async_context(start_beside(open_fleet(settings, on_ray=on_ray)))
-    model = await stack.enter_async_context(start_beside(model_url(settings, tell)))
+    model = await stack.enter_async_context(start_beside(model_url(settings.llm, settings.data_dir, tell)))
     with said(tell, "the bus"):
-        url = await stack.enter_async_context(bus_url(settings))
+        url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
@@ -139,9 +139,13 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     desk = Desk(bus, repositories, defaults(settings), councils=roster)
     house = House(desk, 0, attached=False)
     if serving:
-        from moothall.wiring.log_check import watch_log
+        from moothall.wiring.bus import watch_log
 
-        await (await stack.enter_async_context(start_beside(beside(watch_log(settings, bus, tell), "log-check"))))
+        await (
+            await stack.enter_async_context(
+                start_beside(beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check"))
+            )
+        )
         from moothall.wiring.serving import Behind, open_doors
 
         ports = await stack.enter_async_context(
@@ -160,7 +164,7 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
     outlives a model server that is away: it says so, also at /health, and goes on.
     """
     from moothall.model.reaching import reach
-    from moothall.wiring.walls import check_walls
+    from moothall.wiring.trusted import check_walls
 
     async def ask(base_url: str) -> None:
         try:
@@ -176,17 +180,17 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
             asking = group.create_task(ask(settings.llm.base_url), name="model")
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
         with said(tell, "the sandbox to be tried"):
-            walls = await check_walls(settings, tell)
+            walls = await check_walls(settings.sandbox, tell)
         if asking is not None:
             with said(tell, "the model server to answer"):
                 await asking
     return walls
 
 
-def _on_ray(settings: Settings, *, serving: bool) -> bool:
-    if settings.ray.mode == "auto":
-        return serving or settings.ray.address is not None
-    return settings.ray.mode == "ray"
+def _on_ray(ray: Ray, *, serving: bool) -> bool:
+    if ray.mode == "auto":
+        return serving or ray.address is not None
+    return ray.mode == "ray"
 
 
 async def _drain(collector: Collector, tell: Tell) -> None:
@@ -207,14 +211,14 @@ def _fingerprint(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def model_url(settings: Settings, tell: Tell) -> AsyncIterator[str]:
+async def model_url(llm: Llm, data_dir: Path, tell: Tell) -> AsyncIterator[str]:
     """Yield the model server's root URL once it can be called."""
-    if settings.llm.base_url:
-        yield settings.llm.base_url
+    if llm.base_url:
+        yield llm.base_url
         return
     from moothall.model.local import local_model_server
 
-    async with local_model_server(settings.llm, settings.data_dir, tell) as url:
+    async with local_model_server(llm, data_dir, tell) as url:
         yield url
 
 

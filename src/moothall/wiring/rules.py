@@ -1,4 +1,4 @@
-"""What the gates of this process go by, from settings and the bus."""
+"""What the gates of this process go by, from settings and the bus; and of that, for a command, what operators say."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from pathlib import Path
 from moothall.aio import beside
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
-from moothall.guard import revocations, switches
 from moothall.guard.approvals import Approvals
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
-from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
+from moothall.guard.parking import BUCKET as PARKED_BUCKET
+from moothall.guard.parking import SPENT_BUCKET, Parking
 from moothall.guard.policy import Policy
 from moothall.guard.rates import SharedRates
+from moothall.guard.revocations import BUCKET as REVOKED_BUCKET
+from moothall.guard.revocations import Revocations
 from moothall.guard.rules import Rules
+from moothall.guard.switches import BUCKET as SWITCHES_BUCKET
+from moothall.guard.switches import Switches
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bus, Toolkit
 from moothall.services.identity import ensure_token
@@ -36,8 +40,8 @@ _KEY_CHARS = 32
 async def open_rules(settings: Settings, bus: Bus, families: Families = FAMILIES) -> AsyncIterator[Rules]:
     """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
-    off = switches.Switches(bus.bucket(switches.BUCKET), catalogue)
-    revoked = revocations.Revocations(bus.bucket(revocations.BUCKET))
+    off = Switches(bus.bucket(SWITCHES_BUCKET), catalogue)
+    revoked = Revocations(bus.bucket(REVOKED_BUCKET))
     key = await asyncio.to_thread(guard_key, settings)
     waiting = parking_of(settings, bus, key)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
@@ -86,7 +90,7 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
 
 def parking_of(settings: Settings, bus: Bus, key: bytes) -> Parking:
     """Return what waits for operators; not read yet."""
-    return Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, settings.guard.approval_seconds))
+    return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, settings.guard.approval_seconds))
 
 
 def longest_token(settings: Settings) -> float:
@@ -157,3 +161,26 @@ def guard_key(settings: Settings) -> bytes:
     if len(secret) < _KEY_CHARS:
         raise ConfigurationError(f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random")
     return hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest()
+
+
+@asynccontextmanager
+async def switches(settings: Settings) -> AsyncIterator[Switches]:
+    """Yield the switches as they stand now: those of the process that serves, or of this data directory."""
+    from moothall.wiring.bus import open_log
+
+    async with open_log(settings, lambda _: None) as bus:
+        known = Switches(bus.bucket(SWITCHES_BUCKET), await asyncio.to_thread(catalogue_of, settings))
+        await known.refresh()
+        yield known
+
+
+@asynccontextmanager
+async def parking(settings: Settings) -> AsyncIterator[Parking]:
+    """Yield what waits for an operator now."""
+    from moothall.wiring.bus import open_log
+
+    key = await asyncio.to_thread(guard_key, settings)
+    async with open_log(settings, lambda _: None) as bus:
+        known = parking_of(settings, bus, key)
+        await known.refresh()
+        yield known

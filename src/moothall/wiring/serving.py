@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.aio import beside
+from moothall.aio import beside, start_beside
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
-from moothall.config import Settings
+from moothall.config import Llm, Settings
 from moothall.council.briefing import Briefings
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
@@ -28,16 +28,15 @@ from moothall.services.identity import read_tokens
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
-from moothall.wiring.fleet import Hosts
-from moothall.wiring.parts import start_beside
+from moothall.wiring.host import Hosts
 from moothall.wiring.rules import open_rules
-from moothall.wiring.visiting import execution_service, tool_service, workflow_service
+from moothall.wiring.visits import execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
 
 Found = tuple[Condition, str]
 
 
-def checkup(settings: Settings, *, bus: Bus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]) -> Checkup:
+def checkup(llm: Llm, *, bus: Bus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
@@ -45,7 +44,7 @@ def checkup(settings: Settings, *, bus: Bus, model_url: str, graph: CypherGraph,
         return Condition.HEALTHY, f"{state.messages} events, the last is {state.last_seq}"
 
     async def see_model() -> Found:
-        answering, there, wrong = await look(settings.llm, model_url)
+        answering, there, wrong = await look(llm, model_url)
         said = f"{answering} of {there} servers answer"
         return (Condition.DEGRADED, f"{said}; {wrong}") if wrong else (Condition.HEALTHY, said)
 
@@ -103,12 +102,12 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
     """Serve until the context ends. Raises `ConfigurationError`."""
     bus, desk = behind.bus, behind.desk
     async with AsyncExitStack() as stack:
-        metrics = await (await stack.enter_async_context(start_beside(figures(settings, bus, behind.collector))))
+        metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector))))
         planner = Planner(bus, desk, settings.limits)
         await (await stack.enter_async_context(start_beside(beside(planner.run(), "planner"))))
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
         visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules))))
-        workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings, bus, visits))))
+        workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))
         visits.await_calls(of_tasks(desk))
         doors = Doors(
             desk=desk,
@@ -118,12 +117,12 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             briefings=Briefings(behind.graph, settings.limits, rules),
             model=settings.llm.model,
             visits=visits,
-            executions=execution_service(settings, visits),
+            executions=execution_service(settings.runner, visits),
             parking=rules.parking,
             workflows=workflows,
             tasks=Overview(bus, behind.collector.states),
             checkup=checkup(
-                settings, bus=bus, model_url=behind.model_url, graph=behind.graph, fleet=behind.hosts, walls=behind.walls
+                settings.llm, bus=bus, model_url=behind.model_url, graph=behind.graph, fleet=behind.hosts, walls=behind.walls
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from moothall.collector import Collector
-from moothall.config import Settings, secret_values
+from moothall.config import Metrics, Settings, secret_values
 from moothall.domain.topic import Channel
 from moothall.telemetry import metrics, process, reports
 from moothall.wiring.bus import Bus
@@ -25,14 +25,14 @@ def spans(settings: Settings, name: str) -> AbstractAsyncContextManager[None]:
 
 
 @asynccontextmanager
-async def report_figures(settings: Settings, bus: Bus, name: str) -> AsyncIterator[None]:
+async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterator[None]:
     """Report a host's figures to the serving process, while the context lasts."""
-    if not settings.metrics.enabled:
+    if not settings.enabled:
         yield
         return
     with process.watched():
         async with asyncio.TaskGroup() as group:
-            reporting = group.create_task(reports.report(bus.signal, name, settings.metrics.report_seconds), name="figures")
+            reporting = group.create_task(reports.report(bus.signal, name, settings.report_seconds), name="figures")
             try:
                 yield
             finally:
@@ -40,9 +40,9 @@ async def report_figures(settings: Settings, bus: Bus, name: str) -> AsyncIterat
 
 
 @asynccontextmanager
-async def figures(settings: Settings, bus: Bus, collector: Collector) -> AsyncIterator[int]:
+async def figures(settings: Metrics, bus: Bus, collector: Collector) -> AsyncIterator[int]:
     """Serve this process's figures and those that hosts report; yields the port, 0 where none is served."""
-    if not settings.metrics.enabled:
+    if not settings.enabled:
         yield 0
         return
     from moothall.services.figures import figures_page
@@ -50,7 +50,7 @@ async def figures(settings: Settings, bus: Bus, collector: Collector) -> AsyncIt
     def look() -> None:
         metrics.COLLECTOR_UNDER_WAY.set(collector.under_way)
 
-    known = reports.Reports(settings.metrics.report_seconds)
+    known = reports.Reports(settings.report_seconds)
 
     async def listen() -> None:
         async for data in bus.signals(Channel.FIGURES.all):
@@ -62,7 +62,7 @@ async def figures(settings: Settings, bus: Bus, collector: Collector) -> AsyncIt
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")
         stack.callback(listening.cancel)
-        yield await stack.enter_async_context(figures_page(settings.metrics, lambda: known.snapshots("serve"), bus.measure))
+        yield await stack.enter_async_context(figures_page(settings, lambda: known.snapshots("serve"), bus.measure))
 
 
 _YOUNG, _MIDDLE, _OLD = 20_000, 20, 20

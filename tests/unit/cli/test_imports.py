@@ -49,9 +49,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
 
 @pytest.mark.e2e
 def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
-    modules = (
-        "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.fleet, moothall.wiring.host, moothall.fleet.in_process"
-    )
+    modules = "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.host, moothall.fleet.in_process"
     code = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert not {"ray", "starlette", "uvicorn"} & set(ran.stdout.split())

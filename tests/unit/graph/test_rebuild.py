@@ -14,8 +14,8 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.wiring import lock
 from moothall.wiring.bus import open_log
+from moothall.wiring.cleaning import prune as prune_house
 from moothall.wiring.graph import open_answers, open_graph, rebuild
-from moothall.wiring.pruning import prune as prune_house
 from support.chronicle import Chronicle, delivered
 from support.neo4j import Address
 

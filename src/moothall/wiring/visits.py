@@ -1,25 +1,67 @@
-"""A workflow for a command: in the process that serves this data directory, or in this one."""
+"""What callers from outside are answered by, and a workflow for a command: in the process that serves this data directory, or in this one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from moothall.config import Settings, secret_values
+from moothall.aio import beside
+from moothall.config import Guard, Runner, Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.rules import Rules
+from moothall.visits.executions import Executions
+from moothall.visits.requests import Requests
+from moothall.visits.visits import Visits
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus, bus_url, found, open_bus
+from moothall.wiring.rules import audit_key
+from moothall.wiring.trusted import Leaving, open_hands
 from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest
-from moothall.workflows.running import BUCKET, Begun, entries
+from moothall.workflows.running import BUCKET, Begun, Workflows, entries
 
-if TYPE_CHECKING:  # in a process that serves, the command needs neither
-    from moothall.visits.visits import Visits
-    from moothall.workflows.running import Workflows
+_WRITER = "serve"
+
+
+@asynccontextmanager
+async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncIterator[Visits]:
+    """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed."""
+    async with AsyncExitStack() as stack:
+        audit = await stack.enter_async_context(
+            AuditLog(settings.data_dir, _WRITER, sync_records=settings.guard.audit_sync_records, key=audit_key(settings))
+        )
+        hands = await stack.enter_async_context(open_hands(settings))
+        gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
+        visits = await stack.enter_async_context(
+            Visits(
+                gate, rules.tokens, Leaving(hands.workspaces, rules.left), hands.repositories, settings.guard, runner=hands.runner
+            )
+        )
+        if rules.parking is not None:
+            rules.parking.on_resolved(visits.resolved)
+        await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
+        yield visits
+
+
+def execution_service(settings: Runner, visits: Visits) -> Executions | None:
+    """Return what runs the code of visitors; None where `runner.enabled` is off."""
+    return Executions(visits, visits.runner, settings) if visits.runner is not None else None
+
+
+@asynccontextmanager
+async def workflow_service(settings: Guard, bus: Bus, visits: Visits, *, resume: bool = True) -> AsyncIterator[Workflows]:
+    """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone go on at once."""
+    async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings) as workflows:
+        if resume:
+            await workflows.resume()
+        yield workflows
+
 
 Tell = Callable[[str], None]
 
@@ -59,13 +101,12 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
 async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
     """Begin it in this process, or go on with it."""
     from moothall.wiring.rules import open_rules
-    from moothall.wiring.visiting import tool_service, workflow_service
 
-    url = await stack.enter_async_context(bus_url(settings))
+    url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
     bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
     rules = await stack.enter_async_context(open_rules(settings, bus))
     visits: Visits = await stack.enter_async_context(tool_service(settings, bus, rules))
-    workflows: Workflows = await stack.enter_async_context(workflow_service(settings, bus, visits, resume=False))
+    workflows: Workflows = await stack.enter_async_context(workflow_service(settings.guard, bus, visits, resume=False))
     if (known := await _find_begun(bus, asked)) is not None:
         if known.running:
             tell(f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}")

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from moothall.aio import PATIENCE, said, start_beside
 from moothall.errors import ConfigurationError
-from moothall.wiring.parts import PATIENCE, said, start_beside
 
 
 async def test_parts_start_side_by_side_and_close() -> None:
