@@ -18,7 +18,6 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.overview import TaskView
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
@@ -302,53 +301,4 @@ class Deliberations(Protocol):
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it; its model calls, tools and workspaces stop within a second."""
-        ...
-
-
-class Graph(Protocol):
-    """The context graph: a projection of the log that answers questions across deliberations.
-
-    Everything in it can be made again from the log. Writing is the projector's alone; whoever asks, asks one
-    of the questions named in `moothall.graph.questions`, never Cypher of their own.
-    """
-
-    async def project(self, records: Sequence[Recorded]) -> None:
-        """Write a batch of the log and remember its last seq, in one transaction. Repeats and another order
-        change nothing. Raises `GraphUnavailable`.
-        """
-        ...
-
-    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a named question; a row is a mapping from column to JSON-shaped data. `tenant` is a parameter of every
-        question, and no answer holds another tenant's data. Raises `InvalidRequest` that names what would
-        be right, `GraphUnavailable`.
-
-        - `deliberation` (task_id): at most one row with everything of a deliberation
-        - `task_context` (task_id, story_id, repository, role, limit; all may be left out): earlier deliberations, latest
-          first, with outcome, the winner's summary, its reviews and checks, and the decisions on them
-        - `timeline` (task_id, story_id, limit): the latest things that happened, oldest first
-        - `story` (story_id): at most one row: title, brief, criteria, state, tasks, decisions
-        - `provenance` (commit_sha, path): for each proposal behind a commit everything that led to it
-        - `neighbours` (label, id, depth): a node, and what is around it
-        """
-        ...
-
-    async def position(self) -> int:
-        """Return the seq up to which the log is written; 0 for an empty graph."""
-        ...
-
-    async def clear(self) -> None:
-        """Remove everything."""
-        ...
-
-
-class Tasks(Protocol):
-    """Deliberations at a glance."""
-
-    async def latest(self, who: Principal, state: str = "", limit: int = 50) -> Sequence[TaskView]:
-        """Return the tenant's: those under way, then those that ended, the latest first. `state` narrows: live, ended, failed."""
-        ...
-
-    async def get(self, task_id: str, who: Principal) -> TaskView:
-        """Return one. Raises `NotFound`, also for another tenant's."""
         ...

@@ -59,7 +59,7 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
     with real.server(tmp_path) as (url, pid):
         async with (
             opa(url, seconds=2) as engine,
-            open_house(tmp_path / "house", policy=Policy("enforce", engine, keep_seconds=0)) as house,
+            open_house(tmp_path / "house", policy=Policy("enforce", engine.decide, keep_seconds=0)) as house,
         ):
             assert (await house.gate.call(house.seat(), tool_call(path="a"))).status is ToolStatus.SUCCESS
             assert (await house.gate.call(house.seat(), tool_call(path="secret", number=2))).status is ToolStatus.BLOCKED

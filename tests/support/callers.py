@@ -16,7 +16,6 @@ from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL, Principal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.planning.planner import Planner
-from moothall.ports import Graph
 from moothall.services.checkup import Checkup
 from moothall.services.doors import Doors
 from moothall.services.server import Server, grpc_server
@@ -51,7 +50,9 @@ class Serving:
     client: Client
 
 
-def doors_of(desk: MemoryDesk, bus: MemoryBus | None = None, graph: Graph | None = None, checkup: Checkup | None = None) -> Doors:
+def doors_of(
+    desk: MemoryDesk, bus: MemoryBus | None = None, graph: MemoryGraph | None = None, checkup: Checkup | None = None
+) -> Doors:
     """Return the rooms of a house: the real ones on a bus in memory, and the desk."""
     bus = bus or MemoryBus()
     limits = config.Limits()
@@ -61,7 +62,7 @@ def doors_of(desk: MemoryDesk, bus: MemoryBus | None = None, graph: Graph | None
         councils=roster,
         plans=Planner(bus, desk, limits),
         tallies=Tally(bus, roster, desk.under_way),
-        briefings=Briefings(graph or MemoryGraph(), limits),
+        briefings=Briefings((graph or MemoryGraph()).ask, limits),
         checkup=checkup or Checkup({}),
         model="scripted",
     )

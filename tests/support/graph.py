@@ -9,7 +9,7 @@ from moothall.domain.event import Recorded
 
 
 class MemoryGraph:
-    """Implements `ports.Graph` for those who ask. Rows belong to a tenant."""
+    """Answers as a graph does. Rows belong to a tenant."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from moothall.errors import PolicyUnavailable
-from moothall.guard.policy import Engine
+from moothall.guard.policy import Decide
 from moothall.policy.opa import PATH
 from moothall.policy.rego import Rego
 
@@ -78,12 +78,12 @@ async def answers_many_at_once(opened: Opened, folder: Path) -> None:
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
         asked = [{**READ, "arguments": {"path": ("secret" if number % 3 else "src") + f"/{number}"}} for number in range(60)]
-        answers = await asyncio.gather(*(_ask(engine, told) for told in asked))
+        answers = await asyncio.gather(*(_ask(engine.decide, told) for told in asked))
     assert [answer["allow"] for answer in answers] == [number % 3 == 0 for number in range(60)]
 
 
-async def _ask(engine: Engine, told: Mapping[str, Any]) -> Mapping[str, Any]:
-    return await engine.decide(told)
+async def _ask(decide: Decide, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    return await decide(told)
 
 
 CONTRACT = (decides_by_what_it_is_told, says_when_there_is_no_decision, answers_many_at_once)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 from rich.console import Console
@@ -15,41 +14,21 @@ from moothall.cli.exits import exit_code
 from moothall.cli.narrator import Narrator
 from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
-from moothall.domain.event import EventType, Recorded
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import MoothallError
 
+if TYPE_CHECKING:  # whoever calls has one of them
+    from moothall.council.desk import Desk
+    from moothall.services.remote import RemoteKernel
+
 _CANCEL_SECONDS = 5.0
 
 
-class Course(Protocol):
-    """Where a deliberation is submitted and followed; a desk is one."""
-
-    async def submit(self, request: DeliberationRequest, who: Principal) -> object:
-        """Submit; a repeat is the same one."""
-        ...
-
-    def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield its events, and end after its decision."""
-        ...
-
-    async def result(self, task_id: str, who: Principal) -> Outcome:
-        """Return how it stands."""
-        ...
-
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end."""
-        ...
-
-    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
-        """Stop it."""
-        ...
-
-
-async def hold_council(desk: Course, request: DeliberationRequest, narrator: Narrator) -> Outcome:
+async def hold_council(desk: Desk | RemoteKernel, request: DeliberationRequest, narrator: Narrator) -> Outcome:
     """Submit and follow to the end. Interrupted, it cancels the deliberation and waits until its hands are still."""
     ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
     request = replace(request, task_id=request.task_id or new_task_id())
@@ -64,7 +43,7 @@ async def hold_council(desk: Course, request: DeliberationRequest, narrator: Nar
         raise
 
 
-async def _follow(desk: Course, task_id: str, narrator: Narrator) -> Outcome:
+async def _follow(desk: Desk | RemoteKernel, task_id: str, narrator: Narrator) -> Outcome:
     """Show every event until the decision and return it."""
     async for recorded in desk.watch(task_id, 0, LOCAL):
         narrator.take(recorded)
@@ -73,7 +52,7 @@ async def _follow(desk: Course, task_id: str, narrator: Narrator) -> Outcome:
     return await desk.result(task_id, LOCAL)
 
 
-async def _cancel(desk: Course, task_id: str) -> None:
+async def _cancel(desk: Desk | RemoteKernel, task_id: str) -> None:
     if await desk.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

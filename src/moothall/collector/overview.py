@@ -31,7 +31,7 @@ _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 
 
 class Overview:
-    """Implements `ports.Tasks`. `under_way` gives what is known of the deliberations that are not decided yet.
+    """Deliberations at a glance. `under_way` gives what is known of the deliberations that are not decided yet.
 
     Memory: a few lines of each tenant's last thousand tasks.
     """

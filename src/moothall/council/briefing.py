@@ -6,8 +6,8 @@ by others: each part is fenced, so that it cannot pass for an instruction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from moothall.config import Limits
 from moothall.council.prompts import ROLES
@@ -25,20 +25,16 @@ _LINE = 400
 _WHOLE_STORY = 0.4  # of the budget; the rest is for what came of earlier work, and at last for what happened
 
 
-class Asked(Protocol):
-    """Whoever answers questions of the graph; `ports.Graph` does."""
-
-    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a named question."""
-        ...
+Ask = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
+"""Answers a question of the graph, by its name and parameters: `CypherGraph.ask`."""
 
 
 class Briefings:
     """What is known, from the graph. A text never has more than about `limits.context_tokens`."""
 
-    def __init__(self, graph: Asked, limits: Limits, rules: Rules | None = None) -> None:
+    def __init__(self, ask: Ask, limits: Limits, rules: Rules | None = None) -> None:
         self._rules = rules or Rules()
-        self._graph = graph
+        self._ask = ask
         self._budget = limits.context_tokens
 
     async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
@@ -63,7 +59,7 @@ class Briefings:
     async def _story(self, story_id: str, who: Principal, room: int) -> str:
         if not story_id:
             return ""
-        rows = await self._graph.ask("story", story_id=story_id, tenant=who.tenant)
+        rows = await self._ask("story", story_id=story_id, tenant=who.tenant)
         if not rows:
             return ""
         story = _mapping(rows[0].get("story"))
@@ -76,9 +72,7 @@ class Briefings:
         """What came of earlier work, latest first, as much as there is room for."""
         if not {"summaries", "decisions"} & set(wanted):
             return ""
-        rows = await self._graph.ask(
-            "task_context", task_id=asked.task_id, story_id=asked.story_id, limit=_EARLIER, tenant=who.tenant
-        )
+        rows = await self._ask("task_context", task_id=asked.task_id, story_id=asked.story_id, limit=_EARLIER, tenant=who.tenant)
         lines: list[str] = []
         for row in rows:
             entry = list(_entry(row, wanted))
@@ -89,7 +83,7 @@ class Briefings:
 
     async def _timeline(self, asked: BriefingRequest, who: Principal, room: int) -> str:
         about = {"story_id": asked.story_id} if asked.story_id else {"task_id": asked.task_id}
-        rows = await self._graph.ask("timeline", limit=asked.events or _EVENTS, tenant=who.tenant, **about)
+        rows = await self._ask("timeline", limit=asked.events or _EVENTS, tenant=who.tenant, **about)
         lines: list[str] = []
         for row in reversed(rows):  # the latest must not be what is cut
             line = f"{row.get('time')} {row.get('kind')} {row.get('task_id') or ''} {_line(row.get('text'))}".strip()

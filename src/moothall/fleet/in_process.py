@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,26 +11,23 @@ HostMain = Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]]
 """Runs a host of this name until cancelled; calls its argument once it is ready."""
 
 
-class Hosts:
-    """The hosts of this process."""
-
-    def __init__(self, running: Sequence[asyncio.Task[None]]) -> None:
-        self._running = running
-        self.pids = (os.getpid(),) * len(running)
-
-    async def alive(self) -> tuple[int, int]:
-        """Return how many hosts pull work, and how many there should be."""
-        return sum(not host.done() for host in self._running), len(self._running)
+Alive = Callable[[], Awaitable[tuple[int, int]]]
+"""Returns how many hosts pull work, and how many there should be."""
 
 
 @asynccontextmanager
-async def hosting(hosts: int, main: HostMain) -> AsyncIterator[Hosts]:
-    """Yield the hosts once all are pulling work; they have let go of everything at the end.
+async def hosting(hosts: int, main: HostMain) -> AsyncIterator[Alive]:
+    """Yield what tells of the hosts, once all are pulling work; they have let go of everything at the end.
 
     A host that ends by itself has a bug: its error ends the body, and comes out in a group.
     """
+    waiting: list[Coroutine[Any, Any, object]] = []
+    running: list[asyncio.Task[None]] = []
+
+    async def alive() -> tuple[int, int]:
+        return sum(not host.done() for host in running), len(running)
+
     async with asyncio.TaskGroup() as group:
-        waiting, running = [], []
         for number in range(1, hosts + 1):
             ready = asyncio.Event()
             name = f"host-{number}"
@@ -39,7 +35,7 @@ async def hosting(hosts: int, main: HostMain) -> AsyncIterator[Hosts]:
             waiting.append(ready.wait())
         await asyncio.gather(*waiting)
         try:
-            yield Hosts(running)
+            yield alive
         finally:
             for host in running:
                 host.cancel()

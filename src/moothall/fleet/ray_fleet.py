@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -17,6 +18,7 @@ from typing import Any
 from moothall.config import Ray as RaySettings
 from moothall.errors import ConfigurationError, Temporary
 from moothall.fleet.folder import ray_folder
+from moothall.fleet.in_process import Alive
 
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -63,38 +65,31 @@ class HostActor:
 _ANSWER_SECONDS = 2.0
 
 
-class Hosts:
-    """The hosts of a fleet. `pids` as they were at the start: a host that died is started again with another."""
+async def _answering(hosts: Sequence[Any]) -> tuple[int, int]:
+    """Return how many hosts answer that they are pulling work, and how many there should be. One that is being started
+    again does not answer for a while.
+    """
+    try:
+        asked = {asyncio.ensure_future(_answers(host)) for host in hosts}
+        done, silent = await asyncio.wait(asked, timeout=_ANSWER_SECONDS)
+    except ray.exceptions.RayError:  # Ray itself is gone
+        return 0, len(hosts)
+    for waiting in silent:
+        waiting.cancel()
+    return sum(task.result() for task in done), len(hosts)
 
-    def __init__(self, actors: Sequence[Any], pids: tuple[int, ...]) -> None:
-        self._actors = actors
-        self.pids = pids
 
-    async def alive(self) -> tuple[int, int]:
-        """Return how many hosts answer that they are pulling work, and how many there should be. One that is being started
-        again does not answer for a while.
-        """
-        try:
-            asked = {asyncio.ensure_future(self._answer(actor)) for actor in self._actors}
-            done, silent = await asyncio.wait(asked, timeout=_ANSWER_SECONDS)
-        except ray.exceptions.RayError:  # Ray itself is gone
-            return 0, len(self._actors)
-        for waiting in silent:
-            waiting.cancel()
-        return sum(task.result() for task in done), len(self._actors)
-
-    @staticmethod
-    async def _answer(actor: Any) -> bool:
-        try:
-            await actor.ready.options(max_task_retries=0).remote()
-        except ray.exceptions.RayError:
-            return False
-        return True
+async def _answers(host: Any) -> bool:
+    try:
+        await host.ready.options(max_task_retries=0).remote()
+    except ray.exceptions.RayError:
+        return False
+    return True
 
 
 @asynccontextmanager
-async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Hosts]:
-    """Yield the hosts once all are pulling work; they are gone at the end. Needs `cluster`."""
+async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
+    """Yield what tells of the hosts, once all are pulling work; they are gone at the end. Needs `cluster`."""
     nodes = await asyncio.to_thread(_nodes)
     hosts = [_make_host(f"host-{number}", main, nodes[number % len(nodes)]) for number in range(1, settings.hosts + 1)]
     runs = [host.run.remote() for host in hosts]
@@ -102,7 +97,8 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
         # A host that ends by itself has a bug: its error is heard here and ends the whole process.
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_until_stopped(run)) for run in runs]
-            yield Hosts(hosts, await _all_ready(hosts, ready_seconds))
+            await _all_ready(hosts, ready_seconds)
+            yield functools.partial(_answering, hosts)
             for task in watching:
                 task.cancel()
     finally:
@@ -116,10 +112,10 @@ async def _until_stopped(run: Any) -> None:
         raise (error.cause if isinstance(error.cause, Exception) else error) from error
 
 
-async def _all_ready(hosts: list[Any], seconds: float) -> tuple[int, ...]:
+async def _all_ready(hosts: list[Any], seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
-            return tuple(await asyncio.gather(*(host.ready.options(max_task_retries=0).remote() for host in hosts)))
+            await asyncio.gather(*(host.ready.options(max_task_retries=0).remote() for host in hosts))
     except TimeoutError as error:
         raise Temporary(f"the fleet's hosts were not ready within {seconds:.0f} s") from error
 

@@ -12,9 +12,10 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from moothall.errors import GraphUnavailable, InvalidRequest, MoothallError
+from moothall.graph.store import CypherGraph
 
 _QUESTION_BYTES = 64 * 1024
 _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
@@ -22,20 +23,8 @@ _LONGEST_PATH = 100
 """What the kernel takes for a socket, with some to spare."""
 
 
-class Answers(Protocol):
-    """What a command wants of a graph."""
-
-    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a named question."""
-        ...
-
-    async def counts(self) -> dict[str, int]:
-        """Return how many nodes of each label and relations of each type there are."""
-        ...
-
-
 @asynccontextmanager
-async def answering(graph: Answers, path: Path) -> AsyncIterator[None]:
+async def answering(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
     """Answer at `path` until the context ends."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,7 +51,7 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-async def _answer(graph: Answers, line: bytes) -> dict[str, Any]:
+async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict):

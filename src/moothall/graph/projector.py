@@ -13,7 +13,8 @@ from contextlib import aclosing
 from moothall.config import Graph as Settings
 from moothall.domain.event import Recorded
 from moothall.errors import GraphUnavailable
-from moothall.ports import Graph, Log
+from moothall.graph.store import CypherGraph
+from moothall.ports import Log
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -24,7 +25,7 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
 class Projector:
     """The only writer of a graph."""
 
-    def __init__(self, log_: Log, graph: Graph, settings: Settings, *, pause_seconds: float = _FIRST_SECONDS) -> None:
+    def __init__(self, log_: Log, graph: CypherGraph, settings: Settings, *, pause_seconds: float = _FIRST_SECONDS) -> None:
         self._log = log_
         self._graph = graph
         self._settings = settings

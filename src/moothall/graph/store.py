@@ -48,7 +48,10 @@ def schema() -> tuple[str, ...]:
 
 
 class CypherGraph:
-    """Implements `ports.Graph`. `text_chars` bounds every text in it, `keep` the decided deliberations; 0: no bound."""
+    """The context graph: a projection of the log that answers questions across deliberations, and can be made again from it.
+
+    Writing is the projector's alone. `text_chars` bounds every text in it, `keep` the decided deliberations; 0: no bound.
+    """
 
     def __init__(self, store: Store, *, text_chars: int = 2000, keep: int = 0) -> None:
         self._store = store
@@ -75,7 +78,10 @@ class CypherGraph:
         self._decided = 0
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a named question."""
+        """Answer a question of `questions.QUESTIONS`; a row is a mapping from column to JSON-shaped data. `tenant` is a parameter of
+        every question, and no answer holds another tenant's data. Raises `InvalidRequest` that names what would be right,
+        `GraphUnavailable`.
+        """
         cypher, values, finish = questions.prepare(question, parameters)
         return [finish(row) for row in await self._store.read(cypher, values)]
 

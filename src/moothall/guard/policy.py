@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from cachetools import TTLCache
 
@@ -88,22 +88,18 @@ class Decision:
     park: bool = False
 
 
-class Engine(Protocol):
-    """Rego in process, or a server."""
-
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `allow`, `reason` and `park`. Raises `PolicyUnavailable`."""
-        ...
+Decide = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Rego in process, or a server. Returns `allow`, `reason` and `park`. Raises `PolicyUnavailable`."""
 
 
 class Policy:
     """Asks the engine in one of three modes; answers are kept for `keep_seconds`. One a gate."""
 
     def __init__(
-        self, mode: Mode, engine: Engine | None, *, keep_seconds: float = 60.0, clock: Callable[[], float] = monotonic
+        self, mode: Mode, decide: Decide | None, *, keep_seconds: float = 60.0, clock: Callable[[], float] = monotonic
     ) -> None:
         self._mode = mode
-        self._engine = engine
+        self._engine = decide
         self._kept: TTLCache[Asked, Decision] = TTLCache(_KEPT, keep_seconds, timer=clock)
 
     async def check(self, seat: SeatContext, checked: Checked) -> None:
@@ -132,7 +128,7 @@ class Policy:
             return kept
         if self._engine is None:
             raise PolicyUnavailable("there is no policy engine")
-        decision = _read(await self._engine.decide(asked.document()))
+        decision = _read(await self._engine(asked.document()))
         self._kept[asked] = decision
         return decision
 

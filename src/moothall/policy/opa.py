@@ -18,7 +18,7 @@ _ANSWER_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Opa:
-    """Implements `guard.policy.Engine`. Make one with `opa`. `seconds` bounds one question."""
+    """Has an OPA server decide. Make one with `opa`. `seconds` bounds one question."""
 
     url: str
     session: aiohttp.ClientSession

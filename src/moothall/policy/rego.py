@@ -14,7 +14,7 @@ RULE = "data.moothall.tools.decision"
 
 
 class Rego:
-    """Implements `guard.policy.Engine` over every `*.rego` of a folder. Belongs to the thread that makes it."""
+    """Decides by every `*.rego` of a folder. Belongs to the thread that makes it."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigurationError` where a file is no Rego, or none of them says `moothall.tools.decision`."""

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from moothall.config import Workspace as Settings
 from moothall.errors import Refused
@@ -30,25 +29,6 @@ class Cloned:
     name: str
     sha: str
     changes: tuple[Change, ...]
-
-
-class Remote(Protocol):
-    """What the git tools reach beyond the workspace."""
-
-    async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
-        """Make the new branch `moothall/<branch>` of a commit where the push policy allows; return its name and where it is.
-
-        Raises `Refused` where it allows none, `AlreadyExists` where the branch is another commit, `RepositoryError`.
-        """
-        ...
-
-    async def fetch(self) -> str:
-        """Bring the newest commit of the origin's default branch here. Raises `RepositoryError`."""
-        ...
-
-    async def clone(self, url: str, ref: str) -> Cloned:
-        """Bring the files of another repository. Raises `Refused`, `InvalidRequest`, `RepositoryError`."""
-        ...
 
 
 async def fetch_commit(

@@ -16,7 +16,7 @@ from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryErr
 from moothall.repositories import delivery, sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.gitremote import Cloned, Remote, clone_public, fetch_commit
+from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
 from moothall.repositories.profile import OWN_FILE, TEXT_BYTES, Commands, read_profile, read_text
 from moothall.repositories.registry import PushPolicy, Registered, Registry, make_registered
 from moothall.repositories.submodules import Submodules
@@ -179,10 +179,10 @@ class TrustedRepositories:
 
     def remote(self, repository: str) -> Remote:
         """Return what a workspace on a repository reaches beyond itself."""
-        return _Origin(self, repository)
+        return Remote(self, repository)
 
     async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
-        """Make a new branch of a commit at the origin. See `gitremote.Remote`."""
+        """Make a new branch of a commit at the origin. See `Remote`."""
         name = delivery.check_branch(f"moothall/{branch}")  # as all that is ours: no branch of anybody else's is touched
         entry = await asyncio.to_thread(self.registry.find, repository)
         if entry.push == "none":
@@ -263,17 +263,23 @@ class TrustedRepositories:
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
-    """Implements `gitremote.Remote`."""
+class Remote:
+    """What the git tools of a workspace reach beyond it."""
 
     repositories: TrustedRepositories
     repository: str
 
     async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
+        """Make the new branch `moothall/<branch>` of a commit where the push policy allows; return its name and where it is.
+
+        Raises `Refused` where it allows none, `AlreadyExists` where the branch is another commit, `RepositoryError`.
+        """
         return await self.repositories.push(self.repository, base_sha, sha, branch)
 
     async def fetch(self) -> str:
+        """Bring the newest commit of the origin's default branch here. Raises `RepositoryError`."""
         return await self.repositories.fetch(self.repository)
 
     async def clone(self, url: str, ref: str) -> Cloned:
+        """Bring the files of another repository. Raises `Refused`, `InvalidRequest`, `RepositoryError`."""
         return await self.repositories.clone_other(url, ref)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.council.briefing import Briefings
 from moothall.council.roster import Roster
 from moothall.guard.parking import Parking
 from moothall.planning.planner import Planner
-from moothall.ports import Deliberations, Tasks
+from moothall.ports import Deliberations
 from moothall.services.checkup import Checkup
 from moothall.visits.executions import Executions
 from moothall.visits.visits import Visits
@@ -34,5 +35,5 @@ class Doors:
     parking: Parking | None = None
     executions: Executions | None = None
     workflows: Workflows | None = None
-    tasks: Tasks | None = None
+    tasks: Overview | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

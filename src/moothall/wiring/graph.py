@@ -14,7 +14,7 @@ from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
 from moothall.config import Settings
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.graph.asking import Answers, Elsewhere, answering
+from moothall.graph.asking import Elsewhere, answering
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
@@ -73,7 +73,7 @@ async def _drain(settings: Settings, projector: Projector, bus: Bus) -> None:
 
 
 @asynccontextmanager
-async def open_answers(settings: Settings) -> AsyncIterator[Answers]:
+async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewhere]:
     """Yield the graph, caught up; or, where another process has the data directory, what asks that one."""
     async with AsyncExitStack() as stack:
         if await _free(settings, stack):

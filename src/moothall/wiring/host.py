@@ -8,7 +8,7 @@ import importlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from moothall.config import Settings, secret_values
 from moothall.council.protocols import Parts
@@ -16,7 +16,9 @@ from moothall.council.survey import Surveyor
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError
+from moothall.fleet import in_process
 from moothall.fleet.host import Host
+from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import Process, registered, this_process
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
@@ -89,15 +91,7 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
         await host.run()
 
 
-class Hosts(Protocol):
-    """The hosts, wherever they run."""
-
-    async def alive(self) -> tuple[int, int]:
-        """Return how many hosts answer, and how many there should be."""
-        ...
-
-
-Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Hosts]]
+Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
 """Starts the hosts, given the bus, its URL and that of the model."""
 
 
@@ -105,9 +99,8 @@ Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Hosts]]
 async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosting]:
     """Start what hosts need and yield what starts the hosts. Raises `ConfigurationError` where Ray is wanted and does not come."""
     if not on_ray:
-        from moothall.fleet import in_process
 
-        def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
+        def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
             main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
             return in_process.hosting(settings.ray.hosts, main)
 
@@ -120,9 +113,9 @@ async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosti
             "Ray is not installed: pip install 'moothall[fleet]', or set MOOTHALL_RAY__MODE=process"
         ) from error
 
-    def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Hosts]:
+    def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         main = functools.partial(host_main, house=this_process(), settings=settings, bus_url=bus_url, model_url=model_url)
-        hosts: AbstractAsyncContextManager[Hosts] = ray_fleet.hosting(settings.ray, main)
+        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, main)
         return hosts
 
     async with ray_fleet.cluster(settings.ray):

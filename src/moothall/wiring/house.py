@@ -135,7 +135,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         graph = await remembered
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
-        hosts = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
+        alive = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
     desk = Desk(bus, repositories, defaults(settings), councils=roster)
     house = House(desk, 0, attached=False)
     if serving:
@@ -149,7 +149,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         from moothall.wiring.serving import Behind, open_doors
 
         ports = await stack.enter_async_context(
-            open_doors(settings, Behind(bus, desk, roster, collector, graph, hosts, walls, answering))
+            open_doors(settings, Behind(bus, desk, roster, collector, graph, alive, walls, answering))
         )
         house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http)
     settle()

@@ -121,7 +121,7 @@ async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
 
         token = guard.policy_token.get_secret_value() if guard.policy_token else ""
         async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
-            yield Policy(guard.policy, server, keep_seconds=guard.policy_cache_seconds)
+            yield Policy(guard.policy, server.decide, keep_seconds=guard.policy_cache_seconds)
         return
     from moothall.policy.rego import Rego
 
@@ -130,7 +130,7 @@ async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
         folder = policies_folder()
     engine = Rego(folder)  # here and not beside the loop: an engine belongs to the thread that makes it
     try:
-        yield Policy(guard.policy, engine, keep_seconds=guard.policy_cache_seconds)
+        yield Policy(guard.policy, engine.decide, keep_seconds=guard.policy_cache_seconds)
     finally:
         engine.close()
 

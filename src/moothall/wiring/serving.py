@@ -18,6 +18,7 @@ from moothall.council.roster import Roster
 from moothall.domain.identity import Principal
 from moothall.domain.overview import Condition
 from moothall.errors import Temporary
+from moothall.fleet.in_process import Alive
 from moothall.graph.store import CypherGraph
 from moothall.model.looking import look
 from moothall.planning.planner import Planner
@@ -28,7 +29,6 @@ from moothall.services.identity import read_tokens
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
-from moothall.wiring.host import Hosts
 from moothall.wiring.rules import open_rules
 from moothall.wiring.visits import execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
@@ -36,7 +36,7 @@ from moothall.wiring.watching import figures
 Found = tuple[Condition, str]
 
 
-def checkup(llm: Llm, *, bus: Bus, model_url: str, graph: CypherGraph, fleet: Hosts, walls: Sequence[Layer]) -> Checkup:
+def checkup(llm: Llm, *, bus: Bus, model_url: str, graph: CypherGraph, alive: Alive, walls: Sequence[Layer]) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
@@ -52,10 +52,10 @@ def checkup(llm: Llm, *, bus: Bus, model_url: str, graph: CypherGraph, fleet: Ho
         return Condition.HEALTHY, f"written up to event {await graph.position()}"
 
     async def see_fleet() -> Found:
-        alive, there = await fleet.alive()
-        if not alive:
+        answering, there = await alive()
+        if not answering:
             raise Temporary(f"none of {there} hosts answers")
-        return Condition.HEALTHY if alive == there else Condition.DEGRADED, f"{alive} of {there} hosts are at work"
+        return Condition.HEALTHY if answering == there else Condition.DEGRADED, f"{answering} of {there} hosts are at work"
 
     async def see_sandbox() -> Found:
         missing = [layer.name for layer in walls if not layer.ok]
@@ -83,7 +83,7 @@ class Behind:
     roster: Roster
     collector: Collector
     graph: CypherGraph
-    hosts: Hosts
+    alive: Alive
     walls: Sequence[Layer]
     model_url: str
 
@@ -114,7 +114,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             councils=behind.roster,
             plans=planner,
             tallies=Tally(bus, behind.roster, behind.collector.deliberations),
-            briefings=Briefings(behind.graph, settings.limits, rules),
+            briefings=Briefings(behind.graph.ask, settings.limits, rules),
             model=settings.llm.model,
             visits=visits,
             executions=execution_service(settings.runner, visits),
@@ -122,7 +122,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             workflows=workflows,
             tasks=Overview(bus, behind.collector.states),
             checkup=checkup(
-                settings.llm, bus=bus, model_url=behind.model_url, graph=behind.graph, fleet=behind.hosts, walls=behind.walls
+                settings.llm, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

@@ -19,9 +19,8 @@ from moothall.errors import ConfigurationError, InvalidRequest, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import NOTHING, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.gitremote import Remote
 from moothall.repositories.profile import Commands, parse_own
-from moothall.repositories.trusted import Prepare, TrustedRepositories
+from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.sandbox.cgroups import way
 from moothall.sandbox.probe import Layer, probe, require
 from moothall.telemetry import get_logger, metrics

@@ -13,7 +13,7 @@ from typing import Any
 from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
 from moothall.repositories.clone import Change, TrustedClone
-from moothall.repositories.gitremote import Remote
+from moothall.repositories.trusted import Remote
 
 Changes = Callable[[], Awaitable[Sequence[Change]]]
 Restore = Callable[[Sequence[Change]], Awaitable[None]]

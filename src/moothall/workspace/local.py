@@ -40,7 +40,7 @@ from moothall.ports import NOTHING
 from moothall.repositories import proof, rules
 from moothall.repositories.changes import Caps, collect
 from moothall.repositories.clone import Change, TrustedClone
-from moothall.repositories.gitremote import Remote
+from moothall.repositories.trusted import Remote
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.tools import sessions
 from moothall.workspace import limits

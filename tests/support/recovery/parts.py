@@ -43,7 +43,7 @@ async def serve() -> None:
             councils=roster,
             plans=Planner(bus, desk, settings.limits),
             tallies=Tally(bus, roster, tuple),
-            briefings=Briefings(MemoryGraph(), settings.limits),
+            briefings=Briefings(MemoryGraph().ask, settings.limits),
             checkup=Checkup({}),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

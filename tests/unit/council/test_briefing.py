@@ -40,7 +40,7 @@ def known() -> MemoryGraph:
 
 
 async def test_what_the_graph_knows_is_told_and_fenced() -> None:
-    made = await Briefings(known(), Limits()).brief(replace(ASKED, timeline=True, summaries=True, decisions=True), LOCAL)
+    made = await Briefings(known().ask, Limits()).brief(replace(ASKED, timeline=True, summaries=True, decisions=True), LOCAL)
     assert made.system.startswith("You are a developer")
     assert "phase: propose" in made.system
     for said in ("--- the story [", "Greet", "- polite", "answer: Use a function", "review: clear", "approved by po: go"):
@@ -53,25 +53,25 @@ async def test_what_the_graph_knows_is_told_and_fenced() -> None:
 
 async def test_the_same_content_has_the_same_version() -> None:
     first, again = known(), known()
-    one = await Briefings(first, Limits()).brief(ASKED, LOCAL)
-    assert await Briefings(again, Limits()).brief(ASKED, LOCAL) == one
+    one = await Briefings(first.ask, Limits()).brief(ASKED, LOCAL)
+    assert await Briefings(again.ask, Limits()).brief(ASKED, LOCAL) == one
     again.tell("task_context", {**EARLIER, "status": "FAILED"})
-    assert (await Briefings(again, Limits()).brief(ASKED, LOCAL)).version != one.version
+    assert (await Briefings(again.ask, Limits()).brief(ASKED, LOCAL)).version != one.version
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_scopes_narrow(scope: str) -> None:
     marks = {"story": "Greet", "summaries": "Use a function", "decisions": "approved by po", "timeline": "deliberation.decided"}
-    made = await Briefings(known(), Limits()).brief(replace(ASKED, scopes=(scope.upper(),)), LOCAL)
+    made = await Briefings(known().ask, Limits()).brief(replace(ASKED, scopes=(scope.upper(),)), LOCAL)
     assert [name for name, mark in marks.items() if mark in made.text] == [scope]
-    off = await Briefings(known(), Limits()).brief(
+    off = await Briefings(known().ask, Limits()).brief(
         replace(ASKED, summaries=True, scopes=("decisions",)), LOCAL
     )  # not asked for, or out of scope
     assert off.context == off.history == ""
 
 
 async def test_no_part_named_means_all_but_the_timeline() -> None:
-    made = await Briefings(known(), Limits()).brief(ASKED, LOCAL)
+    made = await Briefings(known().ask, Limits()).brief(ASKED, LOCAL)
     assert "Greet" in made.context
     assert "approved" in made.context
     assert made.history == ""
@@ -79,7 +79,7 @@ async def test_no_part_named_means_all_but_the_timeline() -> None:
 
 async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
     for graph, who in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
-        made = await Briefings(graph, Limits()).brief(ASKED, who)
+        made = await Briefings(graph.ask, Limits()).brief(ASKED, who)
         assert made.context == made.history == ""
         assert {parameters["tenant"] for _, parameters in graph.asked} == {who.tenant}
 
@@ -94,7 +94,7 @@ async def test_it_stays_within_its_budget(budget: int, texts: list[str], lines: 
     graph.tell("story", {"story": {"headline": "h", "brief": "".join(texts), "criteria": lines}})
     graph.tell("task_context", *({**EARLIER, "description": text, "winner": {"summary": text}} for text in texts))
     graph.tell("timeline", *({**HAPPENED, "text": line} for line in lines))
-    made = await Briefings(graph, Limits(context_tokens=budget)).brief(
+    made = await Briefings(graph.ask, Limits(context_tokens=budget)).brief(
         replace(ASKED, role="", timeline=True, summaries=True), LOCAL
     )
     assert made.tokens <= budget
@@ -114,7 +114,7 @@ async def test_it_stays_within_its_budget(budget: int, texts: list[str], lines: 
 )
 async def test_what_cannot_be_told_is_named(asked: BriefingRequest, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        await Briefings(known(), Limits()).brief(asked, LOCAL)
+        await Briefings(known().ask, Limits()).brief(asked, LOCAL)
 
 
 @pytest.mark.parametrize("row", [{}, {"story": 7}, {"winner": "x", "reviews": "y", "decisions": [3]}])
@@ -122,4 +122,4 @@ async def test_odd_rows_break_nothing(row: dict[str, Any]) -> None:
     graph = MemoryGraph()
     for question in ("story", "task_context", "timeline"):
         graph.tell(question, row)
-    await Briefings(graph, Limits()).brief(replace(ASKED, timeline=True), LOCAL)
+    await Briefings(graph.ask, Limits()).brief(replace(ASKED, timeline=True), LOCAL)

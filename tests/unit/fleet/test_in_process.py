@@ -21,11 +21,11 @@ async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
             await asyncio.sleep(0)  # its workspaces are closed
             said.append(f"{name} has let go")
 
-    async with hosting(2, main) as hosts:
+    async with hosting(2, main) as alive:
         assert said == ["host-1 begins", "host-2 begins"]
-        assert await hosts.alive() == (2, 2)
+        assert await alive() == (2, 2)
     assert said[2:] == ["host-1 has let go", "host-2 has let go"]
-    assert await hosts.alive() == (0, 2)
+    assert await alive() == (0, 2)
 
 
 async def test_a_host_that_cannot_start_ends_the_start() -> None:

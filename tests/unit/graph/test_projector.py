@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,11 +21,11 @@ from support.chronicle import Chronicle
 SETTINGS = Settings(batch=7, pace_seconds=0)
 
 
-class Flaky:
+class Flaky(CypherGraph):
     """A graph that is away for the first calls."""
 
     def __init__(self, inner: CypherGraph, failures: int) -> None:
-        self._inner = inner
+        super().__init__(inner._store)
         self.failures = failures
         self.batches: list[int] = []
 
@@ -38,17 +37,11 @@ class Flaky:
     async def project(self, records: Sequence[Recorded]) -> None:
         self._away()
         self.batches.append(len(records))
-        await self._inner.project(records)
-
-    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        return await self._inner.ask(question, **parameters)
+        await super().project(records)
 
     async def position(self) -> int:
         self._away()
-        return await self._inner.position()
-
-    async def clear(self) -> None:
-        await self._inner.clear()
+        return await super().position()
 
 
 @asynccontextmanager

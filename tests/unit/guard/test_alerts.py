@@ -93,7 +93,7 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
 
     bus = MemoryBus()
     parking = Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60))
-    async with open_house(tmp_path, policy=Policy("enforce", Parks()), parking=parking) as house:
+    async with open_house(tmp_path, policy=Policy("enforce", Parks().decide), parking=parking) as house:
         call = tool_call(path="a")
         assert (await house.gate.call(house.seat(), call)).status is ToolStatus.PARKED
         await parking.resolve("local", call.request_id, allow=True, approver="ann")

@@ -32,7 +32,7 @@ def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> Parkin
 
 
 def house_of(folder: Path, parking: Parking) -> Any:
-    return open_house(folder, parking=parking, policy=Policy("enforce", AsksFirst()))
+    return open_house(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 
 async def delete(house: House, number: int = 1, path: str = "a", **seat: Any) -> tuple[ToolStatus, str]:

@@ -60,7 +60,7 @@ def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
 
 async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
-        async with open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+        async with open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
             closed = await house.gate.call(house.seat(), tool_call(path="secret/a"))
             open_ = await house.gate.call(house.seat(), tool_call(path="src/a", number=2))
     assert (closed.status, closed.error) == (ToolStatus.BLOCKED, "files.read is refused by policy: secrets stay closed")
@@ -70,7 +70,7 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}])
 async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
-    async with open_house(tmp_path, policy=Policy("enforce", Says(answer))) as house:
+    async with open_house(tmp_path, policy=Policy("enforce", Says(answer).decide)) as house:
         result = await house.gate.call(house.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.BLOCKED
     assert "nothing runs until it can" in result.error
@@ -80,7 +80,7 @@ async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
 async def test_an_engine_that_is_down_blocks_where_it_is_enforced(tmp_path: Path, mode: Mode, ran: bool) -> None:  # noqa: FBT001 - a column of the table
     engine = Down()
-    async with open_house(tmp_path, policy=Policy(mode, engine)) as house:
+    async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
         results = [await house.gate.call(house.seat(), tool_call(path="a", number=number)) for number in (1, 2)]
     assert bool(house.room.calls) is ran
     assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
@@ -89,14 +89,14 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(tmp_path: Path
 
 async def test_dry_run_lets_through_what_would_be_refused(tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
-        async with open_house(tmp_path, policy=Policy("dry-run", engine)) as house:
+        async with open_house(tmp_path, policy=Policy("dry-run", engine.decide)) as house:
             assert (await house.gate.call(house.seat(), tool_call(path="secret/a"))).status is ToolStatus.SUCCESS
 
 
 async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(house: House) -> None:
     clock = [0.0]
     engine = Says({"allow": True})
-    policy = Policy("enforce", engine, keep_seconds=60, clock=lambda: clock[0])
+    policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
     same, other = (check_schema(tool_call(path=path), ALL, 1000) for path in ("a", "b"))
     for checked in (same, same, other, same):
         await policy.check(house.seat(), checked)
@@ -111,7 +111,7 @@ async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(hous
 async def test_all_that_the_policy_reads_is_what_it_was_asked(house: House) -> None:
     engine = Says({"allow": True})
     checked = check_schema(tool_call("files.write", path="a", content="x" * 301), ALL, 1000)
-    await Policy("enforce", engine).check(house.seat(), checked)
+    await Policy("enforce", engine.decide).check(house.seat(), checked)
     assert engine.documents == [
         {
             "tenant": "local",
@@ -178,7 +178,7 @@ async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, 
 
 async def test_a_refusal_says_whether_an_operator_may_allow_it(house: House, tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
-        policy = Policy("enforce", engine)
+        policy = Policy("enforce", engine.decide)
         for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
             with pytest.raises(Stopped) as stopped:
                 await policy.check(house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000))

@@ -84,7 +84,7 @@ ILL: dict[str, Any] = {
 
 @pytest.mark.parametrize("ill", ILL.values(), ids=ILL)
 async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -> None:
-    async with opa(api.url, seconds=0.5) as engine, open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+    async with opa(api.url, seconds=0.5) as engine, open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
         api.answer = ill
         result = await house.gate.call(house.seat(), tool_call(path="a"))
         assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
@@ -100,7 +100,7 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
         opened = opa(url, seconds=5)
         engine = await opened.__aenter__()
     try:
-        async with open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+        async with open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
             result = await house.gate.call(house.seat(), tool_call(path="a"))
             assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
     finally:
@@ -121,7 +121,7 @@ async def test_one_denied_call_in_each_mode(api: Api, tmp_path: Path, mode: Mode
 
 
 async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path) -> None:
-    async with opa(api.url, seconds=20) as engine, open_house(tmp_path, policy=Policy("enforce", engine)) as house:
+    async with opa(api.url, seconds=20) as engine, open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
         before = api.asked
         for number in range(5):
             await house.gate.call(house.seat(), tool_call(path="a", number=number))

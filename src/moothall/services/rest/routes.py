@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
 from moothall.domain.ids import check_id
@@ -20,7 +21,6 @@ from moothall.domain.overview import Condition
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.guard.parking import Parked
-from moothall.ports import Tasks
 from moothall.services.doors import Doors
 from moothall.services.identity import caller, is_known
 from moothall.services.rest.documents import Body, document, lines, read
@@ -69,7 +69,7 @@ class _Word(Body):
 def state_routes(doors: Doors) -> Sequence[Route]:
     """Return how the house stands, and what is under way in it."""
 
-    def known() -> Tasks:
+    def known() -> Overview:
         if doors.tasks is None:
             raise NotFound("this server knows nothing of tasks")
         return doors.tasks
