@@ -12,7 +12,7 @@ from typing import Protocol
 
 import httptools
 
-from moothall.model.attempts import Failed
+from moothall.model.retry import Failed
 
 _AROUND_BYTES = 65_536
 _AROUND_SHARE = 64

@@ -6,8 +6,8 @@ import asyncio
 
 from moothall.config import Llm
 from moothall.errors import ModelReplyInvalid, ModelUnavailable
-from moothall.model.attempts import Failed
 from moothall.model.pool import open_pool
+from moothall.model.retry import Failed
 from moothall.model.said import plain, read_models
 from moothall.model.takers import WholeTaker
 

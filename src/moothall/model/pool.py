@@ -19,8 +19,8 @@ from yarl import URL
 from moothall import __version__, telemetry
 from moothall.config import Llm
 from moothall.errors import ConfigurationError
-from moothall.model.attempts import Failed
 from moothall.model.connection import Connection, Taker
+from moothall.model.retry import Failed
 from moothall.model.said import plain
 
 log = telemetry.get_logger(__name__)

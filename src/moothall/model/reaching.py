@@ -13,8 +13,8 @@ from yarl import URL
 from moothall.config import Llm
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
-from moothall.model.attempts import Failed, Rejected, translated
 from moothall.model.pool import Pool, open_pool
+from moothall.model.retry import Failed, Rejected, translated
 from moothall.model.said import error_message, plain, read_models
 from moothall.model.takers import WholeTaker
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from moothall.errors import ModelReplyInvalid
 from moothall.model import retry
-from moothall.model.attempts import Failed, Rejected
+from moothall.model.retry import Failed, Rejected
 from moothall.model.said import error_message, plain
 from moothall.model.stream import DONE, Assembly, EventReader
 

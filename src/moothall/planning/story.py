@@ -12,7 +12,6 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 
 _TELLING = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
-METADATA = ("title", "brief", "ac", "repository", "ref", "roles", "dependency_order", "max_tasks_per_role", "parallel_execution")
 """What metadata may say of a story and its plan; other keys are kept and mean nothing here."""
 
 

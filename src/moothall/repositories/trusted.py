@@ -215,10 +215,6 @@ class TrustedRepositories:
         dropped = await delivery.drop_branch(self._git, local, branch, sha, force=force)
         return (branch, "") if dropped else ("", "")
 
-    def delivers(self, base: Base) -> bool:
-        """Whether the push policy lets `deliver` leave a branch (else only the patch is given)."""
-        return self.registry.find(base.repository).push != "none"
-
     async def _entry(self, ref: RepositoryRef, tenant: str) -> Registered:
         if ref.id:
             return await asyncio.to_thread(self.registry.get, ref.id, tenant)

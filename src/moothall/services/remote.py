@@ -13,17 +13,18 @@ import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from moothall import errors
+from moothall import config, errors
 from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.identity import Principal
+from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
+from moothall.errors import ConfigurationError, Permanent, Temporary
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.services import convert
-from moothall.services.identity import is_loopback
+from moothall.services.identity import is_loopback, read_tokens
 
 _CALL_SECONDS = 30.0
 _TRIES, _PAUSE = 20, 0.5
@@ -169,3 +170,37 @@ async def remote_kernel(server: str, token: str, ca: Path | None = None) -> Asyn
         channel = grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
     async with channel:
         yield RemoteKernel(channel, token)
+
+
+_AGAIN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+@asynccontextmanager
+async def calling(
+    settings: config.Grpc, data_dir: Path, port: int
+) -> AsyncIterator[tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]:
+    """Yield a channel to this machine's server and the metadata that says who calls: the operator of this data directory.
+
+    A refusal comes out as `Permanent`, what may pass as `Temporary`. Raises `ConfigurationError` where no token is the operator's.
+    """
+    tokens = (token for token, principal in read_tokens(settings, data_dir).items() if principal.tenant == LOCAL.tenant)
+    token = next(tokens, None)
+    if token is None:
+        raise ConfigurationError(f"no token of the gRPC server stands for tenant {LOCAL.tenant}: a command cannot call it")
+    target = f"127.0.0.1:{port}" if settings.host in {"0.0.0.0", "::", ""} else f"{settings.host}:{port}"  # noqa: S104 - not bound here
+    try:
+        async with _channel(settings, target) as channel:
+            yield channel, (("authorization", f"Bearer {token}"),)
+    except grpc.aio.AioRpcError as error:
+        kind = Temporary if error.code() in _AGAIN else Permanent
+        raise kind(f"the process that serves says: {error.details()}") from error
+
+
+def _channel(settings: config.Grpc, target: str) -> grpc.aio.Channel:
+    if settings.tls_cert is None:
+        return grpc.aio.insecure_channel(target)
+    try:
+        root = settings.tls_cert.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"the certificate {settings.tls_cert} cannot be read: {error.strerror}") from error
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(root))

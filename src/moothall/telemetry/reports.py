@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import platform
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from moothall import __version__
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable
+from moothall.telemetry import metrics
 from moothall.telemetry.figures import LABEL_CHARS, MOST, Histogram, Snapshot
 from moothall.telemetry.logs import get_logger
 from moothall.telemetry.metrics import REGISTRY
@@ -85,3 +89,23 @@ def _rows(name: str, rows: object) -> Iterator[list[Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Inside, every reading of the figures says what this process uses."""
+    import psutil
+
+    this = psutil.Process()
+    metrics.BUILD.set(1, __version__, platform.python_version())
+    metrics.PROCESS_START_SECONDS.set(this.create_time())
+
+    def look() -> None:
+        with this.oneshot():
+            times = this.cpu_times()
+            metrics.PROCESS_CPU_SECONDS.values[()] = times.user + times.system
+            metrics.PROCESS_MEMORY_BYTES.set(this.memory_info().rss)
+            metrics.PROCESS_OPEN_FILES.set(this.num_fds() if hasattr(this, "num_fds") else 0)
+
+    with metrics.REGISTRY.looking(look):
+        yield

@@ -92,8 +92,7 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     """Keep the last `keep` events; drop documents, large values and patches that the rest does not tell of, and
     checkouts and environments that were not used for `workspace.keep_days`.
     """
-    from moothall.bus.log_admin import prune as prune_log
-    from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
+    from moothall.bus.nats import pruning
     from moothall.repositories.clone import TrustedClone
     from moothall.wiring.bus import open_log
     from moothall.wiring.graph import open_answers
@@ -107,10 +106,10 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     except lock.Taken:
         tell("checkouts and environments stay: a process serves this data directory and may be working on them")
     async with open_log(settings, tell) as bus:
-        events = await prune_log(bus, keep=keep)
-        documents = await prune_documents(bus)
-        blobs = await prune_blobs(bus)
-        commits = await commits_told(bus)
+        events = await pruning.prune(bus, keep)
+        documents = await pruning.prune_documents(bus)
+        blobs = await pruning.prune_blobs(bus)
+        commits = await pruning.commits_told(bus)
     patches = 0
     for clone in sorted((settings.data_dir / "repos").glob("*.git")):
         patches += await TrustedClone(clone, settings.workspace).prune(commits)

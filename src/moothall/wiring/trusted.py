@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,7 +18,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
 from moothall.network.destinations import Destinations
-from moothall.ports import NOTHING, Workspace, Workspaces
+from moothall.ports import Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
@@ -124,18 +125,9 @@ class Leaving:
         self._workspaces, self._left = workspaces, left
 
     @asynccontextmanager
-    async def open(
-        self,
-        prepared: Prepared,
-        name: str,
-        *,
-        patch: str = "",
-        extra: str = "",
-        judged: bool = False,
-        instead: Mapping[str, str] = NOTHING,
-    ) -> AsyncIterator[Workspace]:
+    async def open(self, prepared: Prepared, name: str, **how: Any) -> AsyncIterator[Workspace]:
         """Open a workspace."""
-        async with self._workspaces.open(prepared, name, patch=patch, extra=extra, judged=judged, instead=instead) as workspace:
+        async with self._workspaces.open(prepared, name, **how) as workspace:
             try:
                 yield workspace
             finally:

@@ -126,7 +126,7 @@ async def _begin_there(settings: Settings, port: int, asked: Asked) -> str:
     """Have the process that serves begin it; return the workspace. It goes on there whoever listens."""
     from moothall.pb.moothall.v1 import common_pb2
     from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
-    from moothall.services.calling import calling
+    from moothall.services.remote import calling
 
     async with calling(settings.grpc, settings.data_dir, port) as (channel, metadata):
         stub: Any = tool_pb2_grpc.ToolServiceStub(channel)

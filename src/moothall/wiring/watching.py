@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from moothall.collector import Collector
 from moothall.config import Metrics, Settings, secret_values
 from moothall.domain.topic import Channel
-from moothall.telemetry import metrics, process, reports
+from moothall.telemetry import metrics, reports
 from moothall.wiring.bus import Bus
 
 
@@ -30,7 +30,7 @@ async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterato
     if not settings.enabled:
         yield
         return
-    with process.watched():
+    with reports.watched():
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(reports.report(bus.signal, name, settings.report_seconds), name="figures")
             try:
@@ -57,7 +57,7 @@ async def figures(settings: Metrics, bus: Bus, collector: Collector) -> AsyncIte
             known.take(data)
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(process.watched())
+        stack.enter_context(reports.watched())
         stack.enter_context(metrics.REGISTRY.looking(look))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")

@@ -8,7 +8,7 @@ with its files and runs again; one that acts beyond it, and whose end nobody kno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -63,22 +63,8 @@ class Hands(Protocol):
         ...
 
 
-class Tell(Protocol):
-    """Writes what happened to a step down; returns once it is durable and in the record."""
-
-    def __call__(
-        self,
-        step: str,
-        state: StepState,
-        attempt: int,
-        *,
-        compensation: bool = False,
-        result: ToolResult | None = None,
-        error: str = "",
-        commit: str = "",
-    ) -> Awaitable[None]:
-        """Tell."""
-        ...
+Tell = Callable[..., Awaitable[None]]
+"""Writes what happened to a step down, as `Chronicle.step` does; returns once it is durable and in the record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest_asyncio
 
-from moothall.bus import log_admin
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.layout import BLOBS_STREAM
-from moothall.bus.nats.pruning import commits_told, prune_blobs, prune_documents
+from moothall.bus.nats.pruning import commits_told, prune, prune_blobs, prune_documents
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, new_event
@@ -41,7 +40,7 @@ async def test_documents_go_with_the_last_event_of_their_deliberation(bus: JetSt
         await bus.publish(proposed(task))
         await bus.put(task, {"status": 3})
     assert await prune_documents(bus) == 0
-    await log_admin.prune(bus, keep=1)
+    await prune(bus, 1)
     assert await prune_documents(bus) == 1
     assert await bus.keys() == ["task-new"]
     assert await bus.get("task-new") == {"status": 3}
@@ -55,7 +54,7 @@ async def test_large_values_stay_while_anything_refers_to_them(bus: JetStreamBus
     await bus.put("task-new", {"status": 3, "text": "d" * 5000})
     assert len(await contents(bus)) == 6
     assert await prune_blobs(bus, young=OLD) == 0
-    await log_admin.prune(bus, keep=1)
+    await prune(bus, 1)
     assert await prune_blobs(bus) == 0, "so young a value may wait for its event"
     assert await prune_blobs(bus, young=OLD) == 1
     assert len(await contents(bus)) == 4, "entry and content are gone"

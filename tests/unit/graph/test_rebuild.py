@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from moothall.bus.log_admin import prune
+from moothall.bus.nats.pruning import prune
 from moothall.config import Graph, Settings
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
@@ -55,7 +55,7 @@ async def test_a_rebuild_that_would_forget_is_refused(settings: Settings) -> Non
     async with open_answers(settings) as answers:
         before = await answers.counts()
     async with open_log(settings, lambda _: None) as bus:
-        await prune(bus, keep=3)
+        await prune(bus, 3)
     with pytest.raises(ConfigurationError, match="--lossy"):
         await rebuild(settings, lambda _seq, _last: None)
     async with open_answers(settings) as answers:

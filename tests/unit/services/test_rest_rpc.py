@@ -21,7 +21,7 @@ from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.services.protos import services_of
-from moothall.services.rest import rpc
+from moothall.services.rest import server as rest
 from moothall.visits.executions import Executions
 from support.callers import OTHER, TOKEN, Client, Serving, doors_of
 from support.desk import MemoryDesk
@@ -47,7 +47,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(desk: MemoryDes
         "kernel",
         "runner",
     }
-    paths = {route.path for route in rpc.rpc_routes(services)}
+    paths = {route.path for route in rest.rpc_routes(services)}
     for service in services:
         for method in service.descriptor.methods:
             answer = getattr(service.answers, method.name)
@@ -146,4 +146,4 @@ def test_whatever_is_sent_is_a_message_or_refused(sent: Any) -> None:
     raw = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
     for kind in (pb.DeliberateRequest, tool_pb2.CallToolRequest):
         with suppress(InvalidRequest):
-            assert isinstance(rpc._message(raw, kind), kind)
+            assert isinstance(rest._message(raw, kind), kind)

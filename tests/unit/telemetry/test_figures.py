@@ -17,7 +17,7 @@ from moothall.config import Metrics
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.services.figures import figures_page
-from moothall.telemetry import metrics, process, reports
+from moothall.telemetry import metrics, reports
 from moothall.telemetry.figures import MOST, OTHER, Registry
 from moothall.telemetry.reports import Reports
 
@@ -145,7 +145,7 @@ async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
         if len(sent) == 1:
             raise BusUnavailable("away")
 
-    with process.watched():
+    with reports.watched():
         task = asyncio.ensure_future(reports.report(signal, "host-7", 0.001))
         while len(sent) < 3:
             await asyncio.sleep(0.001)

@@ -1,9 +1,10 @@
-"""What the log no longer tells of goes with it: status documents, and large values that nothing refers to any more."""
+"""Dropping the oldest events, and what the log then no longer tells of: status documents, and large values that nothing refers to."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from datetime import UTC, datetime, timedelta
 
 from moothall.bus.blobs import references
@@ -11,6 +12,7 @@ from moothall.bus.buckets import BUCKETS, DOCUMENTS
 from moothall.bus.codec import load_json
 from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
+from moothall.bus.raw import RawStore
 from moothall.bus.registry import DEAD, EVENTS, WORK
 from moothall.errors import InvalidRequest
 
@@ -18,6 +20,22 @@ YOUNG = timedelta(hours=1)
 """A value is stored before the event that refers to it: so young a one may still be waiting for its event."""
 
 _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
+
+
+async def prune(store: RawStore, keep: int) -> int:
+    """Drop all events but the last `keep`. Returns how many went.
+
+    What projections have not taken in yet is gone for them: prune only what all have read. Raises `InvalidRequest`.
+    """
+    if keep < 0:
+        raise InvalidRequest(f"keep {keep} is not 0 or more")
+    if keep == 0:
+        return await store.purge(EVENTS.name, (await store.state(EVENTS.name)).last_seq + 1)
+    # Seqs have gaps, so the record that far from the end may be further back than its number says.
+    kept: deque[int] = deque(maxlen=keep)
+    async for raw in store.raw(EVENTS.name):
+        kept.append(raw.seq)
+    return await store.purge(EVENTS.name, kept[0]) if kept else 0
 
 
 async def prune_documents(bus: JetStreamBus) -> int:
