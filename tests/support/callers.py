@@ -11,6 +11,7 @@ import grpc.aio
 
 from moothall import config
 from moothall.collector.tally import Tally
+from moothall.council.author import Author
 from moothall.council.briefing import Briefings
 from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL, Principal
@@ -61,6 +62,7 @@ def doors_of(
         desk=desk,
         councils=roster,
         plans=Planner(bus, desk, limits),
+        author=Author(desk, 1, model=False),
         tallies=Tally(bus, roster, desk.under_way),
         briefings=Briefings((graph or MemoryGraph()).ask, limits),
         checkup=checkup or Checkup({}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
+from moothall.council.author import Author
 from moothall.council.briefing import Briefings
 from moothall.council.roster import Roster
 from moothall.guard.parking import Parking
@@ -27,6 +28,7 @@ class Doors:
     desk: Deliberations
     councils: Roster
     plans: Planner
+    author: Author
     tallies: Tally
     briefings: Briefings
     checkup: Checkup

@@ -12,6 +12,7 @@ from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.config import Llm, Settings
+from moothall.council.author import Author
 from moothall.council.briefing import Briefings
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
@@ -113,6 +114,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             desk=desk,
             councils=behind.roster,
             plans=planner,
+            author=Author(desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None),
             tallies=Tally(bus, behind.roster, behind.collector.deliberations),
             briefings=Briefings(behind.graph.ask, settings.limits, rules),
             model=settings.llm.model,

@@ -23,6 +23,7 @@ async def serve() -> None:
     """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
     from moothall.bus.nats.jetstream import open_bus
     from moothall.collector.tally import Tally
+    from moothall.council.author import Author
     from moothall.council.briefing import Briefings
     from moothall.council.desk import Defaults, Desk
     from moothall.council.roster import Roster
@@ -42,6 +43,7 @@ async def serve() -> None:
             desk=desk,
             councils=roster,
             plans=Planner(bus, desk, settings.limits),
+            author=Author(desk, 1, model=False),
             tallies=Tally(bus, roster, tuple),
             briefings=Briefings(MemoryGraph().ask, settings.limits),
             checkup=Checkup({}),

@@ -1,0 +1,195 @@
+"""The story coach: what a story lacks before a council can work on it. Rules over text, in English; the same story, the same score.
+
+A story has 100 points, and each finding costs some: its message says what to write instead. The points follow INVEST (independent,
+negotiable, valuable, estimable, small, testable), with the most on what a council needs: criteria that can be tested.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from moothall.errors import InvalidRequest
+
+CRITERIA, CHARS, TITLE_CHARS = 100, 20_000, 500
+"""The most of a draft: criteria, characters altogether, characters of its title."""
+TITLE = 80
+"""Characters of a good title."""
+_CRITERIA, _WORDS = (2, 8), (8, 250)
+_STEP = re.compile(r"^\W*(given|when|then|and|but)\b", re.IGNORECASE)
+_GIVEN, _WHEN, _THEN = (re.compile(rf"\b{word}\b", re.IGNORECASE) for word in ("given", "when", "then"))
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+")
+WHO = re.compile(r"\bas (?:an?|the)\s+\w+", re.IGNORECASE)
+WANT = re.compile(r"\bI (?:want|need|can|would like)\b|\bI'd like\b", re.IGNORECASE)
+WHY = re.compile(r"\bso that\b|\bin order to\b|\bbecause\b", re.IGNORECASE)
+_HOLE = re.compile(
+    r"<(?:who|what|why|a state|something happens|what can be seen)>|\bTB[DCA]\b|\bTODO\b|\?\?+|\bto be (?:decided|defined|determined)\b|\bsomehow\b",
+    re.IGNORECASE,
+)
+_VAGUE = re.compile(
+    r"\b(fast|quick(?:ly)?|slow|easy|easily|simple|simply|nice(?:ly)?|good|better|user[- ]friendly|intuitive(?:ly)?|robust(?:ly)?|scalable|efficient(?:ly)?"
+    r"|appropriate(?:ly)?|proper(?:ly)?|correct(?:ly)?|as (?:needed|expected|usual)|works? (?:well|fine)|etc|and so on|various|some kind of|reasonable)\b",
+    re.IGNORECASE,
+)
+_WAITS = re.compile(
+    r"\b(?:depends on|blocked by|(?:once|after|when) (?:the )?(?:other |previous |next )?(?:story|stories|ticket|epic)|needs (?:the )?(?:story|ticket|epic))\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A story as it is written."""
+
+    title: str = ""
+    description: str = ""
+    ac: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to mend: `weight` points are lost by it."""
+
+    code: str
+    message: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """0 to 100, and what is missing to 100, the heaviest first."""
+
+    total: int
+    findings: tuple[Finding, ...] = ()
+
+
+def check(draft: Draft) -> Draft:
+    """Return the draft in order: blanks closed up, steps in lines of their own joined to a criterion. Raises `InvalidRequest`."""
+    chars = len(draft.title) + len(draft.description) + sum(map(len, draft.ac))
+    if len(draft.title) > TITLE_CHARS or chars > CHARS:
+        raise InvalidRequest(
+            f"the story has {chars} characters, its title {len(draft.title)}; allowed are {CHARS} and {TITLE_CHARS}"
+        )
+    if len(draft.ac) > CRITERIA:
+        raise InvalidRequest(f"the story has {len(draft.ac)} criteria; allowed are {CRITERIA}")
+    return Draft(" ".join(draft.title.split()), draft.description.strip(), tuple(join_steps(draft.ac)))
+
+
+def join_steps(lines: Iterable[str]) -> Iterator[str]:
+    """Yield criteria: a line that begins with When, Then, And or But goes on with the one before it."""
+    open_one = ""
+    for line in (part for item in lines for part in item.splitlines()):
+        text = " ".join(_BULLET.sub("", line).split())
+        step = _STEP.match(text)
+        if (
+            step
+            and step[1].lower() != "given"
+            and open_one
+            and _STEP.match(open_one)
+            and not _continues_nothing(step[1], open_one)
+        ):
+            open_one = f"{open_one.rstrip(',.;')}, {text}"
+            continue
+        if open_one:
+            yield open_one
+        open_one = text
+    if open_one:
+        yield open_one
+
+
+def _continues_nothing(word: str, before: str) -> bool:
+    """Whether a step begins a criterion of its own: a When after a Then."""
+    return word.lower() == "when" and _THEN.search(before) is not None
+
+
+def score(draft: Draft) -> Score:
+    """Return the score of a draft. Raises `InvalidRequest` where it is too long."""
+    draft = check(draft)
+    found = sorted(_findings(draft), key=lambda item: -item.weight)
+    return Score(100 - sum(item.weight for item in found), tuple(found))
+
+
+def _findings(draft: Draft) -> Iterator[Finding]:
+    yield from _title(draft.title)
+    yield from _description(draft.description)
+    yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
+    text = f"{draft.title}\n{draft.description}"
+    if (hole := _HOLE.search(text)) is not None:
+        yield Finding("ESTIMABLE", f"{_quoted(hole[0])} is still open: decide it, or make finding it out a story of its own", 10)
+    if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
+        yield Finding("INDEPENDENT", f"{_quoted(waits[0])}: write the story so that it can be done by itself, or join the two", 5)
+    words = len(draft.description.split())
+    if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
+        said = f"{len(draft.ac)} criteria and {words} words of description"
+        yield Finding("SMALL", f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} words each", 10)
+
+
+def _title(title: str) -> Iterator[Finding]:
+    if not title:
+        yield Finding("TITLE", "write a title: what is possible afterwards, such as 'Export invoices as CSV'", 10)
+    elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
+        yield Finding(
+            "TITLE", f"{_quoted(title)} is one word: say what is possible afterwards, such as 'Export invoices as CSV'", 5
+        )
+    elif len(title) > TITLE:
+        yield Finding("TITLE", f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the description", 5)
+
+
+def _description(text: str) -> Iterator[Finding]:
+    words = len(text.split())
+    if not words:
+        yield Finding("DESCRIPTION", "describe it: as a <who>, I want <what>, so that <why>", 10)
+        yield Finding("VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15)
+        return
+    if words < _WORDS[0]:
+        yield Finding("DESCRIPTION", f"{words} words say little: describe what happens today and what should happen instead", 5)
+    lacks = [
+        said
+        for pattern, said in ((WHO, "who needs it (as a …)"), (WANT, "what they want (I want …)"), (WHY, "why (so that …)"))
+        if not pattern.search(text)
+    ]
+    if lacks:
+        yield Finding("VALUABLE", f"add {', '.join(lacks)}", 5 * len(lacks))
+
+
+def _criteria(ac: Sequence[str]) -> Iterator[Finding]:
+    if not ac:
+        yield Finding(
+            "CRITERIA", "add acceptance criteria: given <a state>, when <something happens>, then <what can be seen>", 20
+        )
+        yield Finding("GHERKIN", "write each criterion as given …, when …, then …", 15)
+        yield Finding("TESTABLE", "without criteria nobody can tell when it is done", 15)
+        return
+    if len(ac) < _CRITERIA[0]:
+        yield Finding("CRITERIA", "one criterion alone: add one for what goes wrong (an empty input, a refused one)", 8)
+    plain = [line for line in ac if not is_gherkin(line)]
+    if plain:
+        weight = max(1, round(15 * len(plain) / len(ac)))
+        yield Finding("GHERKIN", f"write {_quoted(plain[0])} as given …, when …, then …{_more(plain)}", weight)
+    vague = [(line, found[0]) for line in ac if (found := _VAGUE.search(line)) is not None]
+    if vague:
+        (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
+        yield Finding(
+            "TESTABLE",
+            f"{_quoted(word)} cannot be tested in {_quoted(line)}: say what is seen, a value or a number{_more(vague)}",
+            weight,
+        )
+
+
+def is_gherkin(criterion: str) -> bool:
+    """Whether it says given, when and then, in this order, with words after each."""
+    at = 0
+    for pattern in (_GIVEN, _WHEN, _THEN):
+        if (found := pattern.search(criterion, at)) is None:
+            return False
+        at = found.end()
+    return bool(criterion[at:].strip(" .:,"))
+
+
+def _more(items: Sequence[object]) -> str:
+    return f" ({len(items) - 1} more like it)" if len(items) > 1 else ""
+
+
+def _quoted(text: str) -> str:
+    return f"'{text[:60]}…'" if len(text) > 60 else f"'{text}'"  # noqa: PLR2004 - what fits in a line
