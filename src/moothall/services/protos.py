@@ -13,10 +13,12 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.storycoach.v1 import storycoach_pb2, storycoach_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
+from moothall.pb.workspace.v1 import workspace_pb2, workspace_pb2_grpc
 from moothall.services.doors import Doors
 from moothall.services.kernel import AgentKernel
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.runner import SecureRunner
+from moothall.services.scoring import Scoring
 from moothall.services.storycoach import StoryCoach
 from moothall.services.tools import Tools, ToolService
 
@@ -37,6 +39,7 @@ def services_of(doors: Doors) -> list[Service]:
     found = [
         _service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors)),
         _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
+        _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
     ]
     if doors.visits is not None:
         tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))

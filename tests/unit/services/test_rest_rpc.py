@@ -46,6 +46,8 @@ async def test_every_method_of_the_protos_is_answered_and_served(desk: MemoryDes
         "tool",
         "kernel",
         "runner",
+        "storycoach",
+        "workspace",
     }
     paths = {route.path for route in rest.rpc_routes(services)}
     for service in services:
