@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,22 @@ async def test_a_changed_audit_record_is_found(command: Command, repo: Path, tmp
     done = await alone("audit", "verify")
     assert done.code == 1
     assert done.out.strip().endswith("NOT whole")
+
+
+async def test_an_older_genuine_audit_that_is_put_back_is_found(command: Command, repo: Path, tmp_path: Path) -> None:
+    alone = Command(tmp_path / "data", command.model_url)
+    asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
+    assert (await alone(*asked, "Add hello_world()")).code == 0
+    audit, older = alone.data_dir / "audit", tmp_path / "older"
+    shutil.copytree(audit, older)
+    assert (await alone(*asked, "Add hello_world(), again")).code == 0
+    whole = await alone("audit", "verify")
+    assert whole.code == 0, whole.out
+    shutil.rmtree(audit)
+    older.rename(audit)
+    done = await alone("audit", "verify")
+    assert done.code == 1, done.out
+    assert "an older file put back" in done.out
 
 
 async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:

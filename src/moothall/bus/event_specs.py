@@ -260,7 +260,15 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             reason="why it was refused",
             request_id="its request",
         ),
-        _spec(_E.AUDIT_RECORDED, _C.AUDIT, {"tenant": "from the event"}, record="the chained record"),
+        _spec(
+            _E.AUDIT_RECORDED,
+            _C.AUDIT,
+            {"tenant": "from the event"},
+            record="the chained record",
+            writer="whose chain of the tenant's it is in",
+            mac="what signs it as the head of its chain",
+            records="those of the chain before it that were not told yet, in order",
+        ),
         _spec(
             _E.PLAN_FINISHED,
             _C.STORIES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import aclosing
 
 import click
@@ -14,6 +13,7 @@ from moothall.cli.plain import plain
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 from moothall.domain.topic import Channel
+from moothall.errors import MoothallError
 
 
 @click.group()
@@ -26,12 +26,26 @@ def audit() -> None:
 @click.pass_context
 @errors_spoken
 def verify(context: click.Context, *, approvals: bool) -> None:
-    """Check that no record was changed, removed, reordered or cut off. Exit code 1 where one was."""
+    """Check that no record was changed, removed, reordered or cut off, by the files and by what the AUDIT stream was told. Exit code 1
+    where one was.
+    """
+    run(_verify(settings_of(context, narrated=True), approvals=approvals))
+
+
+async def _verify(settings: Settings, *, approvals: bool) -> int:
     from moothall.guard.chain import verify_all
+    from moothall.guard.telling import Heads, told_heads
+    from moothall.wiring.bus import open_log
     from moothall.wiring.rules import audit_key
 
-    settings = settings_of(context)
-    report = verify_all(settings.data_dir, audit_key(settings))
+    key = audit_key(settings)
+    told: Heads = {}
+    try:
+        async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:
+            told = await told_heads(events, key)
+    except MoothallError as error:
+        click.echo(plain(f"the files alone are checked, since the AUDIT stream cannot be read: {error.message}"), err=True)
+    report = verify_all(settings.data_dir, key, told)
     for problem in report.problems:
         click.echo(f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (harmless by itself)"))
     for item in report.approved if approvals else ():
@@ -42,7 +56,7 @@ def verify(context: click.Context, *, approvals: bool) -> None:
     click.echo(
         f"{report.records} records in {report.chains} chains{unfinished}{approved}: " + ("whole" if report.ok else "NOT whole")
     )
-    sys.exit(0 if report.ok else EXIT_NONE)
+    return 0 if report.ok else EXIT_NONE
 
 
 @audit.command(epilog=example("moothall audit alerts --json"))

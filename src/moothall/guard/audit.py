@@ -2,7 +2,7 @@
 
 `<data_dir>/audit/<tenant>/<writer>.jsonl` holds a JSON object a line; `hash` is the sha256 of the line without
 it, and `prev` is the hash of the line before. `<writer>.head` beside it holds seq and hash of the last one, so
-that a cut end shows, signed with the key of the house. Argument values are left out; their digest is in.
+that a cut end shows, signed with the key of the house; the AUDIT stream is told of both, so that an older head of the same chain shows too. Argument values are left out; their digest is in.
 
 One thread writes, so that calls side by side make one chain. A record is with the operating system when
 `append` returns (kill -9 loses none) and on the disk every `sync_records` records and at the close.
@@ -14,15 +14,17 @@ import asyncio
 import fcntl
 import hmac
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from moothall.aio import beside
+from moothall.domain.event import Event
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
@@ -42,6 +44,7 @@ from moothall.guard.chain import (
     verify,
     verify_all,
 )
+from moothall.guard.telling import Telling, Written
 from moothall.telemetry import get_logger
 
 __all__ = ["AuditLog", "AuditReport", "Entry", "Problem", "verify", "verify_all"]
@@ -72,21 +75,36 @@ _NAMES = tuple(field.name for field in fields(Entry))
 class AuditLog:
     """Writes the chains of one writer (a process: no two may share the name). Use as async context manager."""
 
-    def __init__(self, data_dir: Path, writer: str, *, sync_records: int = 64, key: bytes = b"") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        writer: str,
+        *,
+        sync_records: int = 64,
+        key: bytes = b"",
+        publish: Callable[[Event], Awaitable[object]] | None = None,
+    ) -> None:
         self._root = data_dir / "audit"
         self._writer = check_id(writer, "audit writer")
         self._sync_records = sync_records
         self._key = key
         self._chains: dict[str, _Chain] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
+        self._telling = None if publish is None else Telling(writer, publish)
+        self._beside = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        if self._telling:
+            await self._beside.enter_async_context(beside(self._telling.run(), "audit"))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self._close)
+        await self._beside.aclose()
+        if self._telling:
+            await self._telling.flush()
 
     async def append(self, entry: Entry) -> str:
         """Return the record's id, `<writer>:<seq>`, once it is written. Raises `AuditUnavailable`."""
@@ -110,13 +128,16 @@ class AuditLog:
         except (OSError, InvalidRequest) as error:
             raise AuditUnavailable(f"the audit cannot be opened: {error}") from error
         try:
-            return f"{self._writer}:{chain.append(_fields(entry))}"
+            written = chain.append(_fields(entry))
         except OSError as error:
             # What is on the disk is unknown now; the next record reads it again.
             del self._chains[entry.tenant]
             chain.abandon()
             log.error("audit record lost", tenant=entry.tenant, error=str(error))  # noqa: TRY400  # the caller gets it
             raise AuditUnavailable(f"the audit cannot be written: {error.strerror}") from error
+        if self._telling:
+            self._telling.put(Written(entry.tenant, *written))
+        return f"{self._writer}:{written[0]['seq']}"
 
     def _open(self, tenant: str) -> _Chain:
         folder = self._root / check_id(tenant, "tenant")
@@ -164,8 +185,8 @@ class _Chain:
             # What is signed from now on must not vouch for what came before.
             self.append({"phase": "unsigned", "head_seq": head.seq, "forged": bool(mac)})
 
-    def append(self, fields: dict[str, Any]) -> int:
-        """Write one record and return its seq; an `OSError` leaves the chain unusable."""
+    def append(self, fields: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Write one record and return it with what signs it as a head; an `OSError` leaves the chain unusable."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = {"seq": self._last.seq + 1, "time": time, **fields, "prev": self._last.hash}
         record["hash"] = record_hash(record)
@@ -177,7 +198,7 @@ class _Chain:
         self._unsynced += 1
         if self._unsynced >= self._sync_records:
             self._sync()
-        return self._last.seq
+        return record, mac
 
     def _sync(self) -> None:
         os.fsync(self._file)

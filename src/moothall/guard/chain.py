@@ -1,7 +1,7 @@
 """The form of an audit chain on disk, and finding out whether one was touched.
 
 What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found unless the one who did it knows the key
-that signs heads, or puts an older head of the same chain back. Against that, the key is a setting, and heads must be kept elsewhere.
+that signs heads, or puts an older head of the same chain back and takes the newer ones from the AUDIT stream too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 GENESIS = "0" * 64
@@ -166,11 +167,18 @@ def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:
     return tuple(_Reading(path, key).problems())
 
 
-def verify_all(data_dir: Path, key: bytes = b"") -> AuditReport:
-    """Check every chain of every tenant under a data directory; `key` as for `verify`."""
+def verify_all(
+    data_dir: Path, key: bytes = b"", told: Mapping[tuple[str, str], Mapping[int, str]] = MappingProxyType({})
+) -> AuditReport:
+    """Check every chain of every tenant under a data directory; `key` as for `verify`. `told` is what the AUDIT stream tells: by tenant
+    and writer, hashes by seq.
+    """
     root = data_dir / "audit"
-    paths = sorted({*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))})
-    readings = [_Reading(path, key) for path in paths]
+    paths = sorted(
+        {*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))}
+        | {root / tenant / f"{writer}.jsonl" for tenant, writer in told}
+    )
+    readings = [_Reading(path, key, told.get((path.parent.name, path.stem), {})) for path in paths]
     problems = tuple(problem for reading in readings for problem in reading.problems())
     return AuditReport(
         chains=len(paths),
@@ -184,9 +192,10 @@ def verify_all(data_dir: Path, key: bytes = b"") -> AuditReport:
 class _Reading:
     """One pass over a chain."""
 
-    def __init__(self, path: Path, key: bytes) -> None:
+    def __init__(self, path: Path, key: bytes, told: Mapping[int, str] = MappingProxyType({})) -> None:
         self.path = path
         self._key = key
+        self._told = told
         self.records = 0
         self.open: Counter[tuple[str, ...]] = Counter()
         self.approved: list[Approved] = []
@@ -228,6 +237,8 @@ class _Reading:
             yield self._problem(f"record {record['seq']} does not follow from the one before it")
         self._last = Head(record["seq"], record["hash"])
         self.records += 1
+        if self._told.get(record["seq"], record["hash"]) != record["hash"]:
+            yield self._problem(f"record {record['seq']} is not the one that the AUDIT stream tells of")
         if record.get("phase") in {"start", "finish"}:
             call = tuple(str(record.get(name)) for name in ("task_id", "seat", "request_id"))
             self.open[call] += 1 if record["phase"] == "start" else -1
@@ -259,6 +270,10 @@ class _Reading:
             yield self._problem(f"record {head.seq} is not the one that the head says")
         if head is not None and self._key:
             yield from self._signature(head)
+        if (newest := max(self._told, default=0)) > self._last.seq:
+            yield self._problem(
+                f"ends at record {self._last.seq}, the AUDIT stream tells of {newest}: records were cut off, or an older file put back"
+            )
 
     def _signature(self, head: Head) -> Iterator[Problem]:
         mac = read_mac(head_path(self.path))

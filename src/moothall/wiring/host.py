@@ -69,7 +69,13 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"
         audit = await stack.enter_async_context(
-            AuditLog(settings.data_dir, writer, sync_records=settings.guard.audit_sync_records, key=audit_key(settings))
+            AuditLog(
+                settings.data_dir,
+                writer,
+                sync_records=settings.guard.audit_sync_records,
+                key=audit_key(settings),
+                publish=bus.publish,
+            )
         )
         rules = await stack.enter_async_context(open_rules(settings, bus))
         hands = await stack.enter_async_context(open_hands(settings))

@@ -34,7 +34,13 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncItera
     """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed."""
     async with AsyncExitStack() as stack:
         audit = await stack.enter_async_context(
-            AuditLog(settings.data_dir, _WRITER, sync_records=settings.guard.audit_sync_records, key=audit_key(settings))
+            AuditLog(
+                settings.data_dir,
+                _WRITER,
+                sync_records=settings.guard.audit_sync_records,
+                key=audit_key(settings),
+                publish=bus.publish,
+            )
         )
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")

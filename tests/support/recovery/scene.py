@@ -40,7 +40,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.WORKFLOW_STEP: "as workflow.started",
     EventType.WORKFLOW_FINISHED: "as workflow.started",
     EventType.GUARD_ALERTED: "of many refusals or attempts to get out, which no scripted seat makes",
-    EventType.AUDIT_RECORDED: "the audit is a file of each host, not on the log",
+    EventType.AUDIT_RECORDED: "of tool calls, on a stream of its own: no deliberation's log has any",
     EventType.DELIBERATION_DAMAGED: "of a log that lost something: tests/e2e/test_log_damage.py inverts its bytes",
 }
 """Event types that no scripted run here produces, and why."""

@@ -1,0 +1,100 @@
+"""What the AUDIT stream is told of audit chains, so that a chain that ends earlier than it once did is found.
+
+A head that is told of vouches for all records before it, so that one that could not be told is made up for by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.errors import MoothallError
+from moothall.guard.chain import Head, head_mac
+from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
+
+log = get_logger(__name__)
+
+_GATHER_SECONDS = 0.2
+_RECORDS, _KEPT = 64, 10_000  # of one event; that wait while the bus cannot be reached
+
+Heads = Mapping[tuple[str, str], Mapping[int, str]]
+"""By tenant and writer: the hashes of records that the stream tells of, by seq."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record of a tenant's chain, and what signs it as a head."""
+
+    tenant: str
+    record: Mapping[str, Any]
+    mac: str
+
+
+class Telling:
+    """Tells what one writer wrote: a few records in one event, in their order."""
+
+    def __init__(self, writer: str, publish: Callable[[Event], Awaitable[object]]) -> None:
+        self._writer, self._publish = writer, publish
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._waiting: deque[Written] = deque(maxlen=_KEPT)
+
+    def put(self, written: Written) -> None:
+        """Take a record; from any thread."""
+        self._waiting.append(written)
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_GATHER_SECONDS)
+            self._wake.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Tell all that waits. What the bus does not take is given up, and said."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            taken = [first]
+            while self._waiting and len(taken) < _RECORDS and self._waiting[0].tenant == first.tenant:
+                taken.append(self._waiting.popleft())
+            try:
+                await self._publish(_event(self._writer, taken))
+            except MoothallError as error:
+                log.warning("the AUDIT stream was not told of records", records=len(taken), reason=error.message)
+
+
+def _event(writer: str, taken: list[Written]) -> Event:
+    last = taken[-1]
+    data = {
+        "tenant": last.tenant,
+        "writer": writer,
+        "record": dict(last.record),
+        "mac": last.mac,
+        "records": [dict(one.record) for one in taken[:-1]],
+    }
+    return write(EventType.AUDIT_RECORDED, last.tenant, data, ordinal=f"{writer}/{last.record['seq']}", tenant=last.tenant)
+
+
+async def told_heads(events: AsyncIterable[Recorded], key: bytes) -> Heads:
+    """Return what the stream tells of chains. What is not signed with `key` is passed over: others may write there."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    async for recorded in events:
+        data, tenant = recorded.event.data, recorded.event.tenant
+        record, writer = data.get("record"), data.get("writer")
+        if recorded.event.type != EventType.AUDIT_RECORDED or not isinstance(record, Mapping) or not isinstance(writer, str):
+            continue
+        seq, hashed = record.get("seq"), record.get("hash")
+        # Numbers come back from JSON as they went.
+        if not isinstance(seq, int | float) or not isinstance(hashed, str):
+            continue
+        if data.get("mac") == head_mac(key, Path(tenant, writer), Head(int(seq), hashed)):
+            found.setdefault((tenant, writer), {})[int(seq)] = hashed
+    return found
