@@ -22,7 +22,7 @@ START = """
 import asyncio, sys
 from moothall.settings import load_settings
 from moothall.telemetry import metrics
-from moothall.wiring.trusted import check_walls
+from moothall.sandbox.probe import check_walls
 from moothall.errors import MoothallError
 settings = load_settings(data_dir=sys.argv[1])
 try:
@@ -63,7 +63,7 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
         what,
         "-c",
         "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses import asdict\n"
-        "from moothall.config import load_settings\n"
+        "from moothall.settings import load_settings\n"
         "async def main(): print(json.dumps([asdict(f) async for f in _walls(load_settings(data_dir=sys.argv[1]))]))\nasyncio.run(main())",
         str(tmp_path),
         **variables,

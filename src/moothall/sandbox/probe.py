@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from moothall.sandbox import cgroups
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
 from moothall.sandbox.spawn import drop_uid, sandboxed
 from moothall.sandbox.spec import MEND_BUBBLEWRAP, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
+from moothall.telemetry import get_logger, metrics
+
+log = get_logger(__name__)
 
 _MEND_NAMESPACES = (
     "allow unprivileged user namespaces (sysctl user.max_user_namespaces, and on Ubuntu an AppArmor profile for bwrap)"
@@ -195,3 +198,24 @@ async def _read(end: socket.socket) -> bytes:
     except TimeoutError:
         return b""
     return said
+
+
+async def check_walls(sandbox: Sandbox, tell: Callable[[str], None] | None = None) -> tuple[Layer, ...]:
+    """Probe every layer of the sandbox by a forbidden act and return them; raise `SandboxUnavailable` for one that is missing.
+
+    Layers that the operator accepts as missing are named in the log at every start.
+    """
+    layers = await probe(sandbox)
+    require(layers, sandbox.allow_degraded)
+    missing = [layer.name for layer in layers if not layer.ok]
+    for layer in layers:
+        metrics.SANDBOX_LAYER.set(float(layer.ok), layer.name)
+    log.info("the sandbox is tried", layers=len(layers), missing=missing, memory_and_processes=cgroups.way())
+    if missing:
+        log.warning("the sandbox is degraded, as allowed", missing=missing)
+    if tell is not None:
+        tell(
+            f"sandbox: {len(layers) - len(missing)} of {len(layers)} layers hold"
+            + (f"; missing: {', '.join(missing)}" if missing else "")
+        )
+    return layers

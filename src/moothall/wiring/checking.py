@@ -13,9 +13,10 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, RepositoryError
 from moothall.repositories.ownfile import commands_of, to_toml, write_own
+from moothall.sandbox.probe import check_walls
 from moothall.wiring.asking import asked_about, files_of, unseen
 from moothall.wiring.early import Named
-from moothall.wiring.trusted import check_walls, open_hands, trusted_repositories
+from moothall.wiring.trusted import open_hands, trusted_repositories
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
 

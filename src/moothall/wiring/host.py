@@ -23,10 +23,11 @@ from moothall.fleet.owner import Process, registered, this_process
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
+from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart
 from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.rules import audit_key, open_rules
-from moothall.wiring.trusted import Leaving, check_walls, open_hands
+from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.watching import report_figures, settle, spans
 
 

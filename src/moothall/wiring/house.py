@@ -164,7 +164,7 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
     outlives a model server that is away: it says so, also at /health, and goes on.
     """
     from moothall.model.reaching import reach
-    from moothall.wiring.trusted import check_walls
+    from moothall.sandbox.probe import check_walls
 
     async def ask(base_url: str) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from moothall.config import Sandbox, Settings, environment
+from moothall.config import Settings, environment
 from moothall.domain import codec
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
@@ -22,9 +22,6 @@ from moothall.ports import Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
-from moothall.sandbox.cgroups import way
-from moothall.sandbox.probe import Layer, probe, require
-from moothall.telemetry import get_logger, metrics
 from moothall.toolkits.web.family import WebFamily
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
@@ -132,27 +129,3 @@ class Leaving:
                 yield workspace
             finally:
                 await self._left(workspace.id)
-
-
-log = get_logger(__name__)
-
-
-async def check_walls(sandbox: Sandbox, tell: Callable[[str], None] | None = None) -> tuple[Layer, ...]:
-    """Probe every layer of the sandbox by a forbidden act and return them; raise `SandboxUnavailable` for one that is missing.
-
-    Layers that the operator accepts as missing are named in the log at every start.
-    """
-    layers = await probe(sandbox)
-    require(layers, sandbox.allow_degraded)
-    missing = [layer.name for layer in layers if not layer.ok]
-    for layer in layers:
-        metrics.SANDBOX_LAYER.set(float(layer.ok), layer.name)
-    log.info("the sandbox is tried", layers=len(layers), missing=missing, memory_and_processes=way())
-    if missing:
-        log.warning("the sandbox is degraded, as allowed", missing=missing)
-    if tell is not None:
-        tell(
-            f"sandbox: {len(layers) - len(missing)} of {len(layers)} layers hold"
-            + (f"; missing: {', '.join(missing)}" if missing else "")
-        )
-    return layers
