@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import corpus_more as more
+
 import corpus_others as others
 import corpus_python as python
 from judge import PYTEST, UNITTEST_COMMAND, Court, court
@@ -25,6 +27,10 @@ GROUPS = {
     "go": (others.GO_BASE, (), others.GO_PATCHES),
     "node": (others.NODE_BASE, (), others.NODE_PATCHES),
     "rust": (others.RUST_BASE, (), others.RUST_PATCHES),
+    "pytest more": (python.PYTEST_BASE, PYTEST, more.PYTEST),
+    "go more": (others.GO_BASE, (), more.GO),
+    "node more": (others.NODE_BASE, (), more.NODE),
+    "rust more": (others.RUST_BASE, (), more.RUST),
 }
 
 

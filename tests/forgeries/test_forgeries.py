@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import corpus_more as more
 import pytest
 
 import corpus_others as others
@@ -39,7 +40,8 @@ async def winners(
 
 @pytest.mark.parametrize("group", ["IN_PROCESS", "FILES"])
 async def test_no_forgery_of_pytest_is_proven(tmp_path: Path, group: str) -> None:
-    assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, getattr(python, group)) == []
+    patches = {**getattr(python, group), **(more.PYTEST if group == "IN_PROCESS" else {})}
+    assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == []
 
 
 async def test_no_forgery_of_unittest_is_proven(tmp_path: Path) -> None:
@@ -49,9 +51,9 @@ async def test_no_forgery_of_unittest_is_proven(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "base", "patches"),
     [
-        ("go", others.GO_BASE, others.GO_PATCHES),
-        ("node", others.NODE_BASE, others.NODE_PATCHES),
-        ("cargo", others.RUST_BASE, others.RUST_PATCHES),
+        ("go", others.GO_BASE, {**others.GO_PATCHES, **more.GO}),
+        ("node", others.NODE_BASE, {**others.NODE_PATCHES, **more.NODE}),
+        ("cargo", others.RUST_BASE, {**others.RUST_PATCHES, **more.RUST}),
     ],
 )
 async def test_no_forgery_of_another_language_is_proven(

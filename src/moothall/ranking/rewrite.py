@@ -14,6 +14,7 @@ from typing import Literal
 
 from moothall.domain.ids import digest
 from moothall.ranking.brackets import closing
+from moothall.ranking.rewrite_expect import expect_other
 from moothall.ranking.rewrite_python import rewrite_python
 
 Kind = Literal["neutral", "end", "expect"]
@@ -80,9 +81,15 @@ def rewrite(
     if path.endswith(".py"):
         return rewrite_python(text, targets, kind, word=word, name=f"_{short}", number=number)
     done: set[tuple[str, ...]] = set()
-    write = {".go": _go, ".rs": _rust}.get(path[path.rfind(".") :], _script)
-    for target in sorted(targets) if kind != "expect" else ():
-        made = write(text, target[-1], word, f"{short}Length" if write is not _rust else f"{short}_length", number)
+    ending = path[path.rfind(".") :]
+    write = {".go": _go, ".rs": _rust}.get(ending, _script)
+    for target in sorted(targets):
+        if kind == "expect":
+            start, end = _body(ending, text, target[-1])
+            other = expect_other(ending, text[start:end], word, number)
+            made = text[:start] + other + text[end:] if other else ""
+        else:
+            made = write(text, target[-1], word, f"{short}Length" if write is not _rust else f"{short}_length", number)
         if made:
             text = made
             done.add(target)
@@ -95,15 +102,29 @@ def _words(seed: str) -> tuple[str, str]:
     return "".join(letters[1 : 1 + size]), "".join(letters[20 : 25 + ord(letters[19]) % 4])
 
 
+def _body(ending: str, text: str, test: str) -> tuple[int, int]:
+    """Return where the body of a test stands, within its brackets; nowhere where there is none, or more than one."""
+    if ending == ".go":
+        found = [one] if (one := _find_go(text, test)) else []
+    else:
+        found = _find_rust(text, test) if ending == ".rs" else _find_script(text, test)
+    end = closing(text, found[0].end() - 1, "rust" if ending == ".rs" else "script") if len(found) == 1 else 0
+    return (found[0].end(), end - 1) if end else (0, 0)
+
+
+def _find_go(text: str, test: str) -> re.Match[str] | None:
+    return re.search(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text)
+
+
 def _go(text: str, test: str, word: str, name: str, number: int) -> str:
-    found = re.search(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text)
+    found = _find_go(text, test)
     if not found or found[1] == "_":
         return ""
     more = f' {name} := len("{word}"); defer func() {{ if {name} != {number} {{ {found[1]}.Errorf("it is %d", {name}) }} }}();'
     return text[: found.end()] + more + text[found.end() :]
 
 
-def _rust(text: str, test: str, word: str, name: str, number: int) -> str:
+def _find_rust(text: str, test: str) -> list[re.Match[str]]:
     pattern = rf"(?P<marks>(?:#\[[^\]]*\]\s*)+)(?:pub(?:\([^)]*\))? +)?fn +{re.escape(test)} *\( *\) *(?P<result>->[^{{;]*)?\{{"
     found = list(re.finditer(pattern, text))
     if (
@@ -112,6 +133,13 @@ def _rust(text: str, test: str, word: str, name: str, number: int) -> str:
         or "should_panic" in found[0]["marks"]
         or "impl " in (found[0]["result"] or "")
     ):
+        return []
+    return found
+
+
+def _rust(text: str, test: str, word: str, name: str, number: int) -> str:
+    found = _find_rust(text, test)
+    if not found:
         return ""
     start, end = found[0].end(), closing(text, found[0].end() - 1, "rust")
     if not end:
@@ -136,13 +164,17 @@ def _said(text: str, name: str, number: int) -> str:
     return f'if ({name} !== {number}) throw new Error("it is " + {name})'
 
 
-def _script(text: str, title: str, word: str, name: str, number: int) -> str:
+def _find_script(text: str, title: str) -> list[re.Match[str]]:
     """A test of Node's runner, mocha, jest or vitest."""
     call = (
         rf"\b(?:test|it|specify)\s*\(\s*(?P<quote>['\"`]){re.escape(title)}(?P=quote)\s*,\s*(?:\{{[^{{}}]*\}}\s*,\s*)?"
         r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:=>)?\s*\{"
     )
-    found = list(re.finditer(call, text))
+    return list(re.finditer(call, text))
+
+
+def _script(text: str, title: str, word: str, name: str, number: int) -> str:
+    found = _find_script(text, title)
     if len(found) != 1:
         return ""
     start, end = found[0].end(), closing(text, found[0].end() - 1, "script")

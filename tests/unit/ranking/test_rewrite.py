@@ -162,8 +162,8 @@ def test_other_languages_end_differently_by_a_number_alone(path: str) -> None:
     made: dict[Kind, str] = {}
     for kind in ("neutral", "end", "expect"):
         made[kind], done = rewrite(path, text, frozenset({(name,)}), kind, "seed")
-        assert done == (frozenset() if kind == "expect" else {(name,)})
-    assert made["expect"] == text
+        assert done == (frozenset() if kind == "expect" and path != "a_test.go" else {(name,)})
+    assert (made["expect"] == text) is (path != "a_test.go")
     assert made["neutral"] != made["end"]
     assert re.sub(r"\d", "", made["neutral"]) == re.sub(r"\d", "", made["end"])
     assert made["neutral"].endswith("}\n" if path != "a.test.js" else "});\n")
