@@ -23,6 +23,9 @@ _PROGRAM = re.compile(
     r"(?m)^(?:cannot run '(?P<ours>[^'\n]{1,200})'|(?:.{0,40}sh: )?(?:\d+: |line \d+: )?(?P<shell>[\w./@+-]{1,100}): (?:command )?not found)"
 )
 _SUBCOMMAND = re.compile(r"(?m)^error: no such command: `(?P<name>[\w-]{1,100})`")  # cargo's
+_NO_TESTS = re.compile(
+    r"(?mi)^.{0,60}\bno tests?(?: files?)? (?:were )?found\b|^.{0,10}Couldn.t find any files to test"
+)  # runners of Node
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)")
 _OWN_FILE = ".moothall.toml"
 
@@ -167,6 +170,8 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
         )
     if run.exit_code == _USAGE and not run.cases and "pytest" in " ".join(argv) and "ImportError while loading" not in run.output:
         return "pytest refuses its options", f"Mend the project's pytest configuration, or [checks] in {_OWN_FILE}."
+    if not run.cases and run.exit_code and _NO_TESTS.search(run.output):
+        return "no test was found", f"Name the command that runs the tests in [checks] of {_OWN_FILE}."
     if run.verdict is Verdict.MISSING or (run.cases and set(run.cases.values()) <= {"skipped"}):
         what = f"all of its {len(run.cases)} tests were skipped" if run.cases else "no test was collected"
         return what, f"Name the command that runs the tests in [checks] of {_OWN_FILE}."

@@ -43,6 +43,8 @@ def test_green_red_flaky_and_slow_are_told() -> None:
             "pytest refuses its options",
         ),
         (CheckRun("tests", Verdict.MISSING, exit_code=5), "no test was collected"),
+        (CheckRun("tests", Verdict.FAILED, output="> mocha\n\nNo test files found", exit_code=1), "no test was found"),
+        (CheckRun("tests", Verdict.FAILED, output="No tests found, exiting with code 1", exit_code=1), "no test was found"),
         (
             CheckRun("tests", Verdict.ERRORED, output="tests hit the limit of 9 s (x)\n…", status="timeout"),
             "tests hit the limit of 9 s (x)",
