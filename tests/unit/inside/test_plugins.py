@@ -147,7 +147,22 @@ def test_unittest(tmp_path: Path) -> None:
     assert "hit the limit of 0.5 s" in cases.said["test_a.TestA.test_loop"]
 
 
-@pytest.mark.parametrize("name", ["moothall_pytest.py", "moothall_unittest.py"])
+_CLOSES = "import os, unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {}\n\n    def test_b(self):\n        pass\n"
+
+
+@pytest.mark.parametrize("runner", ["pytest", "unittest"])
+@pytest.mark.parametrize(
+    "how", ["os.closerange(3, 1000)", "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]"]
+)
+def test_what_closes_all_files_of_its_process_takes_no_case_away(tmp_path: Path, runner: str, how: str) -> None:
+    (tmp_path / "test_a.py").write_text(_CLOSES.format(how), encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "-m", runner, *(("-s",) if runner == "pytest" else ())), 20)
+    assert list(cases.results.values()) == ["passed", "passed"]
+    other = tmp_path / "other"
+    assert not other.exists() or other.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["moothall_pytest.py", "moothall_unittest.py", "moothall_lines.py"])
 def test_a_reporter_is_python_of_version_3_7(name: str) -> None:
     import ast
 

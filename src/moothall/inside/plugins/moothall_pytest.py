@@ -12,6 +12,7 @@ import signal
 import time
 
 import pytest
+from moothall_lines import Lines  # type: ignore[import-not-found] # beside it, on the path of the sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,14 +119,13 @@ class Reporter:
 
     def __init__(self, folder: str, *, again: bool) -> None:
         self._done = _done(folder) if again else frozenset()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._file = os.open(os.path.join(folder, f"pytest-{os.getpid()}-{time.time_ns()}.jsonl"), flags, 0o644)
+        self._lines = Lines(folder, "pytest")
         self._results: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
 
     def _write(self, **line: object) -> None:
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        self._lines.write(**line)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:

@@ -5,13 +5,14 @@ Runs under Python 3.7 and on. The lines are those of moothall_pytest.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 import traceback
 import unittest
+
+from moothall_lines import Lines  # type: ignore[import-not-found] # beside it, on the path of the sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,13 +35,12 @@ class Result(unittest.TextTestResult):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        name = os.path.join(FOLDER or "/dev/null", f"unittest-{os.getpid()}-{time.time_ns()}.jsonl")
-        self._file = os.open(name if FOLDER else "/dev/null", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lines = Lines(FOLDER, "unittest")
         self._seconds = SECONDS
         self._result, self._said, self._begun = "", "", 0.0
 
     def _write(self, **line: object) -> None:
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        self._lines.write(**line)
 
     def _tell(self, test: Any, result: str, said: str = "") -> None:
         if not self._begun:  # what was set up for a class or module, or could not be loaded
