@@ -35,6 +35,7 @@ _WORKSPACES = {
         '{"name": "all", "private": true, "workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}\n',
     ),
     "python": ("README.md", "# Several packages\n"),
+    "go": ("go.work", "go 1.21\n\nuse (\n{members}\n)\n"),
 }
 
 
@@ -87,7 +88,8 @@ def make_repository(project: Project, folder: Path) -> Repo:
         unpack(fetch(project.ecosystem, package), target)
     if several:
         name, text = _WORKSPACES[project.ecosystem]
-        (folder / name).write_text(text, encoding="utf-8")
+        members = sorted(f"\t./packages/{path.name}" for path in (folder / "packages").iterdir())
+        (folder / name).write_text(text.replace("{members}", "\n".join(members)), encoding="utf-8")
     repo = Repo(folder)
     repo.git("init", "--quiet")
     repo.commit(message=f"{project.name} {project.packages[0].version}")

@@ -35,7 +35,9 @@ def clean(context: click.Context, *, older_than: float | None, everything: bool,
     What is in use stays, all of it while a process serves. What goes is made again when it is needed.
     Exit code 1 where something that should go could not.
     """
-    run(_clean(settings_of(context, narrated=True), older_than, everything=everything, dry_run=dry_run, as_json=as_json))
+    settings = settings_of(context, narrated=True)
+    main = _clean(settings, older_than, everything=everything, dry_run=dry_run, as_json=as_json)
+    run(main, f"looking at what lies in {settings.data_dir} and removing what should go")
 
 
 async def _clean(settings: Settings, older_than: float | None, *, everything: bool, dry_run: bool, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,17 @@ class Board:
         if event.type is EventType.SEAT_STARTED:
             self.tell("at work")
 
+    @property
+    def awaited(self) -> str:
+        """What seats at work wait for, in words; '' while none is at work."""
+        found: dict[str, list[str]] = {}
+        for name, line in self._lines.items():
+            if line.waits in set(_NEXT.values()) - {"ended"}:
+                found.setdefault(line.waits, []).append(name)
+        return "; ".join(
+            f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}" for waits, names in found.items()
+        )
+
     def __rich__(self) -> Table:
         """The lines as they are now, each one line of the terminal."""
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -114,12 +126,16 @@ class Narrator:
         self._board = Board()
         self._stop: Callable[[], None] = lambda: None
         self._live = None if quiet or verbose or not self.console.is_terminal else self._board
+        self._waiting: asyncio.TimerHandle | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Keep the live lines on the screen, where there are any, until the block ends."""
         if self._live is None:
-            yield
+            try:
+                yield
+            finally:
+                self._hush()
             return
         live = Live(self._live, console=self.console, refresh_per_second=_PER_SECOND, transient=True, redirect_stdout=False)
         with live:
@@ -128,6 +144,7 @@ class Narrator:
 
     def rest(self) -> None:
         """Take the live lines away: what is said from now on is printed."""
+        self._hush()
         self._live = None
         self._stop()
 
@@ -136,28 +153,50 @@ class Narrator:
         if self._live is not None:
             self._board.tell(line)
         else:
-            self.console.print(Text(f"{'':<16}{plain(line)}", style="dim"))
+            self._line(Text(f"{'':<16}{plain(line)}", style="dim"))
 
     def note(self, line: str) -> None:
         """Print what should not be missed."""
-        self.console.print(Text(plain(line, 1000), style="yellow"))
+        self._line(Text(plain(line, 1000), style="yellow"))
 
     def take(self, recorded: Recorded) -> None:
         """Show an event."""
+        self._board.take(recorded)
         if self._live is not None:
-            self._board.take(recorded)
             if _is_base(recorded):
                 self._print(recorded)
             return
+        self._wait()
         if self._thoughts and (thought := thought_of(recorded)) is not None:
-            self.console.print(thought)
+            self._line(thought)
         if self._verbose or recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS:
             self._print(recorded)
 
     def _print(self, recorded: Recorded) -> None:
         line = line_of(recorded)
         if line is not None:
-            self.console.print(line)
+            self._line(line)
+
+    def _line(self, line: Text) -> None:
+        self.console.print(line, soft_wrap=not self.console.is_terminal)  # who reads it elsewhere wants lines whole
+
+    def _wait(self, seconds: float = _WAIT_SECONDS) -> None:
+        """Say what is waited for where nothing more comes for some seconds."""
+        self._hush()
+        try:
+            self._waiting = asyncio.get_running_loop().call_later(seconds, self.waits)
+        except RuntimeError:
+            return  # nobody waits: what happened is shown afterwards
+
+    def _hush(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def waits(self) -> None:
+        """Print what seats wait for, if any is at work."""
+        if awaited := self._board.awaited:
+            self.say(awaited)
 
 
 def _is_base(recorded: Recorded) -> bool:

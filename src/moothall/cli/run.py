@@ -6,6 +6,7 @@ import asyncio
 import functools
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -86,13 +87,16 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | 
     return error if isinstance(error, MoothallError) else None
 
 
-def run(main: Coroutine[Any, Any, int]) -> None:
-    """Run to the end and exit with its code."""
-    sys.exit(result_of(main))
+def run(main: Coroutine[Any, Any, int], waits: str = "") -> None:
+    """Run to the end and exit with its code; `waits` as in `result_of`."""
+    sys.exit(result_of(main, waits))
 
 
-def result_of(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end and return its result. SIGINT and SIGTERM cancel it once, so that everything is closed; then this exits."""
+def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0) -> T:
+    """Run to the end and return its result. What it `waits` for is said on stderr, once, where that takes `after` seconds.
+
+    SIGINT and SIGTERM cancel it once, so that everything is closed; then this exits.
+    """
     interrupted = False
 
     async def watched() -> T:
@@ -113,7 +117,12 @@ def result_of(main: Coroutine[Any, Any, T]) -> T:
             loop.add_signal_handler(number, stop)
         return await main
 
+    # A thread's, since modules that are loaded hold the loop up.
+    speaking = threading.Timer(after, lambda: click.echo(f"{waits} …", err=True)) if waits else None
     try:
+        if speaking:
+            speaking.daemon = True
+            speaking.start()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(watched())
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -121,6 +130,9 @@ def result_of(main: Coroutine[Any, Any, T]) -> T:
             raise
         click.echo("moothall: interrupted; everything was stopped and nothing is left behind", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        if speaking:
+            speaking.cancel()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

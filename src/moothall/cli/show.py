@@ -227,7 +227,10 @@ def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     console.print(Text(f"Winner: {outcome.winner_id}" + ("" if outcome.proven else " (unproven)"), style="bold green"))
     if winner.diff:
         readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
-        console.print(Syntax(plain(readable, 20_000), "diff", background_color="default", word_wrap=True))
+        if console.is_terminal:
+            console.print(Syntax(plain(readable, 20_000), "diff", background_color="default", word_wrap=True))
+        else:
+            console.print(Text(plain(readable, 20_000)), soft_wrap=True)
     else:
         console.print(Text(plain(winner.content, 20_000)))
     if outcome.branch:

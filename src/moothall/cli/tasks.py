@@ -17,6 +17,7 @@ from moothall.config import Settings
 from moothall.domain.overview import TaskView
 
 _WIDE = 100
+_LOG = "reading the log of tasks"
 _SEAT = click.argument("seat", default="")
 
 
@@ -32,7 +33,7 @@ def _say(line: str) -> None:
 @errors_spoken
 def list_(context: click.Context, *, state: str | None, limit: int, as_json: bool) -> None:
     """List the tasks of this machine: those under way, then the latest."""
-    run(_list(settings_of(context, narrated=True), state or "", limit, as_json=as_json))
+    run(_list(settings_of(context, narrated=True), state or "", limit, as_json=as_json), _LOG)
 
 
 async def _list(settings: Settings, state: str, limit: int, *, as_json: bool) -> int:
@@ -93,7 +94,7 @@ def _age(time: str) -> str:
 @errors_spoken
 def show(context: click.Context, *, task: str, as_json: bool) -> None:
     """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by default."""
-    run(_show(settings_of(context, narrated=True), task, as_json=as_json))
+    run(_show(settings_of(context, narrated=True), task, as_json=as_json), _LOG)
 
 
 async def _show(settings: Settings, task: str, *, as_json: bool) -> int:
@@ -126,7 +127,7 @@ async def _show(settings: Settings, task: str, *, as_json: bool) -> int:
 @errors_spoken
 def diff(context: click.Context, *, task: str, seat: str) -> None:
     """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number."""
-    text = result_of(_diff(settings_of(context, narrated=True), task, seat))
+    text = result_of(_diff(settings_of(context, narrated=True), task, seat), _LOG)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
@@ -155,7 +156,7 @@ async def _diff(settings: Settings, task: str, seat: str) -> str:
 @errors_spoken
 def apply(context: click.Context, *, task: str, seat: str) -> None:
     """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit."""
-    run(_apply(settings_of(context, narrated=True), task, seat))
+    run(_apply(settings_of(context, narrated=True), task, seat), _LOG)
 
 
 async def _apply(settings: Settings, task: str, seat: str) -> int:
@@ -187,7 +188,7 @@ def cancel(context: click.Context, *, task: str, reason: str) -> None:
     """Stop TASK. One that has ended stays as it ended."""
     from moothall.wiring.tasks import cancel as cancel_task
 
-    task_id, status = result_of(cancel_task(settings_of(context, narrated=True), task, reason, _say))
+    task_id, status = result_of(cancel_task(settings_of(context, narrated=True), task, reason, _say), _LOG)
     click.echo(f"{task_id}: {status.value}")
 
 
@@ -203,7 +204,7 @@ def rm(context: click.Context, *, task: str, force: bool) -> None:
     """
     from moothall.wiring.tasks import remove
 
-    gone = result_of(remove(settings_of(context, narrated=True), task, force=force, tell=_say))
+    gone = result_of(remove(settings_of(context, narrated=True), task, force=force, tell=_say), _LOG)
     click.echo(f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else ""))
     if gone.left:
         _say(f"left: {gone.left}")

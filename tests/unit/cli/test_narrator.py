@@ -104,3 +104,16 @@ def test_the_live_lines_go_when_the_end_is_told() -> None:
         narrator.rest()
         narrator.say("after")
     assert console.file.getvalue().rstrip().endswith("after\x1b[0m")  # type: ignore[attr-defined] # it is the StringIO above
+
+
+def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_are_whole() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    narrator = Narrator(console=console)
+    narrator.waits()
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
+    for seq, (kind, data) in enumerate(EVENTS, 1):
+        narrator.take(recorded(kind, data, seq))
+    narrator.waits()
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # as above
+    assert lines[-1].strip() == f"{ONE} waits for the model"
+    assert any(len(line) > 60 for line in lines)

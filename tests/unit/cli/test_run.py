@@ -1,15 +1,31 @@
 from __future__ import annotations
 
+import asyncio
 import stat
 from pathlib import Path
 
 import click
 import pytest
 
-from moothall.cli.run import settings_of
+from moothall.cli.run import result_of, settings_of
 
 
 def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOTHALL_DATA_DIR", str(tmp_path / "deep" / "data"))
     settings = settings_of(click.Context(click.Command("any")))
     assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
+
+
+def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    async def until_said() -> str:
+        async with asyncio.timeout(30):
+            while not (said := capsys.readouterr().err):
+                await asyncio.sleep(0.005)
+        return said
+
+    async def at_once() -> int:
+        return 3
+
+    assert result_of(until_said(), "reading the log", after=0.01) == "reading the log …\n"
+    assert result_of(at_once(), "reading the log", after=3600) == 3
+    assert capsys.readouterr().err == ""
