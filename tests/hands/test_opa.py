@@ -64,6 +64,7 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
             assert (await house.gate.call(house.seat(), tool_call(path="a"))).status is ToolStatus.SUCCESS
             assert (await house.gate.call(house.seat(), tool_call(path="secret", number=2))).status is ToolStatus.BLOCKED
             os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)  # it stops some time after it was told to
             hung = await house.gate.call(house.seat(), tool_call(path="a", number=3))
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.2)

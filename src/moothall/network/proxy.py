@@ -58,8 +58,9 @@ class Proxy:
         self._open.add(writer)
         try:
             await self._answer(reader, writer)
-        except* (OSError, EOFError, asyncio.LimitOverrunError, ValueError, Refused, InvalidRequest, CallFailed):
-            pass  # the other side sees that the connection ended; why is in `refused`
+        except* (OSError, EOFError, asyncio.LimitOverrunError, ValueError, RuntimeError, Refused, InvalidRequest, CallFailed):
+            # The other side sees that the connection ended; why is in `refused`. To write to one that is gone is a RuntimeError of uvloop's.
+            pass
         finally:
             self._open.discard(writer)
             writer.transport.abort()
