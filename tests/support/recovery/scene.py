@@ -61,7 +61,8 @@ def _function(docstring: str, words: str) -> str:
 
 
 def _tests(name: str) -> tuple[str, dict[str, Any]]:
-    content = f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world().startswith('Hello')\n"
+    # == on plain texts: what a red test prints then has no address in memory, so that all runs' prompts are the same.
+    content = f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world()[:5] == 'Hello'\n"
     return "files.write", {"path": f"tests/test_{name}.py", "content": content}
 
 
