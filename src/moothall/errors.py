@@ -13,6 +13,7 @@
         ├── InvalidRequest       the caller sent something that cannot be right
         ├── NotFound
         ├── AlreadyExists
+        ├── Overtaken            another change came first; the message says what it led to
         ├── NoCouncil            the role's council was deleted, or nobody sits in it
         ├── Refused              policy, grants or identity say no
         ├── BudgetExceeded
@@ -115,6 +116,12 @@ class AlreadyExists(Permanent):
     """The id is taken by something else."""
 
     code = "ALREADY_EXISTS"
+
+
+class Overtaken(Permanent):
+    """Another change came first: look again, and decide anew."""
+
+    code = "OVERTAKEN"
 
 
 class NoCouncil(Permanent):

@@ -49,8 +49,8 @@ class Log(Protocol):
         """
         ...
 
-    async def create(self, event: Event) -> int:
-        """Publish what must be the first event of its topic. Raises `AlreadyExists`."""
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Publish what must be the next event of its topic after that of `after_seq`, the first one for 0. Raises `AlreadyExists`."""
         ...
 
     async def first(self, topic: Topic) -> Recorded | None:

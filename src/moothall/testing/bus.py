@@ -167,12 +167,13 @@ class MemoryBus:
             answer.exception()
         return answer
 
-    async def create(self, event: Event) -> int:
-        """Record what must be the first of its subject."""
-        subject = registry.subject_of(event)
-        if self._streams[registry.stream_of(subject).name].after(0, (subject,)):
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Record what must be the next of its subject."""
+        subject, data = registry.subject_of(event), await self._packer.pack(event)
+        found = self._streams[registry.stream_of(subject).name].after(0, (subject,))
+        if (found[-1].seq if found else 0) != after_seq:
             raise AlreadyExists(f"something is recorded under {subject} already")
-        return await self._put(subject, event)
+        return await self.put_raw(subject, data, message_id=event.id)
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put on the work queue."""

@@ -98,6 +98,19 @@ async def test_only_one_is_the_first_of_its_subject(opened: Any) -> None:
         await bus.create(seat(1, "task-2"))
 
 
+async def test_only_one_follows_directly_on_an_event_of_its_subject(opened: Any) -> None:
+    async with opened() as bus:
+        await bus.publish(seat(0, "task-2"))
+        last = await bus.create(seat(0))
+        await bus.publish(seat(1, "task-2"))
+        made = await asyncio.gather(*(bus.create(seat(n, turn=n), last) for n in range(1, 5)), return_exceptions=True)
+        assert [type(item) for item in made].count(AlreadyExists) == 3
+        (seq,) = [item for item in made if isinstance(item, int)]
+        with pytest.raises(AlreadyExists):
+            await bus.create(seat(9), last)
+        assert await bus.create(seat(10), seq) > seq
+
+
 async def test_the_story_of_a_deliberation_is_read_over_its_subjects(opened: Any) -> None:
     async with opened() as bus:
         for number in range(600):

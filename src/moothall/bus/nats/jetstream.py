@@ -20,7 +20,7 @@ from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translate_errors
 from moothall.bus.nats.consuming import Taking
 from moothall.bus.nats.heeding import heeding
-from moothall.bus.nats.layout import FIRST, FRESH, MESSAGE_ID
+from moothall.bus.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.signalling import listen
 from moothall.bus.nats.stored import Stored
@@ -74,9 +74,11 @@ class JetStreamBus:
         """Send all that was posted and is held back."""
         await self._batching.close()
 
-    async def create(self, event: Event) -> int:
-        """Publish what must be the first of its topic. Raises `AlreadyExists`, also for a repeat, and as `publish` does."""
-        return await self._put(registry.subject_of(event), event, "log", FIRST)
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Publish what must be the next of its topic after `after_seq`, the first for 0. Raises `AlreadyExists`, also for a repeat, and as
+        `publish` does.
+        """
+        return await self._put(registry.subject_of(event), event, "log", {LAST_SEQ: str(after_seq)})
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put an event on the work queue; returns once durable. Raises `BusUnavailable`, `InvalidRequest`."""
