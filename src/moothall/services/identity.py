@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
@@ -119,6 +119,7 @@ class _Named(BaseModel):
     name: str = Field(pattern=f"^{ID_PATTERN}$")
     tenant: str = Field(pattern=f"^{ID_PATTERN}$")
     operator: bool = False
+    roles: frozenset[Literal["po", "qa", "architect"]] = frozenset()
 
 
 class _Tokens(BaseModel):
@@ -140,7 +141,10 @@ def _principals(path: Path) -> dict[str, Principal]:
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
     if mode & 0o077:
         raise ConfigurationError(f"the file of tokens {path} can be read by others; run: chmod 600 {path}")
-    named = {item.token.get_secret_value(): Principal(item.name, item.tenant, item.operator) for item in found.principals}
+    named = {
+        item.token.get_secret_value(): Principal(item.name, item.tenant, item.operator, frozenset(item.roles))
+        for item in found.principals
+    }
     if len(named) != len(found.principals):
         raise ConfigurationError(f"the file of tokens {path} has a token twice: whom does it stand for?")
     return named
