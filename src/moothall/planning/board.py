@@ -1,0 +1,196 @@
+"""The board: stories, where each stands, and moving them. All that it knows is the log; of two moves at once one wins.
+
+A recorded move counts only where the life cycle allowed it, so that a story stands where its evidence put it, whoever wrote to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, digest
+from moothall.domain.plan import Story
+from moothall.domain.topic import Channel
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Permanent
+from moothall.planning import coach
+from moothall.planning import story as stories
+from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, Stand, decide, lifecycle
+from moothall.ports import Log
+from moothall.telemetry.events import write
+
+_COMMENT = 4_000
+_COMPLETED = "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A story on the board; `seq` is that of its last event, 0 for one that there is not. `moved` is the id of the event that moved it last,
+    `plan` the event of its tasks; not `created`: something is known of it, but nobody put it on the board.
+    """
+
+    story: Story
+    stand: Stand = field(default_factory=lambda: Stand(lifecycle().start))
+    seq: int = 0
+    moved: str = ""
+    created: bool = False
+    plan: Event | None = None
+
+    @property
+    def draft(self) -> coach.Draft:
+        """What the coach scores."""
+        return coach.Draft(self.story.title, self.story.brief, self.story.ac)
+
+
+class Board:
+    """Stories of all tenants; each caller sees and moves those of its own."""
+
+    def __init__(self, bus: Log) -> None:
+        self._bus = bus
+
+    async def create(self, draft: coach.Draft, who: Principal, *, key: str, repository: str = "", rigor: str = "") -> Card:
+        """Put a story on the board. `key` names the request: the same again is the same story. Raises `InvalidRequest`, `AlreadyExists`."""
+        draft = coach.check(draft)
+        if not draft.title:
+            raise InvalidRequest("the story has no title: say what is possible afterwards, such as 'Export invoices as CSV'")
+        rigor = rigor.strip().upper() or DEFAULT_RIGOR
+        if rigor not in lifecycle().ready:
+            raise InvalidRequest(f"rigor_level is {rigor[:40]!r}; it is one of {', '.join(lifecycle().ready)}")
+        data = {
+            "story_id": f"story-{digest(who.tenant, key)[:16]}",
+            "title": draft.title,
+            "brief": draft.description,
+            "ac": list(draft.ac),
+            "repository": repository,
+            "rigor_level": rigor,
+            "actor": who.name,
+        }
+        event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=who.tenant)
+        try:
+            await self._bus.create(event)
+        except AlreadyExists:
+            card = await self.card(str(data["story_id"]), who)
+            if card.draft != draft:
+                raise
+            return card
+        return await self.card(str(data["story_id"]), who)
+
+    async def card(self, story_id: str, who: Principal) -> Card:
+        """Return how a story stands. Raises `NotFound`, also across tenants."""
+        card = Card(Story(check_id(story_id, "story_id")))
+        async for recorded in self._bus.replay((Channel.STORIES.of(story_id),)):
+            card = fold(card, recorded, who.tenant)
+        if not card.story.told:
+            raise NotFound(f"no story {story_id!r}")
+        return card
+
+    async def cards(self, who: Principal) -> list[Card]:
+        """Return the stories of a tenant, by id."""
+        found: dict[str, Card] = {}
+        async for recorded in self._bus.replay((Channel.STORIES.all,)):
+            story_id = recorded.event.data.get("story_id")
+            if recorded.event.tenant == who.tenant and isinstance(story_id, str):
+                found[story_id] = fold(found.get(story_id, Card(Story(story_id))), recorded, who.tenant)
+        return [card for _, card in sorted(found.items()) if card.created]
+
+    async def watch(self, after_seq: int, who: Principal) -> AsyncGenerator[tuple[int, str, Card], None]:
+        """Yield what happens to a tenant's stories after `after_seq`, until closed: seq, the event's type, the story as it stands then."""
+        cards: dict[str, Card] = {}
+        async with aclosing(self._bus.follow((Channel.STORIES.all,))) as events:
+            async for recorded in events:
+                event, story_id = recorded.event, recorded.event.data.get("story_id")
+                if event.tenant != who.tenant or not isinstance(story_id, str):
+                    continue
+                card = cards[story_id] = fold(cards.get(story_id, Card(Story(story_id))), recorded, who.tenant)
+                if recorded.seq > after_seq and card.created:
+                    yield recorded.seq, event.type, card
+
+    async def move(self, story_id: str, event: str, who: Principal, *, comment: str = "", system: bool = False) -> Card:
+        """Move a story. `system`: the house itself does, by what was recorded. Raises `NotFound`, what `decide` does, and
+        `Overtaken` naming the state that another move led to.
+        """
+        if len(comment) > _COMMENT:
+            raise InvalidRequest(f"the comment has {len(comment)} characters; allowed are {_COMMENT}")
+        card = await self.card(story_id, who)
+        before = card.stand.state
+        roles = {SYSTEM} if system else who.roles
+        while True:
+            after = decide(card.stand, event, roles)
+            data = {
+                "story_id": story_id,
+                "from_state": card.stand.state,
+                "to_state": after.state,
+                "event": event,
+                "actor": who.name,
+                "roles": sorted(roles),
+                "comment": comment,
+            }
+            told = write(
+                EventType.STORY_TRANSITIONED,
+                story_id,
+                data,
+                ordinal=digest(event, who.name, comment, str(card.seq)),
+                tenant=who.tenant,
+            )
+            try:
+                seq = await self._bus.create(told, card.seq)
+            except AlreadyExists:
+                card = await self.card(story_id, who)
+                if card.moved == told.id:  # ours, and its ack was lost
+                    return card
+                if card.stand.state != before:
+                    raise Overtaken(f"story {story_id} is in {card.stand.state} now: another move came first") from None
+            else:
+                return replace(card, stand=after, seq=seq, moved=told.id)
+
+
+def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
+    """Return a card with what an event of its topic says. What is malformed, of another tenant or not allowed moves nothing."""
+    event = recorded.event
+    card = replace(card, seq=recorded.seq)
+    if event.tenant != tenant or event.data.get("story_id") != card.story.id:
+        return card
+    card = replace(card, story=stories.fold(card.story, event))
+    stand = _stand(card, event)
+    return replace(
+        card,
+        stand=stand,
+        moved=event.id if stand.state != card.stand.state else card.moved,
+        created=card.created or (event.type is EventType.STORY_CREATED and event.data.get("rigor_level") in lifecycle().ready),
+        plan=event if event.type is EventType.PLAN_DERIVED else card.plan,
+    )
+
+
+def _stand(card: Card, event: Event) -> Stand:
+    stand, data = card.stand, event.data
+    if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
+        rigor = str(data.get("rigor_level"))
+        return replace(stand, rigor=rigor if rigor in lifecycle().ready else stand.rigor, points=_points(card))
+    if event.type is EventType.PLAN_DERIVED:
+        return stand.record("planned")
+    if event.type is EventType.PLAN_FINISHED and data.get("status") == _COMPLETED:
+        return stand.record("built")
+    if event.type is EventType.STORY_TRANSITIONED:
+        roles = data.get("roles")
+        try:
+            return decide(stand, str(data.get("event")), {str(role) for role in roles} if isinstance(roles, list | tuple) else ())
+        except Permanent:  # the table does not allow it
+            return stand
+    return stand
+
+
+def _points(card: Card) -> int:
+    try:
+        return coach.score(card.draft).total
+    except InvalidRequest:
+        return 0
+
+
+def by_state(cards: Iterable[Card]) -> Mapping[str, list[Card]]:
+    """Return the board's columns, every state among them."""
+    columns: dict[str, list[Card]] = {state: [] for state in lifecycle().states}
+    for card in cards:
+        columns[card.stand.state].append(card)
+    return columns
