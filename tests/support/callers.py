@@ -16,6 +16,7 @@ from moothall.council.briefing import Briefings
 from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL, Principal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
+from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.services.checkup import Checkup
 from moothall.services.doors import Doors
@@ -62,6 +63,7 @@ def doors_of(
         desk=desk,
         councils=roster,
         plans=Planner(bus, desk, limits),
+        board=Board(bus),
         author=Author(desk, 1, model=False),
         tallies=Tally(bus, roster, desk.under_way),
         briefings=Briefings((graph or MemoryGraph()).ask, limits),

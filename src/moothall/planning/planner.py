@@ -1,7 +1,7 @@
 """The planner: writes plans to the log, and hands out their tasks, each once what it depends on is completed.
 
-It keeps nothing that the log doesn't say. A plan is open from its `plan.derived` to its `plan.finished`;
-after a restart the open ones are run again, and since a task's id and request follow from the plan,
+It keeps nothing that the log doesn't say. A plan is open from its `plan.derived`, for a story on the board from when the life cycle lets it be built, to its
+`plan.finished`; after a restart the open ones are run again, and since a task's id and request follow from the plan,
 asking again for what was asked before changes nothing.
 """
 
@@ -23,6 +23,7 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, Temporary
 from moothall.planning import story as stories
+from moothall.planning.board import Board, Card
 from moothall.planning.derive import check_plan, derive
 from moothall.ports import Deliberations, Log
 from moothall.telemetry import get_logger
@@ -32,7 +33,8 @@ log = get_logger(__name__)
 
 TOPICS = (Channel.STORIES.all,)
 PLANNING = "planning"
-"""The state in which a story's tasks are derived."""
+"""What callers from outside call the moment in which a story's tasks are derived."""
+_DESIGN, _BUILD = "design", "build"
 SKIPPED, NO_WINNER = "SKIPPED", "NO_WINNER"
 _AGAIN_SECONDS = 1.0
 _LATEST_MS = 253_402_300_799_000  # the year 9999
@@ -44,6 +46,7 @@ class Planner:
     def __init__(self, bus: Log, desk: Deliberations, limits: Limits) -> None:
         self._bus = bus
         self._desk = desk
+        self._board = Board(bus)
         self._limits = limits
         self._room = asyncio.Semaphore(limits.plans)
         self._begun: set[str] = set()
@@ -55,10 +58,14 @@ class Planner:
 
         The same event again gives the same answer. Raises `InvalidRequest` naming what is wrong.
         """
-        event = self._transition(told, who)
+        event = self._event_of(told, who)
+        card = await self._card(told.case_id, who.tenant)
+        if card is not None and (event.type is EventType.STORY_CHANGED or card.stand.state != _DESIGN):
+            said = f"not recorded: a story on the board moves by planning.v1.PlanningService/Transition, and its tasks are derived in {_DESIGN}"
+            return Processed(processed=False, message=f"{said}; this one is in {card.stand.state}")
         await self._bus.publish(event)
-        if told.to_state.strip().lower() != PLANNING:
-            said = f"recorded; tasks are derived when a story moves to {PLANNING}, and this one moved to {told.to_state[:40]!r}"
+        if event.type is EventType.STORY_CHANGED:
+            said = f"recorded what it says of the story, and no move; tasks are derived when a story moves to {PLANNING}"
             return Processed(processed=False, message=said)
         try:
             derivation = await self._derive_for(event)
@@ -102,7 +109,7 @@ class Planner:
     async def _take_up(self, group: asyncio.TaskGroup) -> int:
         """Begin what the log leaves open; return how far it was read."""
         while True:
-            last, moved, derived = 0, {}, {}
+            last, moved, derived, finished = 0, {}, {}, {}
             try:
                 async for recorded in self._bus.replay(TOPICS):
                     last, event = recorded.seq, recorded.event
@@ -110,9 +117,14 @@ class Planner:
                         derived[event.id] = event
                     elif event.type is EventType.PLAN_FINISHED:
                         self._begun.add(str(event.data.get("derivation_id")))
+                        finished[event.id] = event
                     elif _moves_to_planning(event):
                         moved[_derivation_of(event)] = event
-                for event in (*derived.values(), *(event for key, event in moved.items() if key not in derived)):
+                for event in (
+                    *derived.values(),
+                    *(event for key, event in moved.items() if key not in derived),
+                    *finished.values(),
+                ):
                     await self._see(event, group)
             except Temporary as error:
                 log.warning("the log could not be read; trying again", reason=error.message)
@@ -126,13 +138,33 @@ class Planner:
             if _moves_to_planning(event):
                 await self._derive_for(event)
             elif event.type is EventType.PLAN_DERIVED and event.id not in self._begun:
-                plan = load(Plan, {"actor": "local", "publish": False} | dict(event.data))
-                check_plan(plan.tasks, self._limits.plan_tasks)
-                if plan.publish:
-                    self._begun.add(event.id)
-                    group.create_task(self._carry_out(plan, event), name=f"plan-{plan.plan_id}")
+                await self._begin(event, await self._card(event.data.get("story_id"), event.tenant), group)
+            elif event.type is EventType.STORY_TRANSITIONED:
+                card = await self._card(event.data.get("story_id"), event.tenant)
+                if card is not None and card.plan is not None and card.plan.id not in self._begun:
+                    await self._begin(card.plan, card, group)
+            elif event.type is EventType.PLAN_FINISHED:
+                card = await self._card(event.data.get("story_id"), event.tenant)
+                if card is not None and card.stand.state == _BUILD and "built" in card.stand.facts:
+                    await self._board.move(card.story.id, "build", Principal("planner", event.tenant), system=True)
         except MoothallError as error:
             log.warning("an event of a story led to no plan", id=event.id, type=event.type, reason=error.message)
+
+    async def _begin(self, derived: Event, card: Card | None, group: asyncio.TaskGroup) -> None:
+        """Hand out the tasks of a plan; those of a story on the board once it is to be built."""
+        plan = load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
+        check_plan(plan.tasks, self._limits.plan_tasks)
+        if plan.publish and (card is None or card.stand.state == _BUILD):
+            self._begun.add(derived.id)
+            group.create_task(self._carry_out(plan, derived), name=f"plan-{plan.plan_id}")
+
+    async def _card(self, story_id: object, tenant: str) -> Card | None:
+        """Return a story that is on the board."""
+        try:
+            card = await self._board.card(str(story_id), Principal("planner", tenant))
+        except (NotFound, InvalidRequest):
+            return None
+        return card if card.created else None
 
     async def _carry_out(self, plan: Plan, derived: Event) -> None:
         """See a plan to its end and record how it ended."""
@@ -232,7 +264,8 @@ class Planner:
         _, known = await self._story(story.id, who.tenant, plan_id)  # another may have been first
         return derivation if known is None else replace(derivation, tasks=known.tasks)
 
-    def _transition(self, told: PlanningEvent, who: Principal) -> Event:
+    def _event_of(self, told: PlanningEvent, who: Principal) -> Event:
+        """Return what is recorded: a move to planning, or what is told of the story. Any other move is the life cycle's. Raises `InvalidRequest`."""
         check_id(told.case_id, "case_id")
         if told.plan_id:
             check_id(told.plan_id, "plan_id")
@@ -245,18 +278,19 @@ class Planner:
             raise InvalidRequest(f"the event's texts have more than {self._limits.task_chars} characters (limits.task_chars)")
         stories.strategy_of(told.metadata)
         when = datetime.fromtimestamp(told.timestamp_ms / 1000, UTC) if told.timestamp_ms else _now()
+        moves = told.to_state.strip().lower() == PLANNING
         data = {
             "story_id": told.case_id,
             "plan_id": told.plan_id,
             "event": told.event_type.strip(),
-            "from_state": told.from_state.strip().lower(),
-            "to_state": told.to_state.strip().lower(),
+            **({"from_state": told.from_state.strip().lower(), "to_state": PLANNING} if moves else {}),
             "actor": who.name,
             "metadata": dict(told.metadata),
             **stories.fields_of(told.metadata),
         }
         ordinal = digest(who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0])))
-        return write(EventType.STORY_TRANSITIONED, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
+        kind = EventType.STORY_TRANSITIONED if moves else EventType.STORY_CHANGED
+        return write(kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
 
 
 def derivation_id(tenant: str, case_id: str, plan_id: str) -> str:

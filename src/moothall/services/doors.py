@@ -11,6 +11,7 @@ from moothall.council.author import Author
 from moothall.council.briefing import Briefings
 from moothall.council.roster import Roster
 from moothall.guard.parking import Parking
+from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.ports import Deliberations
 from moothall.services.checkup import Checkup
@@ -29,6 +30,7 @@ class Doors:
     councils: Roster
     plans: Planner
     author: Author
+    board: Board
     tallies: Tally
     briefings: Briefings
     checkup: Checkup

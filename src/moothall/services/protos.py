@@ -10,6 +10,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from moothall.pb.planning.v1 import planning_pb2, planning_pb2_grpc
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.storycoach.v1 import storycoach_pb2, storycoach_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
@@ -19,6 +20,7 @@ from moothall.services.kernel import AgentKernel
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.runner import SecureRunner
 from moothall.services.scoring import Scoring
+from moothall.services.stories import Planning
 from moothall.services.storycoach import StoryCoach
 from moothall.services.tools import Tools, ToolService
 
@@ -38,6 +40,7 @@ def services_of(doors: Doors) -> list[Service]:
     """Return what can be called."""
     found = [
         _service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors)),
+        _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors.board)),
         _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
         _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
     ]

@@ -22,6 +22,7 @@ from moothall.errors import Temporary
 from moothall.fleet.in_process import Alive
 from moothall.graph.store import CypherGraph
 from moothall.model.looking import look
+from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.sandbox.probe import Layer
 from moothall.services.checkup import Checkup, Probe
@@ -114,6 +115,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             desk=desk,
             councils=behind.roster,
             plans=planner,
+            board=Board(bus),
             author=Author(desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None),
             tallies=Tally(bus, behind.roster, behind.collector.deliberations),
             briefings=Briefings(behind.graph.ask, settings.limits, rules),

@@ -27,6 +27,7 @@ async def serve() -> None:
     from moothall.council.briefing import Briefings
     from moothall.council.desk import Defaults, Desk
     from moothall.council.roster import Roster
+    from moothall.planning.board import Board
     from moothall.planning.planner import Planner
     from moothall.services.checkup import Checkup
     from moothall.services.doors import Doors
@@ -43,6 +44,7 @@ async def serve() -> None:
             desk=desk,
             councils=roster,
             plans=Planner(bus, desk, settings.limits),
+            board=Board(bus),
             author=Author(desk, 1, model=False),
             tallies=Tally(bus, roster, tuple),
             briefings=Briefings(MemoryGraph().ask, settings.limits),

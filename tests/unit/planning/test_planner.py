@@ -15,6 +15,8 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.planning.board import Board
+from moothall.planning.coach import Draft
 from moothall.planning.planner import Planner
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
@@ -183,7 +185,7 @@ async def test_what_is_malformed_on_the_bus_leads_to_nothing(
 @pytest.mark.parametrize(
     ("event", "wanted"),
     [
-        (replace(MOVED, to_state="REVIEW"), "tasks are derived when a story moves to planning"),
+        (replace(MOVED, to_state="REVIEW"), "and no move; tasks are derived when a story moves to planning"),
         (replace(MOVED, metadata={}), "nothing is known of story 'story-1'"),
     ],
 )
@@ -193,8 +195,50 @@ async def test_other_events_are_recorded_and_said_to_be_no_plan(
     answer = await planner.process(event, LOCAL)
     assert (answer.processed, answer.task_ids) == (False, ())
     assert wanted in answer.message
-    assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
+    recorded = [*await events(bus, EventType.STORY_TRANSITIONED), *await events(bus, EventType.STORY_CHANGED)]
+    (one,) = recorded
+    assert one.data.get("to_state", "planning") == "planning"
     assert await events(bus, EventType.PLAN_DERIVED) == []
+
+
+async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
+    """Put a story on the board and move it; return its id."""
+    board = Board(bus)
+    told = Draft(
+        "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
+    )
+    story_id = (await board.create(told, LOCAL, key="1")).story.id
+    for event in moves:
+        await board.move(story_id, event, LOCAL)
+    return board, story_id
+
+
+@pytest.mark.parametrize("told", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")])
+async def test_nobody_goes_around_the_board(bus: MemoryBus, planner: Planner, told: PlanningEvent) -> None:
+    board, story_id = await on_the_board(bus, "refine")
+    answer = await planner.process(replace(told, case_id=story_id), LOCAL)
+    assert (answer.processed, "this one is in draft" in answer.message) == (False, True)
+    assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
+    assert (await board.card(story_id, LOCAL)).stand.state == "draft"
+
+
+async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_accepted(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
+    board, story_id = await on_the_board(bus, "refine", "submit")
+    async with running(planner):
+        answer = await planner.process(replace(MOVED, case_id=story_id, metadata={"roles": "dev"}), LOCAL)
+        assert answer.processed
+        await asyncio.sleep(0.05)
+        assert desk.known() == []
+        await board.move(story_id, "accept_design", LOCAL)
+        await until(desk.known)
+        (task_id,) = desk.known()
+        await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
+        await until(lambda: bool(planner._begun))
+        async with asyncio.timeout(5):
+            while (await board.card(story_id, LOCAL)).stand.state != "test":
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

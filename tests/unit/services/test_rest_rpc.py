@@ -46,6 +46,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(desk: MemoryDes
         "tool",
         "kernel",
         "runner",
+        "planning",
         "storycoach",
         "workspace",
     }

@@ -1,0 +1,77 @@
+"""PlanningService: stories, and where each stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from moothall.domain.ids import new_task_id
+from moothall.errors import InvalidRequest, Refused
+from moothall.pb.planning.v1 import planning_pb2 as pb
+from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
+from moothall.planning.board import Board, Card
+from moothall.planning.coach import Draft
+from moothall.planning.lifecycle import Blocked
+from moothall.services.identity import caller
+
+
+class Planning(pb_grpc.PlanningServiceServicer):
+    """The gRPC door of the board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    async def CreateStory(self, request: pb.CreateStoryRequest, context: Any) -> pb.CreateStoryResponse:
+        """Put a story on the board."""
+        card = await self._board.create(
+            Draft(request.title, request.brief, tuple(request.ac)),
+            caller(),
+            key=new_task_id(),
+            repository=request.repository,
+            rigor=request.rigor_level,
+        )
+        return pb.CreateStoryResponse(story_id=card.story.id, state=card.stand.state, dor_score=card.stand.points)
+
+    async def ListStories(self, request: pb.ListStoriesRequest, context: Any) -> pb.ListStoriesResponse:
+        """List the caller's tenant's."""
+        return pb.ListStoriesResponse(stories=[_story(card) for card in await self._board.cards(caller())])
+
+    async def GetStory(self, request: pb.GetStoryRequest, context: Any) -> pb.GetStoryResponse:
+        """Tell all of one."""
+        card = await self._board.card(request.story_id, caller())
+        return pb.GetStoryResponse(story=_story(card), ac=card.story.ac, plan_json=_plan(card))
+
+    async def Transition(self, request: pb.TransitionRequest, context: Any) -> pb.TransitionResponse:
+        """Move one, or say what is missing."""
+        who = caller()
+        if request.actor and request.actor != who.name:
+            raise Refused(
+                f"actor is {request.actor[:80]!r}, and the token is {who.name}'s: nobody moves a story in another's name"
+            )
+        try:
+            card = await self._board.move(request.story_id, request.event, who, comment=request.comment)
+        except Blocked as blocked:
+            card = await self._board.card(request.story_id, who)
+            return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state, blocked=True, reason=blocked.message)
+        return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state)
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
+        """Tell the tasks of one; empty where none are derived."""
+        return pb.GetPlanResponse(json=_plan(await self._board.card(request.story_id, caller())))
+
+    async def WatchStories(self, request: pb.WatchStoriesRequest, context: Any) -> AsyncIterator[pb.WatchStoriesResponse]:
+        """Follow the board from after a seq; a caller that goes away only detaches."""
+        if request.after_seq < 0:
+            raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
+        async for seq, kind, card in self._board.watch(request.after_seq, caller()):
+            yield pb.WatchStoriesResponse(seq=seq, event=kind, story=_story(card))
+
+
+def _story(card: Card) -> pb.Story:
+    story, stand = card.story, card.stand
+    return pb.Story(story_id=story.id, title=story.title, state=stand.state, dor_score=stand.points, brief=story.brief)
+
+
+def _plan(card: Card) -> str:
+    return json.dumps(dict(card.plan.data)) if card.plan else ""
