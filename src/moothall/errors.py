@@ -170,6 +170,12 @@ class PatchRefused(Permanent):
     code = "PATCH_REFUSED"
 
 
+class MergeConflict(PatchRefused):
+    """Two changes that were to be brought together disagree; the message names the files and shows what disagrees."""
+
+    code = "MERGE_CONFLICT"
+
+
 class SandboxUnavailable(Permanent):
     """A wall of the sandbox is missing; the message says which and how to mend it."""
 

@@ -78,6 +78,8 @@ Publish = Callable[[Event], Awaitable[int]]
 """`Log.publish`, of those who do nothing else with the log."""
 ReadFile = Callable[[Base, str, int], Awaitable[str]]
 """`Repositories.read`, of those who do nothing else with a repository."""
+MergeCommits = Callable[[Base, Sequence[str]], Awaitable[Patch]]
+"""Returns what commits come to together on a base. Raises `MergeConflict`, `PatchRefused`, `RepositoryError`."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
 Glance = Callable[[Recorded], bool | asyncio.Future[None]]

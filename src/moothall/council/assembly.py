@@ -27,7 +27,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.guard.gate import Gate
-from moothall.ports import ChatModel, CodeRunner, Log, ReadFile, Workspaces
+from moothall.ports import ChatModel, CodeRunner, Log, MergeCommits, ReadFile, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
@@ -42,7 +42,7 @@ _SHOWN_CHARS = 65_536  # of one file, before it is cut to the window
 class Parts:
     """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
     `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
-    `surveyor` says what of a repository bears on a task; without one, prompts show whole files only.
+    `surveyor` says what of a repository bears on a task; without one, prompts show whole files only. `merge` brings commits together.
     """
 
     model: ChatModel
@@ -58,6 +58,7 @@ class Parts:
     runner: CodeRunner | None = None
     python: Runner = field(default_factory=Runner)
     surveyor: Surveyor | None = None
+    merge: MergeCommits | None = None
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -159,15 +160,15 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
 
 
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
-    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise."""
+    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
     facts = Facts(parts.log, d, parts.source, recording.known)
     ledger = Ledger(d.budget)
-    mode = await parts.model.reply_mode()
+    mode: ReplyMode = "blocks" if d.merge else await parts.model.reply_mode()
     grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.runner is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)
-    shown = await _shown(d, prepared, parts, taken=tokens(system)) if prepared is not None else None
+    shown = await _shown(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
     if shown is not None and not any(spec.name == "files.define" for spec in specs):
         shown = replace(shown, example=None)  # nothing is shown that may not be used
     if shown is not None and shown.example is not None:

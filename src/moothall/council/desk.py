@@ -78,8 +78,7 @@ class Desk:
             return deliberation
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        # Without the context: the graph grows, and a request that is repeated is the same one nevertheless.
-        request_digest = digest(str(sorted(dump(replace(request, context="")).items())), who.tenant, who.name)
+        request_digest = _digest_of(request, who)
         if request.task_id:
             check_id(request.task_id, "task_id")
             # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
@@ -235,7 +234,7 @@ def plan(
     protocol = params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
     seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents)
-    if PROTOCOLS[protocol].one_seat:
+    if PROTOCOLS[protocol].one_seat or request.merge:
         seats = 1
     if members and seats > len(members):
         raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
@@ -263,10 +262,21 @@ def plan(
         origin=request.origin,
         context=request.context,
         reviewer=read_role(request.reviewer) if request.reviewer else "",
+        merge=request.merge,
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
+
+
+def _digest_of(request: DeliberationRequest, who: Principal) -> str:
+    """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
+    nevertheless; and without `merge` where it is empty, as in those that were recorded before there was any.
+    """
+    fields = dump(replace(request, context=""))
+    if not request.merge:
+        del fields["merge"]
+    return digest(str(sorted(fields.items())), who.tenant, who.name)
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

@@ -88,6 +88,10 @@ async def find_approaches(council: Council, count: int) -> None:
 async def propose(council: Council, sitting: Sitting) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
     d = council.d
+    if d.merge:
+        await _sit_down(council, sitting, "", 0.0)
+        await _bounded(council, sitting, _merge(council, sitting), council.work_until)
+        return
     approach = council.approaches[sitting.number] if council.approaches else ""
     warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
@@ -115,18 +119,22 @@ async def propose(council: Council, sitting: Sitting) -> None:
         example=council.example,
         function=council.function,
     )
+    await _sit_down(council, sitting, approach, warmth)
+    await _bounded(council, sitting, _propose(council, sitting), council.work_until)
+
+
+async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: float) -> None:
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
         EventType.SEAT_STARTED,
         sitting.seat,
         seat=sitting.seat,
-        role=d.role,
+        role=council.d.role,
         agent_id=sitting.seat,
         approach=approach,
         approach_source=council.approach_source,
         temperature=warmth,
     )
-    await _bounded(council, sitting, _propose(council, sitting), council.work_until)
 
 
 async def revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
@@ -176,6 +184,16 @@ async def _propose(council: Council, sitting: Sitting) -> None:
         name = workspace_name(council.d.task_id, sitting.seat)
         draft = await _work(council, sitting, council.prepared, name, phase="propose", round_=0, until=council.work_until)
     await _submit(council, sitting, draft, 0)
+
+
+async def _merge(council: Council, sitting: Sitting) -> None:
+    """Propose what the commits come to together."""
+    if council.prepared is None or council.parts.merge is None:
+        raise AssertionError("commits are merged where there is a repository")
+    patch = await council.parts.merge(council.prepared.base, council.d.merge)
+    if not patch.diff:
+        raise NoChanges("the base has all of it already")
+    await _submit(council, sitting, Draft(council.d.description, patch), 0)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
@@ -311,7 +329,7 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         diff=council.parts.clean(patch.diff) if patch else "",
         commit_sha=patch.commit_sha if patch else "",
         revision=revision,
-        operations=tuple(_agent(sitting).operations),
+        operations=tuple(sitting.agent.operations) if sitting.agent else (),
         own_tests=patch.tests if patch else (),
         created_at_ms=int(datetime.now(UTC).timestamp() * 1000),
     )

@@ -40,7 +40,7 @@ class RepositoryRef:
 class DeliberationRequest:
     """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
 
-    `about_text`: not even on the default repository.
+    `about_text`: not even on the default repository. `merge`: commits that are to be brought together; no model is asked.
     """
 
     description: str
@@ -61,6 +61,7 @@ class DeliberationRequest:
     origin: str = ""
     context: str = ""
     reviewer: str = ""
+    merge: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class Deliberation:
 
     `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
     `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked directly; `context` an
-    excerpt of the graph; `reviewer` the role as which seats review, empty for their own.
+    excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
+    proposes what they come to together on the base, and asks no model.
     """
 
     task_id: str
@@ -94,6 +96,7 @@ class Deliberation:
     origin: str = ""
     context: str = ""
     reviewer: str = ""
+    merge: tuple[str, ...] = ()
 
     def is_answer(self, diff: str) -> bool:
         """Whether a proposal with this diff is text to be judged as text: of a question, or where there is no repository.
@@ -118,6 +121,7 @@ def check_deliberation(d: Deliberation) -> Deliberation:
         "max_turns": not 1 <= d.max_turns <= _MOST_TURNS,
         "deadline": d.deadline.tzinfo is None,
         "base_sha": d.base_sha is not None and not _SHA.fullmatch(d.base_sha),
+        "merge": any(not _SHA.fullmatch(sha) for sha in d.merge) or bool(d.merge and d.base_sha is None),
         "budget": min(d.budget.tokens, d.budget.seconds, d.budget.calls) < 0 or not 0 <= d.budget.cost_usd < math.inf,
         "seed": not -(2**63) <= d.seed < 2**63,
     }

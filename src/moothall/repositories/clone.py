@@ -16,7 +16,7 @@ from pathlib import Path
 
 from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
-from moothall.errors import NotFound, PatchRefused, RepositoryError, WorkspaceFailed
+from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import rules
 from moothall.repositories.gitcmd import TRIES, Answer, Caps, GitRunner, TooLarge
 from moothall.repositories.objects import (
@@ -35,6 +35,8 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 _MESSAGE_CHARS = 10_000
 _SHOWN = 10
 _APPLY_MEMORY = 4_000_000_000
+_DISPUTED = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
+_CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
 _NO_CAPS = Caps()
 _LEFT_OUT = (
     *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
@@ -211,7 +213,7 @@ class TrustedClone:
         return [Change(entry.path, entry.mode, blob) for entry, blob in zip(entries, blobs, strict=True)]
 
     async def merge(self, base_sha: str, ours: str, theirs: str, message: str) -> Patch:
-        """Commit what both came to, on top of both. Raises `PatchRefused` that names the files where they disagree."""
+        """Commit what both came to, on top of both. Raises `MergeConflict` that shows where they disagree."""
         answer = await self._git.call(
             "merge-tree",
             "--write-tree",
@@ -224,11 +226,22 @@ class TrustedClone:
         )
         tree, *disputed = answer.out.decode(errors="replace").split("\0")
         if answer.status == 1 and disputed:
-            names = ", ".join(sorted({name for name in disputed if name})[:_SHOWN])
-            raise PatchRefused(f"both sides changed the same lines, and nothing was merged: {names}")
+            names = sorted({name for name in disputed if name})[:_SHOWN]
+            raise MergeConflict(
+                f"both sides changed the same lines, and nothing was merged: {', '.join(names)}{await self._conflicts(tree, names)}"
+            )
         if answer.status:
             raise RepositoryError(f"the commits cannot be merged (git 2.38 or newer is needed): {answer.reason}")
         return await self._record(base_sha, tree, (ours, theirs), message)
+
+    async def _conflicts(self, tree: str, names: Sequence[str]) -> str:
+        """Return what disagrees in the files of a tree with conflict markers, cut to `_CONFLICT_CHARS`."""
+        found: list[str] = []
+        for name in names:
+            answer = await self.ask("cat-file", "blob", f"{_check_sha(tree)}:{name}")
+            parts = _DISPUTED.findall(answer.out[:_CONFLICT_BYTES].decode(errors="replace")) if not answer.status else []
+            found += [f"\n{name}:\n{part}" for part in parts]
+        return "".join(found)[:_CONFLICT_CHARS]
 
     async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).

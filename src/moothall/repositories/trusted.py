@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moothall.config import Workspace as Settings
 from moothall.domain.ids import digest
-from moothall.domain.repository import Base, Prepared
+from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, sources
@@ -151,6 +151,16 @@ class TrustedRepositories:
         if not await clone.has(commit_sha):
             raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more")
         return await clone.diff(base.sha, commit_sha)
+
+    async def merge(self, base: Base, commits: Sequence[str]) -> Patch:
+        """Merge one commit after the other into the base. Raises `MergeConflict`, `PatchRefused`, `RepositoryError`."""
+        entry = await asyncio.to_thread(self.registry.find, base.repository)
+        clone, merged = self._clone(entry), Patch(base.sha, base.sha, "")
+        for sha in commits:
+            if not await clone.has(sha):
+                await self._fetch(clone, entry, sha)
+            merged = await clone.merge(base.sha, merged.commit_sha, sha, f"Merge {sha[:12]}")
+        return merged
 
     async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
         """Commit `diff` on the base, make the branch where the push policy allows, return the commit's sha.

@@ -85,6 +85,7 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
             gate=Gate(settings.guard, audit, bus.publish, rules),
             workspaces=Leaving(hands.workspaces, rules.left),
             read=hands.repositories.read,
+            merge=hands.repositories.merge,
             log=bus,
             limits=settings.limits,
             llm=settings.llm,

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Workspace
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import MergeConflict
+from moothall.repositories.clone import Change
+from moothall.repositories.trusted import TrustedRepositories
+from support.repos import Repo, make_repo
+
+LINES = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
+
+
+async def prepare(base: Base, _tell: object = None) -> Prepared:
+    return Prepared(base, base.sha, ())
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return make_repo((tmp_path / "repo").resolve(), {"a.txt": LINES, "b.txt": "b\n"})
+
+
+@pytest.fixture
+def trusted(tmp_path: Path, repo: Repo) -> TrustedRepositories:
+    return TrustedRepositories(tmp_path / "data", Workspace(), prepare, roots=(repo.path,))
+
+
+async def pinned(trusted: TrustedRepositories, repo: Repo, ref: str = "") -> Base:
+    return await trusted.resolve(RepositoryRef(url=str(repo.path), ref=ref))
+
+
+async def committed(trusted: TrustedRepositories, base: Base, path: str, text: str) -> str:
+    change = Change(path, "100644", text.encode())
+    return (await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")).commit_sha
+
+
+async def test_what_commits_came_to_is_brought_together(trusted: TrustedRepositories, repo: Repo) -> None:
+    base = await pinned(trusted, repo)
+    first = await committed(trusted, base, "a.txt", LINES.replace("one", "ONE"))
+    second = await committed(trusted, base, "a.txt", LINES.replace("seven", "SEVEN"))
+    third = await committed(trusted, base, "c/new.txt", "new\n")
+    merged = await trusted.merge(base, (first, second, third))
+    assert merged.paths == ("a.txt", "c/new.txt")
+    clone = trusted.clone(base.repository)
+    assert (await clone.read(merged.commit_sha, "a.txt", 1000)).decode() == LINES.replace("one", "ONE").replace("seven", "SEVEN")
+    assert await trusted.merge(base, (first, second, third)) == merged
+    assert (await trusted.merge(base, (first,))).diff == await clone.diff(base.sha, first)
+
+
+async def test_a_base_that_moved_meanwhile_is_kept(trusted: TrustedRepositories, repo: Repo) -> None:
+    old = await pinned(trusted, repo)
+    work = await committed(trusted, old, "a.txt", LINES.replace("one", "ONE"))
+    repo.commit({"b.txt": "moved\n"})
+    new = await pinned(trusted, repo)
+    merged = await trusted.merge(new, (work,))
+    assert new.sha != old.sha
+    assert merged.paths == ("a.txt",)
+    assert (await trusted.clone(new.repository).read(merged.commit_sha, "b.txt", 100)) == b"moved\n"
+
+
+async def test_what_disagrees_is_shown(trusted: TrustedRepositories, repo: Repo) -> None:
+    base = await pinned(trusted, repo)
+    first = await committed(trusted, base, "a.txt", LINES.replace("four", "4"))
+    second = await committed(trusted, base, "a.txt", LINES.replace("four", "IV"))
+    with pytest.raises(MergeConflict, match=r"nothing was merged: a.txt") as caught:
+        await trusted.merge(base, (first, second))
+    assert "\n4\n=======\nIV\n" in caught.value.message
+
+
+async def test_a_commit_that_is_at_the_origin_alone_is_fetched(trusted: TrustedRepositories, repo: Repo) -> None:
+    base = await pinned(trusted, repo)
+    repo.git("switch", "--quiet", "--create", "side")
+    repo.commit({"side.txt": "side\n"})
+    sha = repo.head
+    assert (await trusted.merge(base, (sha,))).paths == ("side.txt",)
