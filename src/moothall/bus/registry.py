@@ -14,7 +14,7 @@ from typing import Literal
 
 from moothall.bus.event_specs import ADDRESSES, EVENT_SPECS
 from moothall.domain.event import Event, EventType
-from moothall.domain.ids import ROLES
+from moothall.domain.ids import ROLES, key_of
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest
 
@@ -160,7 +160,8 @@ def subject_of(event: Event) -> str:
         value = event.tenant if name == "tenant" else event.data.get(name)
         if value is None:
             raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
-        filled[name] = check_token(value, name)
+        token = check_token(value, name)
+        filled[name] = key_of(token, event.tenant) if name == "story_id" else token
     return subject.format(**filled)
 
 

@@ -39,9 +39,9 @@ async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: boo
 
     topics: Sequence[Topic] = ()
     if task_id:
-        from moothall.domain.ids import check_id
+        from moothall.domain.ids import check_key
 
-        topics = deliberation_topics(check_id(task_id, "task_id"))
+        topics = deliberation_topics(check_key(task_id, "task_id"))
     async with open_log(settings, _say, alone=not follow) as bus:
         events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):

@@ -16,6 +16,7 @@ from moothall.collector.progress import percent_of, status_of
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
+from moothall.domain.ids import key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.overview import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
@@ -51,15 +52,16 @@ class Overview:
         if state == "failed":
             over = [view for view in over if view.status in _FAILED]
         shown = [*sorted(live, key=lambda view: view.requested, reverse=True), *over][:limit]
-        return [await self._described(view) for view in shown]
+        return [await self._shown(view, who) for view in shown]
 
     async def get(self, task_id: str, who: Principal) -> TaskView:
         """Return one. Raises `NotFound`, also for another tenant's."""
         ended = await self._read(who.tenant)
-        found = ended.get(task_id) or next((view for view in self._live(who.tenant, ended) if view.task_id == task_id), None)
+        key = key_of(task_id, who.tenant)
+        found = ended.get(key) or next((view for view in self._live(who.tenant, ended) if view.task_id == key), None)
         if found is None:
             raise NotFound(f"no task {task_id!r}")
-        return await self._described(found)
+        return await self._shown(found, who)
 
     def _live(self, tenant: str, ended: OrderedDict[str, TaskView]) -> Sequence[TaskView]:
         found = (live_view(state) for state in self._under_way() if state.requested and state.requested.value.tenant == tenant)
@@ -88,6 +90,10 @@ class Overview:
             of.popitem(last=False)
         while len(self._ended) > _TENANTS:
             self._ended.popitem(last=False)
+
+    async def _shown(self, view: TaskView, who: Principal) -> TaskView:
+        """As its tenant knows it."""
+        return replace(await self._described(view), task_id=own_id(view.task_id, who.tenant))
 
     async def _described(self, view: TaskView) -> TaskView:
         """Add what only the request says."""

@@ -24,7 +24,7 @@ from moothall.collector.fold import State, fold, task_of
 from moothall.config import Limits
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.ids import check_id
+from moothall.domain.ids import check_key
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
@@ -157,7 +157,7 @@ class Collector:
         message in hand. Raises `InvalidRequest`.
         """
         state = fold(None, _with_time(recorded))
-        case = self._cases[check_id(state.task_id, "task_id")] = _Case(state, whole=True)
+        case = self._cases[check_key(state.task_id, "task_id")] = _Case(state, whole=True)
         if self._untold >= _UNTOLD:
             return False
         case.due = time.monotonic() + self._tick_seconds
@@ -188,7 +188,7 @@ class Collector:
         Raises `InvalidRequest` for a malformed event, `Temporary` where the bus fails.
         """
         event = _with_time(recorded)
-        task_id = check_id(task_of(event), "task_id")
+        task_id = check_key(task_of(event), "task_id")
         if task_id in self._decided:
             return
         case = await self._case(task_id)

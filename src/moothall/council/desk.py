@@ -22,9 +22,9 @@ from moothall.domain.budget import Budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Council
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, new_task_id, read_role, seat_id
+from moothall.domain.ids import check_id, digest, key_of, new_task_id, own_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import (
@@ -40,6 +40,8 @@ from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write, write_of
 
 _REMEMBERED = 10_000
+_NAMED = ("task_id", "call_id", "agent_id")
+"""What in an event's data is a task's key, or begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ class Defaults:
 
 
 class Desk:
-    """Implements `ports.Deliberations`. Remembers whose the last deliberations are that came through it."""
+    """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the house by their keys (`ids.key_of`): here is
+    where the one becomes the other. Remembers the last deliberations that came through it.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Desk:
         self._repositories = repositories
         self._defaults = defaults
         self._clock = clock
-        self._known: LRUCache[str, tuple[str, int]] = LRUCache(_REMEMBERED)
+        self._known: LRUCache[str, int] = LRUCache(_REMEMBERED)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check, fill in defaults, pin the base commit, record and enqueue."""
@@ -75,22 +79,21 @@ class Desk:
             deliberation = await self._submit(request, who)
             span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
             span.set({"moothall.protocol": deliberation.protocol, "moothall.seats": len(deliberation.seats)})
-            return deliberation
+            return replace(deliberation, task_id=own_id(deliberation.task_id, who.tenant))
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         request_digest = _digest_of(request, who)
-        if request.task_id:
-            check_id(request.task_id, "task_id")
-            # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
-            if (request.repository or self._defaults.repository) and (known := await self._requested(request.task_id)):
-                return await self._again(known, request_digest)
+        key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
+        # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
+        if key and (request.repository or self._defaults.repository) and (known := await self._requested(key)):
+            return await self._again(known, request_digest)
         role = read_role(request.role)
         try:
             council = self._councils.find(role, who.tenant) if self._councils else None
             deliberation = plan(request, who, self._defaults, self._clock(), council)
         except MoothallError:
             # What was right when it was asked for first stays so, whatever became of councils and limits since.
-            if request.task_id and (known := await self._requested(request.task_id)):
+            if key and (known := await self._requested(key)):
                 return await self._again(known, request_digest)
             raise
         if deliberation.repository is not None:
@@ -109,7 +112,7 @@ class Desk:
             if recorded is None:
                 raise
             return await self._again(recorded, request_digest)
-        self._known[deliberation.task_id] = who.tenant, seq
+        self._known[deliberation.task_id] = seq
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=True)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
@@ -117,7 +120,7 @@ class Desk:
     async def _again(self, known: Recorded, request_digest: str) -> Deliberation:
         """Return what is recorded of the same request. Raises `AlreadyExists` where it is another one."""
         if known.event.data.get("request_digest") != request_digest:
-            raise AlreadyExists(f"task_id {known.event.subject!r} is taken by another deliberation")
+            raise AlreadyExists(f"task_id {own_id(known.event.subject, known.event.tenant)!r} is taken by another deliberation")
         # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
         deliberation = check_deliberation(load(Deliberation, known.event.data))
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), known.event)
@@ -126,9 +129,9 @@ class Desk:
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return how it stands now."""
         requested = await self._visible(task_id, who)
-        document = await self._bus.get(task_id)
+        document = await self._bus.get(key_of(task_id, who.tenant))
         if document is not None:
-            return load(Outcome, document)
+            return replace(load(Outcome, document), task_id=task_id)
         data = requested.event.data
         return Outcome(
             task_id=task_id,
@@ -140,71 +143,87 @@ class Desk:
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
         """Return the end."""
-        tenant, seq = self._known.get(check_id(task_id, "task_id"), ("", 0))
-        if tenant != who.tenant:
-            seq = (await self._visible(task_id, who)).seq
+        key = key_of(check_id(task_id, "task_id"), who.tenant)
+        seq = self._known.get(key) or (await self._visible(task_id, who)).seq
         # Nothing answers a request before it: who has heard all since then need not look.
-        async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_id),), seq)) as events:
+        async with aclosing(self._bus.follow((Channel.RESPONSES.of(key),), seq)) as events:
             async for recorded in events:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
-                    return load(Outcome, recorded.event.data)
+                    return replace(load(Outcome, recorded.event.data), task_id=task_id)
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
         """Yield the deliberation's events in order, each once; end after its decision."""
         await self._visible(task_id, who)
-        ended = await self._decided(task_id)
+        key = key_of(task_id, who.tenant)
+        ended = await self._decided(key)
         if ended is not None and not ended.comes_after(after_seq):
             return
         told: set[str] = set()  # two hosts at once record the same fact in different messages, and the bus does not notice
-        async with aclosing(self._bus.follow(deliberation_topics(task_id), after_seq)) as events:
+        async with aclosing(self._bus.follow(deliberation_topics(key), after_seq)) as events:
             async for recorded in events:
                 if recorded.event.id in told:
                     continue
                 told.add(recorded.event.id)
-                yield recorded
+                yield _told_to(who, recorded)
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""
         await self._visible(task_id, who)
-        ended = await self._decided(task_id)
+        key = key_of(task_id, who.tenant)
+        ended = await self._decided(key)
         if ended is not None:
             return load(Outcome, ended.event.data).status
         event = write(
             EventType.DELIBERATION_CANCELLED,
-            task_id,
-            {"task_id": task_id, "reason": reason[:1000], "by": who.name},
-            causationid=requested_id(task_id),
+            key,
+            {"task_id": key, "reason": reason[:1000], "by": who.name},
+            causationid=requested_id(key),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
-        await self._bus.signal(Channel.CANCEL.of(task_id), {"task_id": task_id, "reason": reason[:1000]})
+        await self._bus.signal(Channel.CANCEL.of(key), {"task_id": key, "reason": reason[:1000]})
         return DeliberationStatus.CANCELLED
 
-    async def _requested(self, task_id: str) -> Recorded | None:
-        first = await self._bus.first(Channel.RESULTS.of(task_id))
+    async def _requested(self, key: str) -> Recorded | None:
+        first = await self._bus.first(Channel.RESULTS.of(key))
         if first is None or first.event.type is EventType.DELIBERATION_REQUESTED:
             return first
-        async for recorded in self._bus.replay((Channel.RESULTS.of(task_id),)):
+        async for recorded in self._bus.replay((Channel.RESULTS.of(key),)):
             if recorded.event.type == EventType.DELIBERATION_REQUESTED:
                 return recorded
         return None
 
-    async def _decided(self, task_id: str) -> Recorded | None:
-        async for recorded in self._bus.replay((Channel.RESPONSES.of(task_id),)):
+    async def _decided(self, key: str) -> Recorded | None:
+        async for recorded in self._bus.replay((Channel.RESPONSES.of(key),)):
             if recorded.event.type == EventType.DELIBERATION_DECIDED:
                 return recorded
         return None
 
     async def _visible(self, task_id: str, who: Principal) -> Recorded:
         check_id(task_id, "task_id")
-        requested = await self._requested(task_id)
+        requested = await self._requested(key_of(task_id, who.tenant))
         if requested is None or requested.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
         return requested
+
+
+def _told_to(who: Principal, recorded: Recorded) -> Recorded:
+    """Return an event with the ids that its tenant knows."""
+    event = recorded.event
+    if event.subject == own_id(event.subject, who.tenant):
+        return recorded
+    named: Data = {name: own_id(value, who.tenant) for name in _NAMED if isinstance(value := event.data.get(name), str)}
+    own = replace(
+        event,
+        subject=own_id(event.subject, who.tenant),
+        correlationid=own_id(event.correlationid, who.tenant),
+        data={**event.data, **named},
+    )
+    return replace(recorded, event=own)
 
 
 def plan(
@@ -244,7 +263,7 @@ def plan(
     _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))
     house = Budget(tokens=limits.tokens, seconds=int(limits.deliberation_seconds), calls=limits.calls, cost_usd=limits.cost_usd)
     return Deliberation(
-        task_id=check_id(request.task_id, "task_id") if request.task_id else new_task_id(),
+        task_id=key_of(check_id(request.task_id, "task_id") if request.task_id else new_task_id(), who.tenant),
         description=description,
         role=role,
         protocol=protocol,

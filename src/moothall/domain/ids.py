@@ -10,16 +10,42 @@ from moothall.errors import InvalidRequest
 
 ID_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
 _ID = re.compile(ID_PATTERN)
+_KEY = re.compile(f"({ID_PATTERN}_)?{ID_PATTERN}")
+LOCAL_TENANT = "local"
 ROLES = ("dev", "qa", "architect", "devops", "data", "po")
 
 
 def check_id(value: str, what: str) -> str:
     """Return `value` if it is an id; `what` names it in the error."""
-    if not _ID.fullmatch(value):
+    if not is_id(value):
         raise InvalidRequest(
             f"{what} {value[:80]!r} is not an id: lower-case letters, digits and '-', "
             "1 to 63 characters, beginning with a letter or digit"
         )
+    return value
+
+
+def is_id(value: str) -> bool:
+    """Whether it is an id, and not the key of another tenant's."""
+    return _ID.fullmatch(value) is not None
+
+
+def key_of(value: str, tenant: str) -> str:
+    """Return what a tenant's id is called in the house, where all tenants' things lie side by side: in subjects, documents, branches
+    and workspaces. No two ids of two tenants have one key; those of the tenant `local` are their own.
+    """
+    return value if tenant == LOCAL_TENANT else f"{tenant}_{value}"
+
+
+def own_id(key: str, tenant: str) -> str:
+    """Return what a tenant calls what the house calls `key`, or what begins with a key."""
+    return key if tenant == LOCAL_TENANT else key.removeprefix(f"{tenant}_")
+
+
+def check_key(value: str, what: str) -> str:
+    """Return `value` if it is the key of an id; `what` names it in the error."""
+    if not _KEY.fullmatch(value):
+        raise InvalidRequest(f"{what} {value[:160]!r} is neither an id nor TENANT_ID: lower-case letters, digits and '-' each")
     return value
 
 

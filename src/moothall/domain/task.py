@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from moothall.domain.budget import Budget
-from moothall.domain.ids import ROLES, check_id
+from moothall.domain.ids import ROLES, check_id, check_key
 from moothall.domain.protocol import PROTOCOLS, ProtocolName
 from moothall.errors import InvalidRequest
 
@@ -68,6 +68,7 @@ class DeliberationRequest:
 class Deliberation:
     """One run of a council on a task, fully decided: no field is a default any more.
 
+    `task_id` is the key of what its tenant calls it (`ids.key_of`).
     `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
     `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked directly; `context` an
     excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
@@ -111,7 +112,7 @@ _MOST_SEATS, _MOST_ROUNDS, _MOST_TURNS = 1000, 1000, 100_000
 
 def check_deliberation(d: Deliberation) -> Deliberation:
     """Return a deliberation that came from outside, if a council can sit for it. Raises `InvalidRequest`."""
-    check_id(d.task_id, "task_id")
+    check_key(d.task_id, "task_id")
     for seat in d.seats:
         check_id(seat, "seat")
     wrong = {

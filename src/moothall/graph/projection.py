@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from moothall.domain.event import Event, EventType
-from moothall.domain.ids import digest
+from moothall.domain.ids import digest, own_id
 from moothall.graph.upserts import Ref, Writes, clean, ref
 
 _RUN = re.compile(r"-r\d+$")
@@ -38,7 +38,8 @@ class _Telling:
         return ref(label, self.event.tenant, *parts)
 
     def text(self, name: str) -> str:
-        return _text(self.data.get(name))
+        value = _text(self.data.get(name))
+        return own_id(value, self.event.tenant) if name == "task_id" else value  # the graph keeps tenants apart by itself
 
     def object(self, name: str) -> Mapping[str, Any]:
         value = self.data.get(name)

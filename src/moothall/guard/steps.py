@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from moothall.domain.ids import ROLES, check_id
+from moothall.domain.ids import ROLES, check_id, check_key
 from moothall.domain.tool import Grant, ToolCall, ToolStatus
 from moothall.errors import InvalidRequest, Refused
 from moothall.guard.paths import covers, refuse_path
@@ -79,8 +79,9 @@ def check_identity(seat: SeatContext, call: ToolCall) -> None:
     if seat.role not in ROLES:
         raise Stopped(ToolStatus.BLOCKED, f"unknown role {seat.role[:40]!r}")
     try:
-        for value, what in ((seat.tenant, "tenant"), (seat.task_id, "task_id"), (seat.seat, "seat")):
-            check_id(value, what)
+        check_id(seat.tenant, "tenant")
+        check_key(seat.task_id, "task_id")
+        check_id(seat.seat, "seat")
     except InvalidRequest as error:
         raise Stopped(ToolStatus.BLOCKED, error.message) from error
     if not 0 < len(call.request_id) <= _MAX_REQUEST_ID:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest
+from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.plan import Story
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Permanent
@@ -80,7 +80,7 @@ class Board:
     async def card(self, story_id: str, who: Principal) -> Card:
         """Return how a story stands. Raises `NotFound`, also across tenants."""
         card = Card(Story(check_id(story_id, "story_id")))
-        async for recorded in self._bus.replay((Channel.STORIES.of(story_id),)):
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
             card = fold(card, recorded, who.tenant)
         if not card.story.told:
             raise NotFound(f"no story {story_id!r}")

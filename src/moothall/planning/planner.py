@@ -16,7 +16,7 @@ from moothall.config import Limits
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, event_id
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest
+from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Derivation, Plan, PlanningEvent, Processed, Story, Strategy
 from moothall.domain.task import DeliberationRequest, RepositoryRef
@@ -220,7 +220,7 @@ class Planner:
         """Return what the log says of a tenant's story, and its plan where it was derived."""
         story, known = Story(case_id), None
         wanted = derivation_id(tenant, case_id, plan_id)
-        async for recorded in self._bus.replay((Channel.STORIES.of(case_id),)):
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(case_id, tenant)),)):
             event = recorded.event
             if event.tenant != tenant:
                 continue

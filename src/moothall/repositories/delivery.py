@@ -11,7 +11,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, RepositoryError, Work
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.sources import Local, remote_refs
 
-_BRANCH = re.compile(r"moothall/[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_BRANCH = re.compile(r"moothall/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ABSENT = "0" * 40
 
 

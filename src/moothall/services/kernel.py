@@ -12,7 +12,7 @@ from google.protobuf import json_format, struct_pb2, timestamp_pb2
 
 from moothall.domain.budget import Budget
 from moothall.domain.event import Recorded
-from moothall.domain.ids import ID_PATTERN, check_id
+from moothall.domain.ids import ID_PATTERN, check_id, key_of
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
@@ -49,7 +49,8 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         d = await self._desk.submit(asked, who)
         token = ""
         if d.base_sha is not None:
-            token = self._visits.token(who, d.task_id, d.role, (d.deadline - datetime.now(UTC)).total_seconds())
+            seconds = (d.deadline - datetime.now(UTC)).total_seconds()
+            token = self._visits.token(who, key_of(d.task_id, who.tenant), d.role, seconds)
         return pb.CreateTaskResponse(task_id=d.task_id, capability_token=token)
 
     async def StreamTaskEvents(self, request: pb.StreamTaskEventsRequest, context: Any) -> AsyncIterator[pb.TaskEvent]:

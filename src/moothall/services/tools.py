@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from google.protobuf import timestamp_pb2
 
 from moothall.domain.codec import load
 from moothall.domain.event import Recorded
+from moothall.domain.ids import own_id
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, NotFound
@@ -66,7 +68,9 @@ class Tools:
     def parked(self) -> Sequence[Parked]:
         """Return what waits for an operator of the caller's tenant."""
         self.check_operator()
-        return self._parking.waiting(caller().tenant) if self._parking else ()
+        tenant = caller().tenant
+        waiting = self._parking.waiting(tenant) if self._parking else ()
+        return [replace(item, workspace=own_id(item.workspace, tenant), task_id=own_id(item.task_id, tenant)) for item in waiting]
 
     async def resolve(self, named: str, *, allow: bool, reason: str) -> Parked:
         """Say an operator's word."""

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id
+from moothall.domain.ids import own_id
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound, Refused
@@ -19,17 +19,18 @@ def of_tasks(desk: Deliberations) -> Find:
     """Return what finds the workspace that is called like a task: of that task's repository and role."""
 
     async def find(workspace: str, who: Principal) -> Awaited | None:
+        task_id = own_id(workspace, who.tenant)
         try:
-            d = await _request_of(desk, check_id(workspace, "workspace"), who)
-            outcome = await desk.result(d.task_id, who)
+            d = await _request_of(desk, task_id, who)
+            outcome = await desk.result(task_id, who)
         except (NotFound, InvalidRequest):
             return None
         if d.principal != who.name:
             return None
         if outcome.status is DeliberationStatus.CANCELLED:
-            raise Refused(f"task {workspace} was cancelled: nothing acts for it any more")
+            raise Refused(f"task {task_id} was cancelled: nothing acts for it any more")
         if d.repository is None or d.base_sha is None:
-            raise InvalidRequest(f"task {workspace} has no repository, so it has no workspace")
+            raise InvalidRequest(f"task {task_id} has no repository, so it has no workspace")
         # The registry's id where it has one: a URL would be fetched and checked again.
         url = "" if d.repository.id else d.repository.url
         return Awaited(RepositoryRef(id=d.repository.id, url=url, ref=d.base_sha), d.role)

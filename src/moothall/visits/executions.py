@@ -77,7 +77,7 @@ class Executions:
             raise InvalidRequest(f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them")
         tools = {name: tuple(offered[name].arguments.model_fields) for name in order.tools if name in offered}
         signature = _digest(order, tools)
-        key = (order.workspace, order.execution_id)
+        key = (capability.workspace, order.execution_id)
         try:
             given = await self._answers.given(key, signature)
         except AlreadyExists as error:

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from moothall.domain.codec import dump, wrong
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.ids import check_id
+from moothall.domain.ids import check_key
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
@@ -116,6 +116,6 @@ def _read(recorded: Recorded, place: str) -> _Request:
         request = _Request.model_validate(dict(recorded.event.data))
     except ValidationError as error:
         raise InvalidRequest(f"this is no request for a tool: {wrong(error)}") from error
-    if check_id(request.workspace, "workspace") != place:
+    if check_key(request.workspace, "workspace") != place:
         raise InvalidRequest(f"the request names workspace {request.workspace!r} and came for {place!r}")
     return request

@@ -13,7 +13,7 @@ from typing import Self
 
 from moothall.config import Guard
 from moothall.domain.identity import Principal
-from moothall.domain.ids import read_role
+from moothall.domain.ids import key_of, own_id, read_role
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
@@ -195,7 +195,8 @@ class Visits:
 
     async def close(self, who: Principal, workspace: str) -> None:
         """Close a workspace. What is in its hands is stopped. Raises `NotFound`."""
-        visit = self._visit(workspace, who.tenant, who.name)
+        key = key_of(workspace, who.tenant)  # a task's
+        visit = self._visit(key if key in self._visits else workspace, who.tenant, who.name)
         visit.close.set()
         await asyncio.wait({visit.keeper})
 
@@ -267,15 +268,19 @@ class Visits:
         capability = self._tokens.check(token, workspace)
         if who is not None and (who.tenant, who.name) != (capability.tenant, capability.principal):
             raise Refused("the capability token is somebody else's")
-        self._visit(workspace, capability.tenant, capability.principal)
+        self._visit(capability.workspace, capability.tenant, capability.principal)
         return capability
+
+    def named(self, workspace: str, token: str) -> str:
+        """Return what the workspace of a token is called here, whichever name its caller gives it. Raises `Refused`."""
+        return self._tokens.check(token, workspace).workspace
 
     async def ready(self, who: Principal | None, workspace: str, token: str) -> Capability:
         """As `capability`, once the workspace is open: one that is awaited is opened."""
         named = self._tokens.check(token, workspace)
         theirs = who is None or (who.tenant, who.name) == (named.tenant, named.principal)
-        if self._find is not None and workspace not in self._visits and theirs:
-            await self._called(workspace, named, self._find)
+        if self._find is not None and named.workspace not in self._visits and theirs:
+            await self._called(named.workspace, named, self._find)
         return self.capability(who, workspace, token)
 
     async def call(
@@ -293,7 +298,7 @@ class Visits:
         digest = request_digest(call)
         if bound and capability.request != digest:
             raise Refused("on the bus a capability token is bound to its request: make one with moothall.guard.tokens.narrow")
-        visit = self._visits[workspace]
+        visit = self._visits[capability.workspace]
         spec = self._gate.catalogue.get(call.tool)
         if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
@@ -373,7 +378,8 @@ class Visits:
     def _visit(self, workspace: str, tenant: str, principal: str) -> _Visit:
         visit = self._visits.get(workspace)
         if visit is None or visit.seat.tenant != tenant or visit.seat.principal.name != principal:
-            raise NotFound(f"there is no open workspace {workspace[:80]!r}; it was closed, its time is over, or it is not yours")
+            name = own_id(workspace, tenant)
+            raise NotFound(f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or it is not yours")
         return visit
 
 

@@ -13,7 +13,7 @@ from moothall.collector.overview import Overview
 from moothall.config import Settings
 from moothall.council.desk import Defaults, Desk
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import check_id
+from moothall.domain.ids import check_id, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import TaskView
 from moothall.domain.task import RepositoryRef
@@ -42,8 +42,8 @@ class Tasks:
         return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
 
     async def ids(self) -> Sequence[str]:
-        """Return the ids of all tasks that the log tells of."""
-        return await self._bus.known(Channel.RESULTS)
+        """Return the ids of all of its tasks that the log tells of."""
+        return [name for name in await self._bus.known(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
         """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""

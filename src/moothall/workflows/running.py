@@ -137,6 +137,7 @@ class Workflows:
         Raises what `Visits.ready` raises, `InvalidRequest` for what cannot be run as it is, `Refused` where another
         workflow has the workspace, `AlreadyExists` where the id was used for another one.
         """
+        workspace = self._visits.named(workspace, token)
         if workspace in self._returning:
             await self._returning[workspace].wait()
         capability = await self._visits.ready(who, workspace, token)
