@@ -11,7 +11,7 @@ from typing import Any
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
-from moothall.domain.ids import new_task_id, read_role, seat_id
+from moothall.domain.ids import key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.protocol import DEFAULT_PROTOCOL
 from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest
@@ -55,10 +55,11 @@ class MemoryDesk:
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
         task_id = request.task_id or new_task_id()
-        if task_id in self._kept:
-            if self._kept[task_id].request != request:
+        key = key_of(task_id, who.tenant)
+        if key in self._kept:
+            if self._kept[key].request != request:
                 raise AlreadyExists(f"{task_id} is taken")
-            return self._kept[task_id].deliberation
+            return self._kept[key].deliberation
         role = read_role(request.role)
         deliberation = Deliberation(
             task_id=task_id,
@@ -75,8 +76,8 @@ class MemoryDesk:
             base_sha="a" * 40 if request.repository else None,
         )
         pending = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant, role=role, agent_count=len(deliberation.seats))
-        self._kept[task_id] = _Kept(request, deliberation, pending)
-        await self.record(task_id, EventType.DELIBERATION_REQUESTED, dump(deliberation))
+        self._kept[key] = _Kept(request, deliberation, pending)
+        await self.record(key, EventType.DELIBERATION_REQUESTED, dump(deliberation))
         self.submitted.set()
         return deliberation
 
@@ -149,7 +150,7 @@ class MemoryDesk:
         return self._kept[task_id].request
 
     def _visible(self, task_id: str, who: Principal) -> _Kept:
-        kept = self._kept.get(task_id)
+        kept = self._kept.get(key_of(task_id, who.tenant))
         if kept is None or kept.deliberation.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
         return kept

@@ -64,9 +64,10 @@ async def test_an_event_comes_back_as_it_was(opened: Any) -> None:
     )
     async with opened() as bus:
         await bus.publish(event)
-        [back] = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
+        [back] = [r async for r in bus.replay([Channel.STORIES.of("acme_story-1")])]
         assert back.event == event
-        assert back.extra["about"] == "story-1"
+        assert back.extra["about"] == "acme_story-1"
+        assert [r async for r in bus.replay([Channel.STORIES.of("story-1")])] == []
 
 
 async def test_many_publishers_at_once(opened: Any) -> None:

@@ -14,7 +14,7 @@ from moothall.bus import registry
 from moothall.bus.event_specs import ADDRESSES
 from moothall.bus.nats.asyncapi import asyncapi
 from moothall.domain.event import EventType, new_event
-from moothall.domain.ids import ROLES
+from moothall.domain.ids import ROLES, key_of
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
 
@@ -43,13 +43,24 @@ def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
         (EventType.PLAN_DERIVED, "agile.events.story-1"),
         (EventType.DECISION_MADE, "agile.events.story-1"),
         (EventType.AGENT_PROGRESS, "agent.progress.agent-dev-001"),
-        (EventType.AUDIT_RECORDED, "audit.acme"),
-        (EventType.COUNCIL_CREATED, "council.acme"),
+        (EventType.AUDIT_RECORDED, "audit.local"),
+        (EventType.COUNCIL_CREATED, "council.local"),
         (EventType.PLAN_FINISHED, "agile.events.story-1"),
     ],
 )
 def test_subjects_are_those_of_the_wire(kind: EventType, subject: str) -> None:
-    assert registry.subject_of(new_event(kind, "x", IDS, tenant="acme")) == subject
+    assert registry.subject_of(new_event(kind, "x", IDS)) == subject
+
+
+def test_each_tenant_has_topics_of_its_own() -> None:
+    theirs = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
+    assert (
+        registry.subject_of(theirs)
+        == registry.subject(Channel.STORIES.of(key_of("story-1", "acme")))
+        == "agile.events.acme_story-1"
+    )
+    assert registry.subject_of(new_event(EventType.AUDIT_RECORDED, "x", IDS, tenant="acme")) == "audit.acme"
+    assert registry.subject_of(new_event(EventType.COUNCIL_CREATED, "x", IDS, tenant="acme")) == "council.acme"
 
 
 def _texts(path: Path) -> Iterator[str]:

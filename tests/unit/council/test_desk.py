@@ -88,8 +88,30 @@ async def test_the_same_id_and_request_is_the_same_deliberation(desk: Desk) -> N
     assert await desk.submit(request, LOCAL) == await desk.submit(request, LOCAL)
     with pytest.raises(AlreadyExists):
         await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
-    with pytest.raises(AlreadyExists):
-        await desk.submit(request, OTHER)
+
+
+async def test_an_id_is_each_tenants_own(desk: Desk, bus: MemoryBus) -> None:
+    theirs = await desk.submit(DeliberationRequest(description="x", role="dev", task_id="mine"), OTHER)
+    with pytest.raises(NotFound, match="no deliberation 'mine'"):
+        await desk.result("mine", LOCAL)
+    ours = await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
+    assert (ours.task_id, theirs.task_id) == ("mine", "mine")
+    assert await bus.known(Channel.RESULTS) == ["elsewhere_mine", "mine"]
+    key = "elsewhere_mine"
+    told = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
+    await bus.publish(new_event(EventType.MODEL_CALLED, key, told, tenant="elsewhere"))
+    assert await desk.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
+    for name, tenant, words in (("elsewhere_mine", "elsewhere", "theirs"), ("mine", "local", "ours")):
+        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=words)
+        await bus.publish(new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=tenant))
+        await bus.put(name, dump(outcome))
+    for who, words, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
+        for outcome in (await desk.wait("mine", who), await desk.result("mine", who)):
+            assert (outcome.task_id, outcome.error_message) == ("mine", words)
+        seen = [recorded.event async for recorded in desk.watch("mine", 0, who)]
+        assert len(seen) == count
+        assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {("mine", "mine", "mine")}
+        assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
 
 
 async def test_another_tenant_sees_nothing(desk: Desk) -> None:

@@ -184,3 +184,21 @@ async def test_cancelling_closes_the_workspace_for_good(desk: MemoryDesk, kernel
     assert (code, "was cancelled" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
     assert (await kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id))).status == "CANCELLED"
     assert (await refused(kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id), OTHER)))[0] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_two_tenants_have_tasks_of_one_id_each_with_its_own_workspace(kernel: Kernel, behind: Visiting) -> None:
+    asked = pb.CreateTaskRequest(prompt="What does greet do?", workspace="sample", task_id="same")
+    ours = await kernel.CreateTask(asked)
+    assert (await refused(kernel.ExecuteTool(execution(ours), OTHER)))[0] is grpc.StatusCode.PERMISSION_DENIED
+    unknown = pb.CancelTaskRequest(task_id="same")
+    assert await refused(kernel.CancelTask(unknown, OTHER)) == (grpc.StatusCode.NOT_FOUND, "no deliberation 'same'")
+    theirs = await kernel.CreateTask(asked, OTHER)
+    assert ours.task_id == theirs.task_id == "same"
+    answers = [await kernel.ExecuteTool(execution(ours)), await kernel.ExecuteTool(execution(theirs), OTHER)]
+    assert [answer.status for answer in answers] == ["success"] * 2
+    assert {name: len(room.calls) for name, room in behind.rooms.rooms.items()} == {"same": 1, "elsewhere_same": 1}
+    crossed = pb.CreateTaskResponse(task_id="same", capability_token=ours.capability_token)
+    assert (await refused(kernel.ExecuteTool(execution(crossed, "e-2"), OTHER)))[0] is grpc.StatusCode.PERMISSION_DENIED
+    await kernel.CancelTask(unknown, OTHER)
+    assert behind.rooms.closed == ["elsewhere_same"]
+    assert (await kernel.ExecuteTool(execution(ours, "e-3"))).status == "success"

@@ -307,7 +307,7 @@ async def test_calls_side_by_side_keep_their_principals_apart(desk: MemoryDesk, 
             asked = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
             group.create_task(_submitted(mine if n % 2 else hers, asked))
     assert {task_id: desk.deliberation(task_id).principal for task_id in desk.known()} == {
-        f"task-{n}": "local" if n % 2 else "eve" for n in range(40)
+        f"task-{n}" if n % 2 else f"elsewhere_task-{n}": "local" if n % 2 else "eve" for n in range(40)
     }
 
 

@@ -1,0 +1,178 @@
+"""Two tenants with tasks and stories of the same ids, at once, in one house: nobody learns of the other's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import pytest
+from google.protobuf import json_format
+from served import ALICE, EVE, Served, make_command, served
+
+from house import git
+from moothall.pb.kernel.v1 import kernel_pb2
+from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.model import ScriptedModel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+SAME, LATER = "the-same", "later"
+TEAMS = {ALICE: "team-a", EVE: "team-e"}
+
+
+async def test_what_one_tenant_calls_a_task_is_no_business_of_another(repo: Path, tmp_path: Path, model: ScriptedModel) -> None:
+    command = make_command(tmp_path, model.base_url)
+    command.extra |= {"MOOTHALL_WEB__PORT": "0", "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(repo)])}
+    async with served(command) as house:
+        alice = house.stub()
+        await alice.SubmitDeliberation(_asked(SAME, "WRONG: make hello_world", repo))
+        await alice.SubmitDeliberation(_asked(LATER, "HANG"))
+        await _as_if_absent(house, EVE, SAME)
+        await asyncio.gather(_alices(house), _eves(house, repo))
+        await _workspaces_are_two(house, repo)
+        await _stories_are_two(house)
+        told = {token: await _told(house, token) for token in TEAMS}
+    async with served(command) as again:
+        for token, team in TEAMS.items():
+            assert await _told(again, token) == told[token]
+            other = next(name for name in TEAMS.values() if name != team)
+            assert other not in json.dumps(told[token])
+        assert (await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))).status
+        found = await again.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=LATER))
+        assert found.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+        await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
+        listed = await command("list", "--json")
+        assert listed.document["tasks"] == []  # those of this machine's own tenant
+
+
+def _asked(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
+    asked = pb.DeliberateRequest(task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single")
+    if repo is not None:
+        asked.repository.CopyFrom(common_pb2.Repository(url=str(repo)))
+    return asked
+
+
+async def _alices(house: Served) -> None:
+    updates = [update async for update in house.stub().WatchDeliberation(pb.WatchDeliberationRequest(task_id=SAME), timeout=240)]
+    assert {update.task_id for update in updates} == {SAME}
+    assert not (await house.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))).proven
+
+
+async def _eves(house: Served, repo: Path) -> None:
+    eve = house.stub(EVE)
+    body = {"task_description": "HANG", "role": "dev", "num_agents": 1, "task_id": LATER, "protocol": "single"}
+    status, said = await _http(house, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body)
+    assert (status, said["task_id"]) == (200, LATER)
+    answer = await eve.Deliberate(_asked(SAME, "Make hello_world", repo), timeout=240)
+    assert (answer.task_id, answer.proven, answer.branch) == (SAME, True, f"moothall/team-e_{SAME}")
+    assert "Hello, World!" in git(repo, "show", f"{answer.branch}:src/utils.py")
+    assert "team-a" not in git(repo, "log", "-1", "--format=%B", answer.branch)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await eve.SubmitDeliberation(_asked(SAME, "another"))
+    assert caught.value.details() == f"task_id {SAME!r} is taken by another deliberation"
+
+
+async def _as_if_absent(house: Served, token: str, task_id: str) -> None:
+    """Every door answers as it does for an id that nobody has."""
+    assert await _answers(house, token, task_id) == [
+        [str(part).replace("nobodys", task_id) for part in answer] for answer in await _answers(house, token, "nobodys")
+    ]
+
+
+async def _answers(house: Served, token: str, task_id: str) -> list[list[str]]:
+    stub = house.stub(token)
+    found: list[list[str]] = []
+    for call in (
+        stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)),
+        stub.CancelDeliberation(pb.CancelDeliberationRequest(task_id=task_id)),
+        stub.WatchDeliberation(pb.WatchDeliberationRequest(task_id=task_id)).read(),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        found.append([str(caught.value.code()), str(caught.value.details())])
+    context = await stub.GetTaskContext(pb.GetTaskContextRequest(task_id=task_id, role="dev"))
+    found.append([context.context_text, str(context.token_count)])
+    status, document = await _http(house, token, f"/tasks/{task_id}")
+    assert status == 404
+    found.append([str(status), str(document["detail"]), str(document["code"])])
+    return found
+
+
+async def _http(house: Served, token: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,
+        session.request("POST" if body else "GET", f"http://{house.web}{path}", json=body) as answer,
+    ):
+        return answer.status, await answer.json(content_type=None)
+
+
+async def _workspaces_are_two(house: Served, repo: Path) -> None:
+    kernel: Any = AgentKernelStub(house.channel)
+
+    def by(token: str) -> dict[str, Any]:
+        return {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 120}
+
+    asked = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="hands")
+    tasks = {token: await kernel.CreateTask(asked, **by(token)) for token in TEAMS}
+    assert {task.task_id for task in tasks.values()} == {"hands"}
+
+    async def write_and_read(token: str) -> str:
+        called = {"task_id": "hands", "capability_token": tasks[token].capability_token}
+        write = kernel_pb2.ExecuteToolRequest(execution_id="e-1", tool="files.write", **called)
+        write.arguments.update({"path": "whose.txt", "content": TEAMS[token]})
+        assert (await kernel.ExecuteTool(write, **by(token))).status == "success"
+        read = kernel_pb2.ExecuteToolRequest(execution_id="e-2", tool="files.read", **called)
+        read.arguments.update({"path": "whose.txt"})
+        return str(json_format.MessageToDict((await kernel.ExecuteTool(read, **by(token))).output)["content"])
+
+    assert await asyncio.gather(*map(write_and_read, TEAMS)) == list(TEAMS.values())
+    for token in TEAMS:
+        await kernel.CancelTask(kernel_pb2.CancelTaskRequest(task_id="hands"), **by(token))
+
+
+async def _stories_are_two(house: Served) -> None:
+    for token, team in TEAMS.items():
+        moved = pb.ProcessPlanningEventRequest(
+            event_type="story.changed", case_id="story-1", plan_id="plan-1", metadata={"title": f"Of {team}", "brief": "HAIKU"}
+        )
+        await house.stub(token).ProcessPlanningEvent(moved)
+    for token, team in TEAMS.items():
+        planned = await house.stub(token).DeriveSubtasks(
+            pb.DeriveSubtasksRequest(case_id="story-1", plan_id="plan-1", roles=["dev"])
+        )
+        assert [task.description.count(f"Of {team}") for task in planned.tasks] == [1]
+
+
+async def _told(house: Served, token: str) -> Any:
+    """All that the doors tell a tenant of the task, once it has ended."""
+    stub = house.stub(token)
+    found: dict[str, Any] = {}
+    answer = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
+    answer.metadata.ClearField("timestamp_ms")
+    found["result"] = json_format.MessageToDict(answer)
+    watched = stub.WatchDeliberation(pb.WatchDeliberationRequest(task_id=SAME))
+    found["events"] = [json_format.MessageToDict(update) async for update in watched]
+    assert {event["event"]["subject"] for event in found["events"]} == {SAME}
+    status, found["task"] = await _http(house, token, f"/tasks/{SAME}")
+    assert (status, found["task"]["task_id"]) == (200, SAME)
+    _, listed = await _http(house, token, "/tasks?state=ended")
+    found["ended"] = sorted(task["task_id"] for task in listed["tasks"])
+    assert found["ended"] == ["hands", SAME]
+    async with asyncio.timeout(30):  # the graph hears of it a moment later
+        while SAME not in (said := await stub.GetTaskContext(_context())).context_text:
+            await asyncio.sleep(0.1)
+    found["context"] = said.context_text
+    stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
+    found["asked"] = stats.total_deliberations
+    assert found["asked"] == 3
+    return found
+
+
+def _context() -> pb.GetTaskContextRequest:
+    return pb.GetTaskContextRequest(task_id=SAME, role="dev", options=pb.ContextOptions(include_timeline=True))

@@ -1,0 +1,50 @@
+"""Keys: what tells ids of tenants apart within the house."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.bus import registry
+from moothall.domain.ids import ID_PATTERN, LOCAL_TENANT, check_id, check_key, is_id, key_of, own_id
+from moothall.domain.topic import Channel
+from moothall.errors import InvalidRequest
+from moothall.repositories.delivery import check_branch
+
+IDS = st.from_regex(ID_PATTERN, fullmatch=True)
+TENANTS = st.one_of(st.just(LOCAL_TENANT), IDS)
+
+
+@given(IDS, TENANTS, IDS, TENANTS)
+def test_no_two_ids_of_two_tenants_have_one_key(first: str, one: str, second: str, other: str) -> None:
+    assert (key_of(first, one) == key_of(second, other)) == ((first, one) == (second, other))
+
+
+@given(IDS, TENANTS, st.sampled_from(["", "/agent-dev-001/propose/0.1", "-agent-dev-001"]))
+def test_an_id_comes_back_from_its_key_and_only_to_its_tenant(value: str, tenant: str, rest: str) -> None:
+    key = key_of(value, tenant)
+    assert own_id(key + rest, tenant) == value + rest
+    assert is_id(key) == (tenant == LOCAL_TENANT)
+    if tenant != LOCAL_TENANT:
+        assert own_id(key, LOCAL_TENANT) == own_id(key, f"{tenant}x"[-63:]) == key
+
+
+@given(IDS, TENANTS)
+def test_a_key_is_safe_wherever_it_stands(value: str, tenant: str) -> None:
+    key = check_key(key_of(value, tenant), "task_id")
+    assert registry.subject(Channel.RESULTS.of(key)) == f"agent.results.{key}"
+    assert check_branch(f"moothall/{key}").endswith(key)
+    assert re.fullmatch(r"[-/_=.a-zA-Z0-9]+", key)  # what a bucket of the bus takes
+    assert len(key) < 128
+    assert key_of("x", LOCAL_TENANT) == "x"  # the wire of one tenant stays as it is
+
+
+@pytest.mark.parametrize("wrong", ["", "_x", "x_", "a_b_c", "A_b", "a b", "a/b", "../x", "x" * 64, f"a_{'x' * 64}", "a_b\n"])
+def test_what_is_no_key_is_said(wrong: str) -> None:
+    with pytest.raises(InvalidRequest, match="is neither an id nor TENANT_ID"):
+        check_key(wrong, "task_id")
+    with pytest.raises(InvalidRequest):
+        check_id(wrong, "task_id")
