@@ -62,7 +62,7 @@ def doors_of(
     return Doors(
         desk=desk,
         councils=roster,
-        plans=Planner(bus, desk, limits),
+        plans=Planner(bus, limits),
         board=Board(bus),
         author=Author(desk, 1, model=False),
         tallies=Tally(bus, roster, desk.under_way),

@@ -68,6 +68,17 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         _spec(
             _E.STORY_TRANSITIONED, _C.STORIES, _STORY, from_state="before", to_state="after", event="what led there", actor="who"
         ),
+        _spec(
+            _E.STORY_CHECKED,
+            _C.STORIES,
+            {"story_id": "the story"},
+            moved="the move to test for which it was checked",
+            task_id="the deliberation that brought the winners together",
+            status="passed, or failed",
+            branch="where the whole lies",
+            commit_sha="its commit",
+            why="why it failed",
+        ),
         _spec(_E.STORY_COMMENTED, _C.STORIES, _STORY, comment="the words", actor="who"),
         _spec(
             _E.PLAN_DERIVED,
@@ -277,6 +288,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             derivation_id="the plan.derived event that it ends",
             status="completed, or failed",
             tasks="task id to how it ended; SKIPPED where a dependency did not complete",
+            commits="what it came to: of each task whose work no other builds on",
         ),
         _spec(_E.COUNCIL_CREATED, _C.COUNCILS, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),
         _spec(_E.COUNCIL_DELETED, _C.COUNCILS, _ROLE),

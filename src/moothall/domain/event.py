@@ -19,6 +19,7 @@ class EventType(StrEnum):
     STORY_CREATED = "moothall.story.created"
     STORY_CHANGED = "moothall.story.changed"
     STORY_TRANSITIONED = "moothall.story.transitioned"
+    STORY_CHECKED = "moothall.story.checked"
     STORY_COMMENTED = "moothall.story.commented"
     PLAN_DERIVED = "moothall.plan.derived"
     DELIBERATION_REQUESTED = "moothall.deliberation.requested"

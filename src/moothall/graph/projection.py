@@ -128,6 +128,13 @@ def _on_moved(t: _Telling) -> None:
     t.writes.relate(t.story, "MOVED_BY", step)
 
 
+def _on_whole_checked(t: _Telling) -> None:
+    words = {name: t.data.get(name) for name in ("branch", "commit_sha", "why")}
+    t.writes.tell(t.story, "checked", t.by, check=t.data.get("status"), checked_at=t.time, **words)
+    if t.text("task_id"):
+        t.writes.relate(t.story, "CHECKED_IN", t.deliberation)
+
+
 def _on_commented(t: _Telling) -> None:
     comment = t.ref("Comment", t.event.id)
     t.writes.tell(comment, "made", t.by, comment=t.data.get("comment"), actor=t.data.get("actor"), made_at=t.time)
@@ -358,6 +365,7 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.STORY_CREATED: (("story_id",), _on_told),
     EventType.STORY_CHANGED: (("story_id",), _on_told),
     EventType.STORY_TRANSITIONED: (("story_id",), _on_moved),
+    EventType.STORY_CHECKED: (("story_id",), _on_whole_checked),
     EventType.STORY_COMMENTED: (("story_id",), _on_commented),
     EventType.PLAN_DERIVED: (("story_id", "plan_id"), _on_planned),
     EventType.PLAN_FINISHED: (("story_id", "plan_id"), _on_plan_finished),

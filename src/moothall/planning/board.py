@@ -17,26 +17,40 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Permanent
 from moothall.planning import coach
 from moothall.planning import story as stories
-from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, Stand, decide, lifecycle
+from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, Need, Stand, decide, lifecycle
 from moothall.ports import Log
 from moothall.telemetry.events import write
 
 _COMMENT = 4_000
-_COMPLETED = "completed"
+COMPLETED, PASSED = "completed", "passed"
+"""How a plan, and the check of a story's result as a whole, end where all is well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A story on the board; `seq` is that of its last event, 0 for one that there is not. `moved` is the id of the event that moved it last,
-    `plan` the event of its tasks; not `created`: something is known of it, but nobody put it on the board.
+    """A story on the board; `seq` is that of its last event, 0 for one that there is not; not `created`: something is known of it, but
+    nobody put it on the board. `entered` is the event that moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how
+    they ended since then, `worn` that they ended before. `commits` are what they came to since the story was designed, newest first,
+    `check` is the last check of all that as a whole, of `checks`.
     """
 
     story: Story
     stand: Stand = field(default_factory=lambda: Stand(lifecycle().start))
     seq: int = 0
-    moved: str = ""
     created: bool = False
+    entered: Event | None = None
     plan: Event | None = None
+    plans: int = 0
+    ended: Event | None = None
+    worn: bool = False
+    commits: tuple[str, ...] = ()
+    check: Event | None = None
+    checks: int = 0
+
+    @property
+    def moved(self) -> str:
+        """The id of the event that moved it last."""
+        return self.entered.id if self.entered else ""
 
     @property
     def draft(self) -> coach.Draft:
@@ -85,6 +99,14 @@ class Board:
         if not card.story.told:
             raise NotFound(f"no story {story_id!r}")
         return card
+
+    async def find(self, story_id: str, who: Principal) -> Card | None:
+        """Return how a story stands that is on the board; None for any other."""
+        try:
+            card = await self.card(story_id, who)
+        except (NotFound, InvalidRequest):
+            return None
+        return card if card.created else None
 
     async def cards(self, who: Principal) -> list[Card]:
         """Return the stories of a tenant, by id."""
@@ -143,7 +165,7 @@ class Board:
                 if card.stand.state != before:
                     raise Overtaken(f"story {story_id} is in {card.stand.state} now: another move came first") from None
             else:
-                return replace(card, stand=after, seq=seq, moved=told.id)
+                return _enter(replace(card, seq=seq), after, told)
 
 
 def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
@@ -154,13 +176,35 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
         return card
     card = replace(card, story=stories.fold(card.story, event))
     stand = _stand(card, event)
+    if stand.state != card.stand.state:
+        return _enter(card, stand, event)
+    begun = event.type is EventType.STORY_CREATED and event.data.get("rigor_level") in lifecycle().ready
+    card = replace(card, stand=stand, created=card.created or begun)
+    if event.type is EventType.PLAN_DERIVED:
+        return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False)
+    if event.type is EventType.PLAN_FINISHED and _of_plan(card, event):
+        made = event.data.get("commits")
+        made = [str(sha) for sha in made] if isinstance(made, list | tuple) else []
+        return replace(card, ended=event, commits=tuple(dict.fromkeys((*made, *card.commits))))
+    if event.type is EventType.STORY_CHECKED:
+        return replace(card, check=event, checks=card.checks + 1)
+    return card
+
+
+def _enter(card: Card, stand: Stand, event: Event) -> Card:
+    """Return a card in another state. A design begins anew; elsewhere what was made stays."""
     return replace(
         card,
         stand=stand,
-        moved=event.id if stand.state != card.stand.state else card.moved,
-        created=card.created or (event.type is EventType.STORY_CREATED and event.data.get("rigor_level") in lifecycle().ready),
-        plan=event if event.type is EventType.PLAN_DERIVED else card.plan,
+        entered=event,
+        ended=None,
+        worn=card.worn or card.ended is not None,
+        commits=() if stand.state == "design" else card.commits,
     )
+
+
+def _of_plan(card: Card, event: Event) -> bool:
+    return card.plan is not None and event.data.get("derivation_id") == card.plan.id
 
 
 def _stand(card: Card, event: Event) -> Stand:
@@ -168,17 +212,26 @@ def _stand(card: Card, event: Event) -> Stand:
     if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
         rigor = str(data.get("rigor_level"))
         return replace(stand, rigor=rigor if rigor in lifecycle().ready else stand.rigor, points=_points(card))
-    if event.type is EventType.PLAN_DERIVED:
-        return stand.record("planned")
-    if event.type is EventType.PLAN_FINISHED and data.get("status") == _COMPLETED:
-        return stand.record("built")
     if event.type is EventType.STORY_TRANSITIONED:
         roles = data.get("roles")
         try:
             return decide(stand, str(data.get("event")), {str(role) for role in roles} if isinstance(roles, list | tuple) else ())
         except Permanent:  # the table does not allow it
             return stand
-    return stand
+    fact = _fact(card, event)
+    return stand.record(fact) if fact else stand
+
+
+def _fact(card: Card, event: Event) -> Need | None:
+    """Return what an event is evidence of."""
+    status = event.data.get("status")
+    if event.type is EventType.PLAN_DERIVED:
+        return "planned"
+    if event.type is EventType.PLAN_FINISHED and status == COMPLETED and _of_plan(card, event):
+        return "built"
+    if event.type is EventType.STORY_CHECKED and status == PASSED and event.data.get("moved") == card.moved:
+        return "checked"
+    return None
 
 
 def _points(card: Card) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from moothall.domain.ids import check_id, digest, read_role
 from moothall.domain.plan import AtomicTask, Story, Strategy
@@ -60,6 +61,21 @@ def derive(
             made.append(task.task_id)
         before = tuple(made) if strategy.parallel else (made[-1],)
     return tuple(tasks)
+
+
+def repair(story: Story, plan_id: str, comment: str, start: str, *, tenant: str, chars: int) -> AtomicTask:
+    """Return the task of a story that was sent back with a comment: on the commit `start`, where there is one."""
+    repository = story.repository
+    said = f"What was built for this story was sent back{': ' if comment else '.'}{comment}"
+    return AtomicTask(
+        task_id=f"task-{digest(tenant, story.id, plan_id, 'repair')[:16]}",
+        role="dev",
+        description=_description(story, "dev", story.ac, chars - len(said) - 2).rstrip() + f"\n\n{said}",
+        constraints=Constraints(requirements=story.ac),
+        case_id=story.id,
+        plan_id=plan_id,
+        repository=replace(repository, ref=start or repository.ref) if repository else None,
+    )
 
 
 def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:

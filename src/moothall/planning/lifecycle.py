@@ -20,14 +20,13 @@ from moothall.errors import InvalidRequest, Permanent, Refused
 SYSTEM = "system"
 DEFAULT_RIGOR = "L1"
 Role = Literal["po", "qa", "architect", "operator", "system"]
-Need = Literal["ready", "planned", "built", "checked", "reviewed"]
+Need = Literal["ready", "planned", "built", "checked"]
 _Name = Annotated[str, Field(pattern="^[a-z][a-z_]{0,31}$")]
 _WORDS: Mapping[Need, str] = {
     "ready": "the story coach gives it {points} points, and {rigor} needs {ready}",
     "planned": "its tasks are not derived yet",
     "built": "its tasks are not all done with a winner",
     "checked": "its branch is not checked as a whole on a clean checkout, or the check was red",
-    "reviewed": "nobody with the role qa has approved what was checked",
 }
 
 
@@ -57,6 +56,7 @@ class Lifecycle(_Read):
     start: _Name
     end: tuple[_Name, ...]
     ready: Mapping[str, Annotated[int, Field(ge=0, le=100)]]
+    roles: Mapping[str, tuple[_Name, ...]]
     transitions: tuple[Transition, ...]
 
     @model_validator(mode="after")
@@ -64,6 +64,8 @@ class Lifecycle(_Read):
         keys = [(item.source, item.event) for item in self.transitions]
         if len(set(keys)) != len(keys):
             raise ValueError("an event leads from one state to two")
+        if set(self.roles) != set(self.ready):
+            raise ValueError("ready and roles name different rigor levels")
         reached = {self.start}
         for _ in self.transitions:
             reached |= {item.target for item in self.transitions if item.source in reached}

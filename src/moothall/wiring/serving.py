@@ -24,6 +24,7 @@ from moothall.graph.store import CypherGraph
 from moothall.model.looking import look
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
+from moothall.planning.work import Work
 from moothall.sandbox.probe import Layer
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
@@ -105,8 +106,8 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
     bus, desk = behind.bus, behind.desk
     async with AsyncExitStack() as stack:
         metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector))))
-        planner = Planner(bus, desk, settings.limits)
-        await (await stack.enter_async_context(start_beside(beside(planner.run(), "planner"))))
+        planner = Planner(bus, settings.limits)
+        await (await stack.enter_async_context(start_beside(beside(Work(bus, desk, settings.limits, planner).run(), "planner"))))
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
         visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules))))
         workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))

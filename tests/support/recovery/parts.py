@@ -43,7 +43,7 @@ async def serve() -> None:
         doors = Doors(
             desk=desk,
             councils=roster,
-            plans=Planner(bus, desk, settings.limits),
+            plans=Planner(bus, settings.limits),
             board=Board(bus),
             author=Author(desk, 1, model=False),
             tallies=Tally(bus, roster, tuple),

@@ -26,6 +26,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.STORY_CREATED: "stories are not told to a council: planning writes them",
     EventType.STORY_CHANGED: "as story.created",
     EventType.STORY_TRANSITIONED: "as story.created",
+    EventType.STORY_CHECKED: "as story.created",
     EventType.STORY_COMMENTED: "as story.created",
     EventType.PLAN_DERIVED: "as story.created",
     EventType.PLAN_FINISHED: "as plan.derived",

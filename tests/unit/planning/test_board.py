@@ -160,7 +160,9 @@ async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
     await bus.publish(write(EventType.PLAN_DERIVED, "plan-1", plan, tenant="elsewhere", ordinal=1))
     with pytest.raises(Blocked, match="not derived"):
         await board.move(story_id, "accept_design", LOCAL)
-    await bus.publish(write(EventType.PLAN_DERIVED, "plan-1", plan))
+    derived = write(EventType.PLAN_DERIVED, "plan-1", plan)
+    await bus.publish(derived)
+    plan |= {"derivation_id": derived.id}
     await board.move(story_id, "accept_design", LOCAL)
     await bus.publish(write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "failed"}, ordinal=1))
     with pytest.raises(Blocked, match="not all done with a winner"):

@@ -29,7 +29,7 @@ WAY = [
     ("accept_design", "architect", "planned"),
     ("build", "system", "built"),
     ("accept_test", "qa", "checked"),
-    ("accept", "po", "reviewed"),
+    ("accept", "po", None),
 ]
 
 
@@ -108,6 +108,7 @@ def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evi
     [
         {"end": ["done", "gone"]},
         {"start": "nowhere"},
+        {"roles": {"L0": ["dev"]}},
         {"transitions": [{"event": "a", "from": "backlog", "to": "lost", "by": ["po"]}]},
         {"transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["boss"]}]},
         {"transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["po"]}] * 2},
@@ -118,6 +119,7 @@ def test_a_table_with_a_fault_is_refused(changed: dict[str, object]) -> None:
         "start": "backlog",
         "end": ["done"],
         "ready": {},
+        "roles": {},
         "transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["po"]}],
     }
     Lifecycle.model_validate(whole)

@@ -18,6 +18,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.planning.board import Board
 from moothall.planning.coach import Draft
 from moothall.planning.planner import Planner
+from moothall.planning.work import Work
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
 
@@ -50,16 +51,17 @@ async def desk() -> MemoryDesk:
 
 
 @pytest.fixture
-def planner(bus: MemoryBus, desk: MemoryDesk) -> Planner:
-    return Planner(bus, desk, Limits())
+def planner(bus: MemoryBus) -> Planner:
+    return Planner(bus, Limits())
 
 
 @asynccontextmanager
-async def running(planner: Planner) -> AsyncIterator[None]:
+async def running(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> AsyncIterator[Work]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(planner.run())
+        work = Work(bus, desk, Limits(), planner)
+        task = group.create_task(work.run())
         try:
-            yield
+            yield work
         finally:
             task.cancel()
 
@@ -80,7 +82,7 @@ def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome
 
 
 async def test_a_story_that_moved_to_planning_is_done_in_order(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
-    async with running(planner):
+    async with running(bus, desk, planner):
         answer = await planner.process(MOVED, LOCAL)
         assert answer.processed
         design, code, tests = answer.task_ids
@@ -107,12 +109,12 @@ async def test_a_story_that_moved_to_planning_is_done_in_order(bus: MemoryBus, d
 async def test_the_same_event_again_changes_nothing(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
     first = await planner.process(MOVED, LOCAL)
     assert await planner.process(MOVED, LOCAL) == first
-    assert await Planner(bus, desk, Limits()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
+    assert await Planner(bus, Limits()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
     assert len(await events(bus, EventType.PLAN_DERIVED)) == 1
 
 
 async def test_what_depends_on_a_task_without_a_winner_is_skipped(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
-    async with running(planner):
+    async with running(bus, desk, planner):
         answer = await planner.process(MOVED, LOCAL)
         await until(desk.known)
         await desk.decide(Outcome(answer.task_ids[0], DeliberationStatus.COMPLETED, role="architect"))
@@ -125,11 +127,11 @@ async def test_what_depends_on_a_task_without_a_winner_is_skipped(bus: MemoryBus
 
 
 async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryBus, desk: MemoryDesk) -> None:
-    async with running(first := Planner(bus, desk, Limits())):
+    async with running(bus, desk, first := Planner(bus, Limits())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
         await until(lambda: desk.known() == [design])
     await desk.decide(won(design, "architect"))  # while nobody looks
-    async with running(Planner(bus, desk, Limits())):
+    async with running(bus, desk, Planner(bus, Limits())):
         await until(lambda: desk.known() == [design, code])
         await desk.decide(won(code, "dev"))
         await until(lambda: tests in desk.known())
@@ -138,7 +140,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryB
             while not await events(bus, EventType.PLAN_FINISHED):
                 await asyncio.sleep(0.01)
     fresh = MemoryDesk()
-    async with running(third := Planner(bus, fresh, Limits())):
+    async with running(bus, fresh, Planner(bus, Limits())) as third:
         await until(lambda: third._begun)
         await asyncio.sleep(0.05)
         assert fresh.known() == []
@@ -149,7 +151,7 @@ async def test_a_story_that_others_moved_on_the_bus_is_planned_too(bus: MemoryBu
     await bus.publish(new_event(EventType.STORY_CREATED, "story-2", story))
     moved = {"story_id": "story-2", "from_state": "draft", "to_state": "planning", "event": "plan", "actor": "po"}
     await bus.publish(new_event(EventType.STORY_TRANSITIONED, "story-2", moved))
-    async with running(planner):
+    async with running(bus, desk, planner):
         await until(desk.known)
     (plan,) = await events(bus, EventType.PLAN_DERIVED)
     assert [task["role"] for task in plan.data["tasks"]] == ["architect", "dev", "qa"]
@@ -176,7 +178,7 @@ async def test_what_is_malformed_on_the_bus_leads_to_nothing(
     bus: MemoryBus, desk: MemoryDesk, planner: Planner, data: dict[str, Any]
 ) -> None:
     kind = EventType.STORY_TRANSITIONED if "to_state" in data else EventType.PLAN_DERIVED
-    async with running(planner):
+    async with running(bus, desk, planner):
         await bus.publish(new_event(kind, "story-1", data))
         answer = await planner.process(replace(MOVED, case_id="story-9"), LOCAL)
         await until(lambda: desk.known() == [answer.task_ids[0]])
@@ -226,7 +228,7 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
     bus: MemoryBus, desk: MemoryDesk, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine", "submit")
-    async with running(planner):
+    async with running(bus, desk, planner):
         answer = await planner.process(replace(MOVED, case_id=story_id, metadata={"roles": "dev"}), LOCAL)
         assert answer.processed
         await asyncio.sleep(0.05)
@@ -235,7 +237,6 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
         await until(desk.known)
         (task_id,) = desk.known()
         await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
-        await until(lambda: bool(planner._begun))
         async with asyncio.timeout(5):
             while (await board.card(story_id, LOCAL)).stand.state != "test":
                 await asyncio.sleep(0.01)
@@ -273,7 +274,7 @@ async def test_deriving_with_publishing_is_done_once(bus: MemoryBus, desk: Memor
     assert await planner.derive("story-1", "plan-1", ["DEV"], Strategy(), LOCAL, publish=True) == made
     with pytest.raises(AlreadyExists, match="choose another plan_id"):
         await planner.derive("story-1", "plan-1", ["qa"], Strategy(), LOCAL, publish=True)
-    async with running(planner):
+    async with running(bus, desk, planner):
         await until(lambda: desk.known() == [made.tasks[0].task_id])
 
 

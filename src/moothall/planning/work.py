@@ -1,0 +1,266 @@
+"""The work on stories: what is due is done, each once, and all that it comes to is in the log.
+
+On the board: in `design` a story's tasks are derived, in `build` they are handed out, in `test` what they came to is brought together and
+checked as a whole; one that was sent back is changed as its rejection says. A plan of a story that is not on the board is open from its
+`plan.derived` to its `plan.finished`. After a restart what is open is done again, and since the ids of tasks and the requests follow from
+what is recorded, asking again for what was asked before changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from moothall.config import Limits
+from moothall.domain.codec import load
+from moothall.domain.event import Event, EventType
+from moothall.domain.identity import Principal
+from moothall.domain.ids import digest
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.plan import AtomicTask, Plan, Story
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.topic import Channel
+from moothall.errors import MoothallError, Temporary
+from moothall.planning.board import COMPLETED, PASSED, Board, Card
+from moothall.planning.derive import check_plan, repair
+from moothall.planning.lifecycle import lifecycle
+from moothall.planning.merging import Aim, ask, together
+from moothall.planning.planner import Planner, derivation_of, moves_to_planning
+from moothall.ports import Deliberations, Log
+from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
+
+log = get_logger(__name__)
+
+TOPICS = (Channel.STORIES.all,)
+SKIPPED, NO_WINNER = "SKIPPED", "NO_WINNER"
+_AGAIN_SECONDS = 1.0
+_PLANNER = "planner"
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a task ended, in a word; its outcome, if it has one; and the commits that hold its work and that of those before it."""
+
+    said: str
+    outcome: Outcome | None = None
+    commits: tuple[str, ...] = ()
+
+    @property
+    def won(self) -> bool:
+        return self.outcome is not None and bool(self.outcome.winner_id)
+
+
+class Work:
+    """Does what is due until cancelled."""
+
+    def __init__(self, bus: Log, desk: Deliberations, limits: Limits, planner: Planner) -> None:
+        self._bus = bus
+        self._desk = desk
+        self._limits = limits
+        self._planner = planner
+        self._board = Board(bus)
+        self._room = asyncio.Semaphore(limits.plans)
+        self._begun: set[str] = set()
+
+    async def run(self) -> None:
+        """Take up what is open, then what comes, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            last = await self._take_up(group)
+            async for recorded in self._bus.follow(TOPICS, last):
+                await self._see(recorded.event, group)
+
+    async def _take_up(self, group: asyncio.TaskGroup) -> int:
+        """Begin what the log leaves open; return how far it was read."""
+        while True:
+            last, moved, derived, stories = 0, {}, {}, {}
+            try:
+                async for recorded in self._bus.replay(TOPICS):
+                    last, event = recorded.seq, recorded.event
+                    if event.type is EventType.PLAN_DERIVED:
+                        derived[event.id] = event
+                    elif event.type is EventType.PLAN_FINISHED:
+                        self._begun.add(str(event.data.get("derivation_id")))
+                    elif moves_to_planning(event):
+                        moved[derivation_of(event)] = event
+                    stories[event.tenant, event.data.get("story_id")] = event
+                for event in (
+                    *derived.values(),
+                    *(event for key, event in moved.items() if key not in derived),
+                    *stories.values(),
+                ):
+                    await self._see(event, group)
+            except Temporary as error:
+                log.warning("the log could not be read; trying again", reason=error.message)
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                return last
+
+    async def _see(self, event: Event, group: asyncio.TaskGroup) -> None:
+        """Take up one event. A malformed one is told in the log of the process and changes nothing."""
+        try:
+            if moves_to_planning(event):
+                await self._planner.derive_for(event)
+            card = await self._board.find(str(event.data.get("story_id")), Principal(_PLANNER, event.tenant))
+            if card is not None:
+                await self._go_on(card, group)
+            elif event.type is EventType.PLAN_DERIVED:
+                self._hand_out(event, group)
+        except MoothallError as error:
+            log.warning("an event of a story led to no work", id=event.id, type=event.type, reason=error.message)
+
+    async def _go_on(self, card: Card, group: asyncio.TaskGroup) -> None:
+        """Do what is due for a story where it stands now."""
+        state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
+        plan_id = f"plan-{digest(card.moved)[:16]}"  # of a stay
+        if state == "design" and "planned" not in facts:
+            roles = lifecycle().roles[card.stand.rigor]
+            await self._planner.record_plan(card, plan_id, self._planner.tasks(card.story, plan_id, roles, who.tenant), who)
+        elif state == "build" and "built" in facts:
+            await self._board.move(card.story.id, "build", who, system=True)
+        elif state == "build" and card.worn:
+            await self._planner.record_plan(card, plan_id, (_repair(card, plan_id, self._limits),), who)
+        elif state == "build" and card.plan is not None:
+            self._hand_out(card.plan, group)
+        elif state == "test" and "checked" not in facts and (card.check is None or card.check.data.get("moved") != card.moved):
+            self._once(card.moved, self._check(card, who), group)
+
+    def _once(self, key: str, work: Coroutine[None, None, None], group: asyncio.TaskGroup) -> None:
+        if key in self._begun:
+            work.close()
+            return
+        self._begun.add(key)
+        group.create_task(work, name=key)
+
+    def _hand_out(self, derived: Event, group: asyncio.TaskGroup) -> None:
+        plan = load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
+        check_plan(plan.tasks, self._limits.plan_tasks)
+        if plan.publish:
+            self._once(derived.id, self._carry_out(plan, derived), group)
+
+    async def _carry_out(self, plan: Plan, derived: Event) -> None:
+        """See a plan to its end and record how it ended."""
+        async with self._room:
+            who = Principal(plan.actor, derived.tenant)
+            running: dict[str, asyncio.Task[_End]] = {}
+            async with asyncio.TaskGroup() as group:
+                for task in plan.tasks:  # what it depends on stands before it
+                    before = [running[name] for name in task.dependencies]
+                    running[task.task_id] = group.create_task(self._one(task, before, who), name=task.task_id)
+        ends = {name: ended.result() for name, ended in running.items()}
+        inner = {name for task in plan.tasks for name in task.dependencies}
+        data = {
+            "story_id": plan.story_id,
+            "plan_id": plan.plan_id,
+            "derivation_id": derived.id,
+            "status": COMPLETED if all(end.won for end in ends.values()) else "failed",
+            "tasks": {name: end.said for name, end in ends.items()},
+            "commits": list(dict.fromkeys(sha for name, end in ends.items() if name not in inner for sha in end.commits)),
+        }
+        await self._persist(write(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))
+
+    async def _one(self, task: AtomicTask, before: Sequence[asyncio.Task[_End]], who: Principal) -> _End:
+        """Return how a task ended, or SKIPPED where one that it depends on has no winner."""
+        done = [await earlier for earlier in before]
+        if not all(end.won for end in done):
+            return _End(SKIPPED)
+        held = tuple(dict.fromkeys(sha for end in done for sha in end.commits))
+        if task.repository is not None and len(held) > 1:
+            merged = await together(self._desk, f"{task.task_id}-base", held, _aim(task), who)
+            if not merged.commit_sha:
+                return _End(SKIPPED, merged)
+            held = (merged.commit_sha,)
+        outcome = await ask(self._desk, _request(task, held, [end.outcome for end in done if end.outcome], self._limits), who)
+        said = outcome.status.value
+        if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
+            said = NO_WINNER
+        return _End(said, outcome, (outcome.commit_sha,) if outcome.commit_sha else held)
+
+    async def _check(self, card: Card, who: Principal) -> None:
+        """Bring a story's winners together on its branch, check that as a whole, and record how it ended."""
+        story = card.story
+        data = {
+            "story_id": story.id,
+            "moved": card.moved,
+            "task_id": "",
+            "status": PASSED,
+            "branch": "",
+            "commit_sha": "",
+            "why": "",
+        }
+        if story.repository is not None and card.commits:
+            name = f"{story.id}-{card.checks + 1}" if card.checks else story.id
+            aim = Aim(story.repository, story.id, _plan_id(card), _told(story), Constraints(requirements=story.ac))
+            end = await together(self._desk, name, card.commits, aim, who)
+            tried = end.commit_sha or next((result.commit_sha for result in end.results), "")
+            data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
+            if not end.commit_sha:
+                data |= {"status": "failed", "why": _why(end)}
+        await self._persist(
+            write(EventType.STORY_CHECKED, story.id, data, ordinal=card.moved, causationid=card.moved, tenant=who.tenant)
+        )
+
+    async def _persist(self, event: Event) -> None:
+        while True:
+            try:
+                await self._bus.publish(event)
+            except Temporary as error:
+                log.warning("how work on a story ended could not be recorded; trying again", reason=error.message)
+                await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
+            else:
+                return
+
+
+def _tenant(card: Card) -> str:
+    return card.entered.tenant if card.entered else "local"
+
+
+def _plan_id(card: Card) -> str:
+    return str(card.plan.data.get("plan_id", "")) if card.plan else ""
+
+
+def _told(story: Story) -> str:
+    return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
+
+
+def _why(end: Outcome) -> str:
+    """Return why a deliberation has no winner, in a line or two."""
+    reasons = end.results[0].reasons if end.results else ()
+    said = (end.error_message, *(seat.error_message for seat in end.seats), "; ".join(reasons))
+    return next((text for text in said if text), f"it ended {end.status.value.lower()}")[:2000]
+
+
+def _repair(card: Card, plan_id: str, limits: Limits) -> AtomicTask:
+    """Return the task of a story that was sent back: on what there is of it, told why."""
+    entered = card.entered.data if card.entered else {}
+    checked = str(card.check.data.get("commit_sha") or "") if card.check else ""
+    start = checked or next(iter(card.commits), "")
+    comment = str(entered.get("comment") or "") or (str(card.check.data.get("why") or "") if card.check else "")
+    return repair(card.story, plan_id, comment, start, tenant=_tenant(card), chars=limits.task_chars)
+
+
+def _aim(task: AtomicTask) -> Aim:
+    return Aim(task.repository or RepositoryRef(), task.case_id, task.plan_id, task.description, task.constraints)
+
+
+def _request(task: AtomicTask, held: Sequence[str], done: Sequence[Outcome], limits: Limits) -> DeliberationRequest:
+    """Return what is asked of a task's council: on the commit that holds the work before it, told what texts decided."""
+    repository = task.repository
+    if repository is not None and held:
+        repository = RepositoryRef(id=repository.id, url=repository.url, ref=held[0])
+    texts = [f"{outcome.role}: {outcome.results[0].content}" for outcome in done if outcome.results and not outcome.commit_sha]
+    # Three characters a token, as prompts count: what is longer would be refused.
+    room = limits.context_tokens * 3 // max(1, len(texts))
+    return DeliberationRequest(
+        description=task.description,
+        role=task.role,
+        task_id=task.task_id,
+        constraints=task.constraints,
+        repository=repository,
+        story_id=task.case_id,
+        plan_id=task.plan_id,
+        origin="plan",
+        about_text=repository is None,
+        context="\n\n".join(text[: room - 10] for text in texts),
+    )

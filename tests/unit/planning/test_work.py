@@ -1,0 +1,274 @@
+"""Stories on the board from design to done, with a desk in memory: what is asked for, and what it leads to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from moothall.config import Limits
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.plan import AtomicTask, Plan, Story
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.planning.board import Board, Card
+from moothall.planning.coach import Draft
+from moothall.planning.lifecycle import Blocked
+from moothall.planning.planner import Planner
+from moothall.planning.work import Work
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.desk import MemoryDesk
+
+DRAFT = Draft(
+    "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
+)
+A, B, C, D = ("abcd"[n] * 40 for n in range(4))
+
+
+def won(task_id: str, commit: str = "") -> Outcome:
+    result = Result(1, "agent-dev-001", "dev", 1.0, ("proven",), True, True)
+    branch = f"moothall/{task_id}" if commit else ""
+    return Outcome(
+        task_id,
+        DeliberationStatus.COMPLETED,
+        role="dev",
+        winner_id=result.seat,
+        results=(result,),
+        commit_sha=commit,
+        branch=branch,
+    )
+
+
+def disagreed(task_id: str) -> Outcome:
+    seat = SeatOutcome("agent-dev-001", SeatStatus.FAILED, "MERGE_CONFLICT", "both sides changed the same lines: a.txt")
+    return Outcome(task_id, DeliberationStatus.COMPLETED, role="dev", seats=(seat,))
+
+
+@dataclass
+class House:
+    """A board, and what works on its stories; `work` of a process that may be started again."""
+
+    bus: MemoryBus
+    desk: MemoryDesk
+    board: Board
+    story_id: str = ""
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits())).run())
+            try:
+                yield
+            finally:
+                task.cancel()
+
+    async def until(self, condition: Callable[[], Awaitable[object]]) -> None:
+        async with asyncio.timeout(10):
+            while not await condition():
+                await asyncio.sleep(0.005)
+
+    async def card(self) -> Card:
+        return await self.board.card(self.story_id, LOCAL)
+
+    async def stands(self, state: str, *facts: str) -> None:
+        async def there() -> bool:
+            stand = (await self.card()).stand
+            return stand.state == state and stand.facts >= set(facts)
+
+        await self.until(there)
+
+    async def asked(self, number: int) -> DeliberationRequest:
+        """Return the `number`-th request, from 1."""
+
+        async def there() -> bool:
+            return len(self.desk.known()) >= number
+
+        await self.until(there)
+        return self.desk.request(self.desk.known()[number - 1])
+
+    async def move(self, *events: str, comment: str = "") -> None:
+        for event in events:
+            await self.board.move(self.story_id, event, LOCAL, comment=comment)
+
+
+@pytest.fixture
+async def house() -> House:
+    bus = MemoryBus()
+    made = House(bus, MemoryDesk(), Board(bus))
+    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
+    return made
+
+
+async def built(house: House) -> str:
+    """Bring the story to test, and return the id of its task."""
+    await house.move("refine", "submit")
+    await house.stands("design", "planned")
+    await house.move("accept_design")
+    task = await house.asked(1)
+    await house.desk.decide(won(task.task_id, A))
+    await house.stands("test")
+    return task.task_id
+
+
+async def test_a_story_goes_from_backlog_to_done(house: House) -> None:
+    async with house.working():
+        await built(house)
+        whole = await house.asked(2)
+        assert (whole.task_id, whole.merge) == (house.story_id, (A,))
+        assert whole.repository == RepositoryRef(id="repo")
+        with pytest.raises(Blocked, match="not checked as a whole"):
+            await house.move("accept_test")
+        await house.desk.decide(won(house.story_id, B))
+        await house.stands("test", "checked")
+        check = (await house.card()).check
+        assert check is not None
+        assert (check.data["branch"], check.data["commit_sha"]) == (f"moothall/{house.story_id}", B)
+        await house.move("accept_test", "accept")
+        await house.stands("done")
+
+
+async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(house: House) -> None:
+    async with house.working():
+        await built(house)
+        await house.asked(2)
+        await house.desk.decide(won(house.story_id, B))
+        await house.stands("test", "checked")
+        await house.move("reject_test", comment="Say it in French.")
+        repair = await house.asked(3)
+        assert repair.repository == RepositoryRef(id="repo", ref=B)
+        assert repair.description.endswith("sent back: Say it in French.")
+        assert repair.constraints.requirements == DRAFT.ac
+        await house.desk.decide(won(repair.task_id, C))
+        again = await house.asked(4)
+        assert (again.task_id, again.merge) == (f"{house.story_id}-2", (C, A))
+        await house.desk.decide(won(again.task_id, D))
+        await house.stands("test", "checked")
+        await house.move("accept_test")
+        await house.move("reject", comment="And in German.")
+        assert (await house.asked(5)).repository == RepositoryRef(id="repo", ref=D)
+
+
+async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(house: House) -> None:
+    async with house.working():
+        await built(house)
+        await house.asked(2)
+        red = Result(1, "agent-dev-001", "dev", 0.0, ("tests failed",), False, False, commit_sha=B)
+        await house.desk.decide(Outcome(house.story_id, DeliberationStatus.COMPLETED, role="dev", results=(red,)))
+
+        async def checked() -> bool:
+            return (await house.card()).check is not None
+
+        await house.until(checked)
+        check = (await house.card()).check
+        assert check is not None
+        assert (check.data["status"], check.data["why"]) == ("failed", "tests failed")
+        with pytest.raises(Blocked, match="not checked as a whole"):
+            await house.move("accept_test")
+        await house.move("reject_test")
+        repair = await house.asked(3)
+        assert repair.repository == RepositoryRef(id="repo", ref=B)
+        assert repair.description.endswith("sent back: tests failed")
+
+
+async def test_after_a_restart_at_any_point_nothing_is_asked_twice(house: House) -> None:
+    async with house.working():
+        await house.move("refine", "submit")
+        await house.stands("design", "planned")
+    async with house.working():
+        await house.move("accept_design")
+        task = await house.asked(1)
+    await house.desk.decide(won(task.task_id, A))
+    async with house.working():
+        await house.asked(2)
+    await house.desk.decide(won(house.story_id, B))
+    async with house.working():
+        await house.stands("test", "checked")
+        await house.move("reject_test", comment="no")
+        await house.asked(3)
+    async with house.working():
+        await asyncio.sleep(0.05)
+        assert len(house.desk.known()) == 3
+        plans = [item async for item in house.bus.replay() if item.event.type is EventType.PLAN_DERIVED]
+        assert len(plans) == 2
+
+
+async def three(house: House) -> tuple[str, str, str]:
+    """Record three tasks of a story, the third after both others, on no board; return their ids."""
+    repository = RepositoryRef(id="repo")
+    first, second = (
+        AtomicTask(f"task-{n}", "dev", f"do {n}", case_id="case", plan_id="p", repository=repository) for n in (1, 2)
+    )
+    third = replace(first, task_id="task-3", description="do 3", dependencies=(first.task_id, second.task_id))
+    plan = Plan("case", "p", (first, second, third), publish=True)
+    await house.bus.publish(write(EventType.PLAN_DERIVED, "p", dump(plan)))
+    for number, (task, commit) in enumerate(((first, A), (second, B)), 1):
+        await house.asked(number)
+        await house.desk.decide(won(task.task_id, commit))
+    return first.task_id, second.task_id, third.task_id
+
+
+async def test_a_task_after_two_begins_with_the_work_of_both(house: House) -> None:
+    async with house.working():
+        *_, third = await three(house)
+        merge = await house.asked(3)
+        assert (merge.task_id, merge.merge) == (f"{third}-base", (A, B))
+        await house.desk.decide(won(merge.task_id, C))
+        assert (await house.asked(4)).repository == RepositoryRef(id="repo", ref=C)
+        await house.desk.decide(won(third, D))
+
+        async def ended() -> bool:
+            found = [item.event async for item in house.bus.replay() if item.event.type is EventType.PLAN_FINISHED]
+            return bool(found) and found[0].data["commits"] == [D]
+
+        await house.until(ended)
+
+
+async def test_where_two_disagree_a_council_settles_it(house: House) -> None:
+    async with house.working():
+        *_, third = await three(house)
+        for number in (3, 4):
+            await house.desk.decide(disagreed((await house.asked(number)).task_id))
+        settle = await house.asked(5)
+        assert settle.merge == ()
+        assert settle.repository == RepositoryRef(id="repo", ref=A)
+        assert "both sides changed the same lines: a.txt" in settle.description
+        await house.desk.decide(won(settle.task_id, C))
+        whole = await house.asked(6)
+        assert (whole.task_id, whole.merge) == (f"{third}-base-all", (C,))
+        await house.desk.decide(won(whole.task_id, D))
+        assert (await house.asked(7)).repository == RepositoryRef(id="repo", ref=D)
+
+
+async def test_a_conflict_that_nobody_settles_skips_what_comes_after(house: House) -> None:
+    async with house.working():
+        *_, third = await three(house)
+        for number in (3, 4):
+            await house.desk.decide(disagreed((await house.asked(number)).task_id))
+        settle = await house.asked(5)
+        await house.desk.decide(Outcome(settle.task_id, DeliberationStatus.COMPLETED, role="dev"))
+
+        async def ended() -> bool:
+            found = [item.event async for item in house.bus.replay() if item.event.type is EventType.PLAN_FINISHED]
+            return bool(found) and found[0].data["tasks"][third] == "SKIPPED"
+
+        await house.until(ended)
+
+
+async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
+    bus = MemoryBus()
+    house = House(bus, MemoryDesk(), Board(bus))
+    house.story_id = (await house.board.create(DRAFT, LOCAL, key="1")).story.id
+    assert (await house.card()).story == Story(house.story_id, DRAFT.title, DRAFT.description, DRAFT.ac)
+    async with house.working():
+        await house.move("refine", "submit")
+        await house.stands("design", "planned")
+        await house.move("accept_design")
+        await house.desk.decide(won((await house.asked(1)).task_id))
+        await house.stands("test", "checked")
