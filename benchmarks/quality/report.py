@@ -33,15 +33,18 @@ class Tally:
         return self.tokens / self.solved if self.solved else float("inf")
 
 
-def text(rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem], seed: int, settings: Settings) -> str:
-    """Return the whole page."""
+def text(
+    rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem], seed: int, settings: Settings, more: Sequence[str] = ()
+) -> str:
+    """Return the whole page, with `more` before what was measured on what."""
     found = _by_problem(rows, problems)
     lines = [
         "# How good the answers are",
         (
             "HumanEval, one function each: signature and docstring stand in a file, every third assertion is a test that can be seen, the "
             "others are kept back and judge. Solved: all assertions hold. Opt-in, as it takes hours on a CPU: "
-            "`scripts/quality --problems 20 --seed 1`; it goes on where it stopped."
+            "`scripts/quality --problems 20 --seed 1`; it goes on where it stopped. With `--tokens N` it also compares the protocols with each "
+            "other, and with the best of as many bare samples as fit, at N tokens a problem."
         ),
         *_section(
             "A single seat",
@@ -65,6 +68,7 @@ def text(rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem], seed: i
         ),
         "## By problem",
         _problem_table(found),
+        *more,
         (
             f"Measured {_span(rows)}, on {_machine()}; Python {platform.python_version()}; {len(problems)} problems drawn with seed {seed}, of "
             f"which those in the tables are measured; model {settings.llm.model or 'the embedded one (Qwen2.5-Coder-0.5B-Instruct, Q4_K_M)'}; "
@@ -80,7 +84,7 @@ def _by_problem(rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem]) 
     """Problem → way → what was measured; of problems that the bare model was asked and one other way."""
     found: dict[str, dict[str, Any]] = {problem.id: {} for problem in problems}
     for row in rows:
-        if row["problem"] in found:
+        if row["problem"] in found and "@" not in row["way"]:  # those have a table of their own
             found[row["problem"]][row["way"]] = row
     return {problem: ways for problem, ways in found.items() if "bare" in ways and len(ways) > 1}
 
@@ -128,11 +132,16 @@ def solved(row: Mapping[str, Any]) -> int:
     return int((row["seen"], row["hidden"]) == (row["seen_all"], row["hidden_all"]))
 
 
+def tokens_of(usage: Mapping[str, int]) -> int:
+    """Prompt and completion together."""
+    return usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 def _tally(tries: Sequence[tuple[float, Sequence[Mapping[str, Any]]]]) -> Tally:
     usages = [one["usage"] for _, calls in tries for one in calls]
     return Tally(
         solved=sum(share for share, _ in tries),
-        tokens=sum(usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages),
+        tokens=sum(map(tokens_of, usages)),
         cached=sum(usage["cached_tokens"] for usage in usages),
         calls=sum(usage["calls"] for usage in usages),
         seconds=sum(one["seconds"] for _, calls in tries for one in calls),

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from benchmarks.quality import equal
 from benchmarks.quality.bare import solution
+from benchmarks.quality.judge import Judgement
 from benchmarks.quality.problems import HIDDEN, SEEN, Problem, read
 from benchmarks.quality.report import text
 from moothall.config import Settings
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatRequest
 
 DOUBLE = {
     "task_id": "HumanEval/1",
@@ -76,3 +84,56 @@ def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) 
     assert "- **Not reached**: more solved than by bare, best of three by the visible assertions." in page
     assert "1+0 of 3+4" in page
     assert "Not measured yet." in text(rows[:2], (found,), 1, Settings())
+
+
+def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
+    usage = {"prompt_tokens": tokens - 10, "completion_tokens": 10, "cached_tokens": 0, "calls": 2}
+    told = {"seen": seen, "seen_all": 3, "hidden": seen, "hidden_all": 3, "usage": usage, "seconds": 2.0}
+    return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **told}
+
+
+def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: Path) -> None:
+    found = problem(tmp_path)
+    other = replace(found, id="HumanEval/2")
+    rows = [
+        row("single@900", found.id, 2, 300),
+        row("vote@900", found.id, 3, 700),
+        row("tests_then_verify@900", found.id, 3, 600),
+        row("single@900", other.id, 3, 100),  # which the others were not asked
+        row("vote@500", "HumanEval/elsewhere", 3, 100),
+        row("seat", found.id, 3, 100),
+    ]
+    page = "\n".join(equal.section(rows, (found, other)))
+    assert "At most 900 tokens a problem, on the 1 that all were asked:" in page
+    assert "| single | 0 of 1 | 300 | - | 2.0 | 2 |" in page
+    assert "| tests_then_verify | 1 of 1 | 600 | 600 | 2.0 | 2 |" in page
+    assert "by tests_then_verify; the default." in page
+    assert "500" not in page
+    assert equal.section([row("seat", found.id, 3, 100)], (found,)) == []
+    assert equal.named("vote", 900) == "vote@900"
+    whole = text([], (found,), 1, Settings(), ["## More"])
+    assert whole.index("## By problem") < whole.index("## More") < whole.index("Measured ")
+
+
+class Samples:
+    """A model whose samples take 100 tokens each, and a judge to whom the last of them is the best."""
+
+    def __init__(self) -> None:
+        self.asked: list[ChatRequest] = []
+
+    async def chat(self, request: ChatRequest, on_text: Any = None) -> Any:
+        del on_text
+        self.asked.append(request)
+        return SimpleNamespace(text=f"# {len(self.asked)}", usage=Usage(prompt_tokens=60, completion_tokens=40, calls=1))
+
+    async def judge(self, problem: Problem, solution: str) -> Judgement:
+        number = int(solution.rsplit(maxsplit=1)[-1])
+        return Judgement(min(number, 3), len(problem.seen), 0, len(problem.hidden))
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(50, 1), (250, 2), (10_000, 3)])
+async def test_the_best_of_as_many_samples_as_fit(tmp_path: Path, tokens: int, calls: int) -> None:
+    samples: Any = Samples()
+    made = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
+    assert (made["usage"]["calls"], made["seen"], made["solution"].split()[-1]) == (calls, calls, str(calls))
+    assert len({request.temperature for request in samples.asked}) == calls
