@@ -169,3 +169,36 @@ async def test_the_work_of_two_tasks_is_brought_together(own: Command, repo: Pat
             assert 'mode = "both"' in git(repo, "show", f"{branch}:tools/texts.py")
         else:
             assert {"tools/one.py", "tools/two.py"} <= set(names)
+
+
+async def test_the_same_by_the_command_line(own: Command, repo: Path) -> None:
+    async def once_allowed(story: str) -> str:
+        async with asyncio.timeout(90):
+            while (done := await own("story", "approve", story)).code:
+                assert "moothall:" in done.err
+                await asyncio.sleep(0.2)
+        return done.out.strip()
+
+    words = ("--brief", "As a writer, I want texts in upper and lower case, so that I need not retype them.")
+    criteria = [word for criterion in AC for word in ("--ac", criterion)]
+    made = await own("story", "new", "Texts in both cases", *words, *criteria, "--repo", str(repo))
+    assert made.code == 0, made.err
+    story = made.out.strip()
+    assert (await own("story", "approve", story)).out == "draft\n"
+    submitted = await own("story", "approve", story)
+    assert submitted.out == "design\n"
+    assert "nothing works on stories now" in submitted.err
+    async with served(own):
+        assert await once_allowed(story) == "build"
+        nobody = await own("story", "approve", story)
+        while nobody.code == 2 and "councils are at work" in nobody.err:
+            nobody = await own("story", "approve", story)
+        assert (nobody.out.strip() or await once_allowed(story)) == "docs"
+        await own("story", "comment", story, "well done")
+        assert (await own("story", "approve", story)).out == "done\n"
+    shown = await own("story", "show", story)
+    assert "checked as a whole: passed" in shown.out
+    assert "local says: well done" in shown.out
+    (row,) = json.loads((await own("story", "list", "--json")).out)
+    assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")
+    assert git(repo, "rev-parse", row["branch"]).strip() == row["commit_sha"]

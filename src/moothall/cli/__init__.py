@@ -26,6 +26,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "cancel": ("tasks:cancel", "Stop a task."),
         "rm": ("tasks:rm", "Remove a task with its branch."),
     },
+    "Stories": {
+        "story": ("story:story", "Put stories on the board, and move them from backlog to done."),
+    },
     "Repositories and disk": {
         "repo": ("repo:repo", "Register repositories, and how they are checked."),
         "clean": ("clean:clean", "Remove environments and checkouts, with their sizes."),

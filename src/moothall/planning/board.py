@@ -117,6 +117,23 @@ class Board:
                 found[story_id] = fold(found.get(story_id, Card(Story(story_id))), recorded, who.tenant)
         return [card for _, card in sorted(found.items()) if card.created]
 
+    async def history(self, story_id: str, who: Principal) -> list[Event]:
+        """Return what happened to a story, in order. Raises `NotFound`."""
+        await self.card(story_id, who)
+        replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),))
+        return [recorded.event async for recorded in replayed if recorded.event.tenant == who.tenant]
+
+    async def comment(self, story_id: str, text: str, who: Principal, *, key: str) -> None:
+        """Say something about a story; `key` names the request. Raises `NotFound`, `InvalidRequest`."""
+        if not text.strip():
+            raise InvalidRequest("the comment is empty")
+        _check_comment(text)
+        await self.card(story_id, who)
+        data = {"story_id": story_id, "comment": text, "actor": who.name}
+        await self._bus.publish(
+            write(EventType.STORY_COMMENTED, story_id, data, ordinal=digest(who.name, key), tenant=who.tenant)
+        )
+
     async def watch(self, after_seq: int, who: Principal) -> AsyncGenerator[tuple[int, str, Card], None]:
         """Yield what happens to a tenant's stories after `after_seq`, until closed: seq, the event's type, the story as it stands then."""
         cards: dict[str, Card] = {}
@@ -133,8 +150,7 @@ class Board:
         """Move a story. `system`: the house itself does, by what was recorded. Raises `NotFound`, what `decide` does, and
         `Overtaken` naming the state that another move led to.
         """
-        if len(comment) > _COMMENT:
-            raise InvalidRequest(f"the comment has {len(comment)} characters; allowed are {_COMMENT}")
+        _check_comment(comment)
         card = await self.card(story_id, who)
         before = card.stand.state
         roles = {SYSTEM} if system else who.roles
@@ -166,6 +182,11 @@ class Board:
                     raise Overtaken(f"story {story_id} is in {card.stand.state} now: another move came first") from None
             else:
                 return _enter(replace(card, seq=seq), after, told)
+
+
+def _check_comment(text: str) -> None:
+    if len(text) > _COMMENT:
+        raise InvalidRequest(f"the comment has {len(text)} characters; allowed are {_COMMENT}")
 
 
 def fold(card: Card, recorded: Recorded, tenant: str) -> Card:

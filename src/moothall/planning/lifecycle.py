@@ -21,6 +21,7 @@ SYSTEM = "system"
 DEFAULT_RIGOR = "L1"
 Role = Literal["po", "qa", "architect", "operator", "system"]
 Need = Literal["ready", "planned", "built", "checked"]
+_BACK = ("reject", "shelve")
 _Name = Annotated[str, Field(pattern="^[a-z][a-z_]{0,31}$")]
 _WORDS: Mapping[Need, str] = {
     "ready": "the story coach gives it {points} points, and {rigor} needs {ready}",
@@ -74,6 +75,15 @@ class Lifecycle(_Read):
             raise ValueError(f"not every state is reached, or one is left by no transition: {', '.join(sorted(named ^ reached))}")
         return self
 
+    def leaving(self, state: str) -> tuple[Transition, ...]:
+        """Return the lines that lead out of a state."""
+        return tuple(item for item in self.transitions if item.source == state)
+
+    def way(self, state: str, *, back: bool = False) -> Transition | None:
+        """Return the line by which people move a story on from a state, or send it back; None where there is none."""
+        ahead = [item for item in self.leaving(state) if SYSTEM not in item.by]
+        return next((item for item in ahead if item.event.startswith(_BACK) == back), None)
+
     @property
     def states(self) -> frozenset[str]:
         """All states."""
@@ -106,7 +116,7 @@ def decide(stand: Stand, event: str, roles: Collection[str]) -> Stand:
     there, `Refused` without the role, and `Blocked` without the evidence.
     """
     table = lifecycle()
-    leaving = [item for item in table.transitions if item.source == stand.state]
+    leaving = table.leaving(stand.state)
     found = next((item for item in leaving if item.event == event), None)
     if found is None:
         possible = ", ".join(item.event for item in leaving) or "nothing: it has ended"

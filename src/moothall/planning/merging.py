@@ -66,7 +66,7 @@ def _disagree(end: Outcome) -> bool:
 
 def _merge(task_id: str, commits: Sequence[str], aim: Aim) -> DeliberationRequest:
     return DeliberationRequest(
-        description=f"Bring together what was done: {aim.description}",
+        description=f"{aim.description}\n\nWhat was done for this is brought together.",
         role="dev",
         task_id=task_id,
         repository=aim.repository,

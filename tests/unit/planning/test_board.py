@@ -170,3 +170,20 @@ async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
     await bus.publish(write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "completed"}, ordinal=2))
     card = await board.move(story_id, "build", LOCAL, system=True)
     assert (card.stand.state, card.plan and card.plan.data["plan_id"]) == ("test", "plan-1")
+
+
+async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    await board.comment(story_id, "soon, please", LOCAL, key="a")
+    await board.comment(story_id, "soon, please", LOCAL, key="a")
+    await board.move(story_id, "refine", LOCAL, comment="now")
+    told = await board.history(story_id, LOCAL)
+    assert [event.data.get("comment") for event in told] == [None, "soon, please", "now"]
+    with pytest.raises(NotFound):
+        await board.history(story_id, Principal("eve", "elsewhere"))
+    with pytest.raises(NotFound):
+        await board.comment(story_id, "hers", Principal("eve", "elsewhere"), key="b")
+    with pytest.raises(InvalidRequest, match="is empty"):
+        await board.comment(story_id, " ", LOCAL, key="c")
+    with pytest.raises(InvalidRequest, match="allowed are 4000"):
+        await board.comment(story_id, "x" * 4001, LOCAL, key="d")

@@ -125,3 +125,19 @@ def test_a_table_with_a_fault_is_refused(changed: dict[str, object]) -> None:
     Lifecycle.model_validate(whole)
     with pytest.raises(ValidationError):
         Lifecycle.model_validate(whole | changed)
+
+
+def test_people_move_a_story_on_or_send_it_back() -> None:
+    ways = {
+        state: [line and line.event for line in (lifecycle().way(state), lifecycle().way(state, back=True))]
+        for state in lifecycle().states
+    }
+    assert ways == {
+        "backlog": ["refine", None],
+        "draft": ["submit", "shelve"],
+        "design": ["accept_design", "reject_design"],
+        "build": [None, "reject_build"],
+        "test": ["accept_test", "reject_test"],
+        "docs": ["accept", "reject"],
+        "done": [None, None],
+    }

@@ -1,0 +1,222 @@
+"""`moothall story`: stories on the board. The house that serves works on them; people move them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from moothall.cli.options import example, json_option
+from moothall.cli.plain import plain
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.domain.event import Event, EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import new_task_id
+
+if TYPE_CHECKING:  # imported by the command that needs it
+    from moothall.planning.board import Card
+    from moothall.planning.coach import Draft
+    from moothall.wiring.stories import Stories
+
+_BOARD = "reading the board"
+_COMMENT = click.option("--comment", default="", help="Why, or what is to be different.")
+_STORY = click.argument("story_id", metavar="STORY")
+_IDLE = "nothing works on stories now; `moothall serve` does"
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@click.group()
+def story() -> None:
+    """Stories: what a product owner asks for, from backlog to done."""
+
+
+@story.command(
+    epilog=example(
+        "moothall story new 'Export as CSV' --repo . --ac 'Given a month, when I export, then I get CSV'",
+    )
+)
+@click.argument("title")
+@click.option("--brief", default="", help="As a …, I want …, so that ….")
+@click.option("--ac", multiple=True, help="A criterion: Given …, when …, then …; repeatable.")
+@click.option("--repo", "repository", default="", help="The id, path or URL of the repository; without one it is about text.")
+@click.option("--rigor", type=click.Choice(["L0", "L1", "L2", "L3"]), default="L1", show_default=True, help="How much evidence.")
+@click.pass_context
+@errors_spoken
+def new(context: click.Context, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str) -> None:
+    """Put a story with TITLE on the board, and say what it lacks."""
+    from moothall.planning.coach import Draft, check
+
+    run(_new(settings_of(context, narrated=True), check(Draft(title, brief, ac)), repository, rigor), _BOARD)
+
+
+async def _new(settings: Settings, draft: Draft, repository: str, rigor: str) -> int:
+    from moothall.planning.coach import score
+    from moothall.wiring.stories import open_stories, registered
+
+    named = await registered(settings, repository) if repository else ""
+    async with open_stories(settings, _say) as stories:
+        card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor)
+    click.echo(card.story.id)
+    _say(f"in {card.stand.state}, {card.stand.points} points of the coach")
+    for finding in score(draft).findings:
+        _say(f"- {finding.message}")
+    return 0
+
+
+@story.command("list", epilog=example("moothall story list"))
+@json_option
+@click.pass_context
+@errors_spoken
+def list_(context: click.Context, *, as_json: bool) -> None:
+    """List the board, state by state."""
+    run(_list(settings_of(context, narrated=True), as_json=as_json), _BOARD)
+
+
+async def _list(settings: Settings, *, as_json: bool) -> int:
+    from moothall.planning.board import by_state
+    from moothall.wiring.stories import open_stories
+
+    async with open_stories(settings, _say) as stories:
+        cards = await stories.board.cards(LOCAL)
+    if as_json:
+        click.echo(json.dumps([_row(card) for card in cards], indent=2))
+        return 0
+    for state, column in by_state(cards).items():
+        for card in column:
+            click.echo(f"{card.story.id}  {state:<8}  {card.stand.points:>3}  {plain(card.story.title, 80)}")
+    if not cards:
+        _say("no story yet; `moothall story new TITLE` makes one")
+    return 0
+
+
+def _row(card: Card) -> dict[str, object]:
+    check = card.check.data if card.check else {}
+    return {
+        "version": 1,
+        "story_id": card.story.id,
+        "title": card.story.title,
+        "state": card.stand.state,
+        "points": card.stand.points,
+        "branch": check.get("branch", ""),
+        "commit_sha": check.get("commit_sha", ""),
+    }
+
+
+@story.command(epilog=example("moothall story show story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@json_option
+@click.pass_context
+@errors_spoken
+def show(context: click.Context, *, story_id: str, as_json: bool) -> None:
+    """Show STORY: what it asks for, where it stands, what it waits for, and what happened."""
+    run(_show(settings_of(context, narrated=True), story_id, as_json=as_json), _BOARD)
+
+
+async def _show(settings: Settings, story_id: str, *, as_json: bool) -> int:
+    from moothall.wiring.stories import open_stories
+
+    async with open_stories(settings, _say) as stories:
+        card = await stories.board.card(story_id, LOCAL)
+        history = await stories.board.history(story_id, LOCAL)
+    if as_json:
+        click.echo(json.dumps(_row(card), indent=2))
+        return 0
+    click.echo(f"{plain(card.story.title, 200)}\n{plain(card.story.brief, 4000)}".rstrip())
+    for criterion in card.story.ac:
+        click.echo(f"- {plain(criterion, 1000)}")
+    click.echo("")
+    for event in history:
+        if line := _line(event):
+            click.echo(f"{event.time[:19]}  {line}")
+    click.echo(f"\nin {card.stand.state}" + ("" if stories.served else f"; {_IDLE}"))
+    return 0
+
+
+def _line(event: Event) -> str:
+    """What an event says, in a line; '' for one that needs none."""
+    data = event.data
+    words = {
+        name: plain(str(data.get(name, "")), 1000)
+        for name in ("actor", "event", "to_state", "comment", "status", "branch", "why")
+    }
+    tail = f": {words['comment']}" if words["comment"] else ""
+    tasks = data.get("tasks")
+    return {
+        EventType.STORY_CREATED: f"{words['actor']} put it on the board",
+        EventType.STORY_TRANSITIONED: f"{words['actor']}: {words['event']} → {words['to_state']}{tail}",
+        EventType.STORY_COMMENTED: f"{words['actor']} says{tail}",
+        EventType.STORY_CHECKED: f"checked as a whole: {words['status']} {words['branch']} {words['why']}".rstrip(),
+        EventType.PLAN_DERIVED: f"tasks: {_tasks(tasks)}",
+        EventType.PLAN_FINISHED: f"tasks {words['status']}",
+    }.get(event.type, "")
+
+
+def _tasks(tasks: object) -> str:
+    items = tasks if isinstance(tasks, list | tuple) else ()
+    return ", ".join(f"{item.get('role')} {item.get('task_id')}" for item in items if isinstance(item, dict))
+
+
+@story.command(epilog=example("moothall story approve story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@_COMMENT
+@click.pass_context
+@errors_spoken
+def approve(context: click.Context, *, story_id: str, comment: str) -> None:
+    """Move STORY on: refine, submit, accept its design, its test, and it itself. What is missing is said, and nothing moves."""
+    run(_move(settings_of(context, narrated=True), story_id, comment, back=False), _BOARD)
+
+
+@story.command(epilog=example("moothall story reject story-1a2b3c4d5e6f7a8b --comment 'Say it in French.'"))
+@_STORY
+@_COMMENT
+@click.pass_context
+@errors_spoken
+def reject(context: click.Context, *, story_id: str, comment: str) -> None:
+    """Send STORY back; what was built is changed as the comment says."""
+    run(_move(settings_of(context, narrated=True), story_id, comment, back=True), _BOARD)
+
+
+async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:
+    from moothall.planning.lifecycle import lifecycle
+    from moothall.wiring.stories import open_stories
+
+    async with open_stories(settings, _say) as stories:
+        card = await stories.board.card(story_id, LOCAL)
+        line = lifecycle().way(card.stand.state, back=back)
+        if line is None:
+            _say(
+                f"{story_id} is in {card.stand.state}: nobody can {'send it back' if back else 'move it on'} there{_waits(card, stories)}"
+            )
+            return 2
+        card = await stories.board.move(story_id, line.event, LOCAL, comment=comment)
+    click.echo(card.stand.state)
+    if not stories.served and card.stand.state in {"design", "build", "test"}:
+        _say(_IDLE)
+    return 0
+
+
+def _waits(card: Card, stories: Stories) -> str:
+    return "" if card.stand.state != "build" else "; councils are at work" if stories.served else f"; {_IDLE}"
+
+
+@story.command(epilog=example("moothall story comment story-1a2b3c4d5e6f7a8b 'Soon, please.'"))
+@_STORY
+@click.argument("text")
+@click.pass_context
+@errors_spoken
+def comment(context: click.Context, *, story_id: str, text: str) -> None:
+    """Say TEXT about STORY."""
+    run(_comment(settings_of(context, narrated=True), story_id, text), _BOARD)
+
+
+async def _comment(settings: Settings, story_id: str, text: str) -> int:
+    from moothall.wiring.stories import open_stories
+
+    async with open_stories(settings, _say) as stories:
+        await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
+    return 0

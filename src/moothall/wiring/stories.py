@@ -1,0 +1,41 @@
+"""The board of a data directory, for commands: of the process that serves or of no running one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from moothall.config import Settings
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import is_id
+from moothall.planning.board import Board
+from moothall.wiring import lock
+from moothall.wiring.bus import Tell, open_log
+from moothall.wiring.trusted import trusted_repositories
+
+
+@dataclass(frozen=True, slots=True)
+class Stories:
+    """The board, and whether another process works on its stories."""
+
+    board: Board
+    served: bool
+
+
+@asynccontextmanager
+async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]:
+    """The stories of this data directory. Needs no Ray and no model."""
+    async with open_log(settings, tell) as bus:
+        yield Stories(Board(bus), lock.find(settings.data_dir) is not None)
+
+
+async def registered(settings: Settings, named: str) -> str:
+    """Return the id of a repository that is named by its id, a path or a URL; a path or URL is registered. Raises what `register` does,
+    and `NotFound` for an id that nobody registered.
+    """
+    repositories = trusted_repositories(settings)
+    if is_id(named):
+        return (await asyncio.to_thread(repositories.registry.get, named, LOCAL.tenant)).id
+    return (await repositories.register(named)).id
