@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import corpus_more as more
+import corpus_tables as tables
 
 import corpus_others as others
 import corpus_python as python
@@ -31,6 +32,9 @@ GROUPS = {
     "go more": (others.GO_BASE, (), more.GO),
     "node more": (others.NODE_BASE, (), more.NODE),
     "rust more": (others.RUST_BASE, (), more.RUST),
+    "go table": (tables.GO_BASE, (), tables.GO),
+    "node table": (tables.NODE_BASE, (), tables.NODE),
+    "rust table": (tables.RUST_BASE, (), tables.RUST),
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import corpus_more as more
+import corpus_tables as tables
 import pytest
 
 import corpus_others as others
@@ -62,6 +63,22 @@ async def test_no_forgery_of_another_language_is_proven(
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
     assert await winners(tmp_path, base, (), patches) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "base", "patches"),
+    [
+        ("go", tables.GO_BASE, tables.GO),
+        ("node", tables.NODE_BASE, tables.NODE),
+        ("cargo", tables.RUST_BASE, tables.RUST),
+    ],
+)
+async def test_an_answer_that_is_read_from_a_table_of_the_tests_is_found_by_itself(
+    tmp_path: Path, program: str, base: Mapping[str, str], patches: Patches
+) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    assert await winners(tmp_path, base, (), patches, look=False) == ["right"]
 
 
 async def test_a_counter_proof_finds_them_by_itself(tmp_path: Path) -> None:
