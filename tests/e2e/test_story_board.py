@@ -40,6 +40,12 @@ assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french"}
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
     """Each task does its own part, said by a word of its criteria."""
     said = "\n".join(str(message["content"]) for message in body["messages"])
+    if "Divide this story" in said:
+        one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
+        two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
+        last = {"id": "last", "role": "dev", "description": "the last", "criteria": [1, 2], "after": ["one", "two"]}
+        tasks = {"tasks": [last, one, two]}
+        return json.dumps({"thought": "", "finish": json.dumps(tasks)})
     if "sent back: Say it in French" in said:
         return turn("files.append", path="tools/texts.py", content='\n\ndef french():\n    return "premier"\n')
     if "they disagree" in said:
@@ -128,7 +134,8 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(own: Comman
         person = Person(house, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
-
+        for part in ("one", "two", "both"):  # three tasks of the architects, the last after both others
+            assert git(repo, "show", f"{branch}:tools/{part}.py").startswith(f"def {part}")
         await person.move("reject", comment="Say it in French.")
         await person.stands("test")
         await person.move_once_allowed("accept_test")

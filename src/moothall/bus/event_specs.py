@@ -87,6 +87,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             plan_id="the plan",
             tasks="its tasks, in order",
             publish="whether councils get them",
+            by="architects, roles or repair",
+            why="why not by architects, where those were asked",
         ),
         _spec(
             _E.DELIBERATION_REQUESTED,

@@ -164,6 +164,12 @@ class Limits(Section):
     agent_chars: int = Field(4000, ge=100, description="capabilities and metadata of a registered agent, together")
     context_tokens: int = Field(2000, ge=100, description="excerpt of the graph that a seat or a caller is given")
     plan_tasks: int = Field(64, ge=1, description="tasks of one plan")
+    architects: int = Field(
+        default=3,
+        ge=0,
+        le=100,
+        description="Seats that divide a story into tasks, where `llm.base_url` names a model; 0, and without one: by its rigor level's roles.",
+    )
     coach_seconds: float = Field(
         60.0, gt=0, description="what the model gets to refine or suggest a story; then it is done by rules"
     )

@@ -53,13 +53,17 @@ class AtomicTask:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends on is completed."""
+    """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends on is completed. `by` whom they are:
+    architects, roles (by rule) or repair (of a story that was sent back); `why` not by architects, where those were asked.
+    """
 
     story_id: str
     plan_id: str
     tasks: tuple[AtomicTask, ...]
     publish: bool = False
     actor: str = "local"
+    by: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -89,11 +88,13 @@ class Planner:
             story, plan_id, roles, strategy or Strategy(), tenant=tenant, most=limits.plan_tasks, chars=limits.task_chars
         )
 
-    async def record_plan(self, card: Card, plan_id: str, tasks: tuple[AtomicTask, ...], who: Principal) -> None:
-        """Record the tasks of a story on the board, for councils to take up; nothing where something else has happened to it since."""
-        event = _derived(card.story, Derivation(derivation_id(who.tenant, card.story.id, plan_id), tasks), plan_id, who)
-        with suppress(AlreadyExists):
-            await self._bus.create(event, card.seq)
+    async def record_plan(self, card: Card, plan: Plan, who: Principal) -> bool:
+        """Record the tasks of a story on the board; False where something else has happened to it since, and nothing is recorded."""
+        try:
+            await self._bus.create(_derived(plan, who), card.seq)
+        except AlreadyExists:
+            return False
+        return True
 
     async def _story(self, case_id: str, tenant: str, plan_id: str) -> tuple[Story, Plan | None]:
         """Return what the log says of a tenant's story, and its plan where it was derived."""
@@ -127,7 +128,9 @@ class Planner:
             raise NotFound(
                 f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata of ProcessPlanningEvent"
             )
-        await self._bus.publish(_derived(story, derivation, plan_id, who))
+        await self._bus.publish(
+            _derived(Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"), who)
+        )
         _, known = await self._story(story.id, who.tenant, plan_id)  # another may have been first
         return derivation if known is None else replace(derivation, tasks=known.tasks)
 
@@ -160,10 +163,10 @@ class Planner:
         return write(kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
 
 
-def _derived(story: Story, derivation: Derivation, plan_id: str, who: Principal) -> Event:
-    plan = Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name)
-    event = write(EventType.PLAN_DERIVED, plan_id, dump(plan), correlationid=story.id, tenant=who.tenant, time=_now().isoformat())
-    return replace(event, id=derivation.id)
+def _derived(plan: Plan, who: Principal) -> Event:
+    when = _now().isoformat()
+    event = write(EventType.PLAN_DERIVED, plan.plan_id, dump(plan), correlationid=plan.story_id, tenant=who.tenant, time=when)
+    return replace(event, id=derivation_id(who.tenant, plan.story_id, plan.plan_id))
 
 
 def derivation_id(tenant: str, case_id: str, plan_id: str) -> str:

@@ -9,8 +9,8 @@ what is recorded, asking again for what was asked before changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 
 from moothall.config import Limits
 from moothall.domain.codec import load
@@ -21,7 +21,8 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.errors import MoothallError, Temporary
+from moothall.errors import InvalidRequest, MoothallError, Temporary
+from moothall.planning.architects import question, read_tasks
 from moothall.planning.board import COMPLETED, PASSED, Board, Card
 from moothall.planning.derive import check_plan, repair
 from moothall.planning.lifecycle import lifecycle
@@ -53,13 +54,14 @@ class _End:
 
 
 class Work:
-    """Does what is due until cancelled."""
+    """Does what is due until cancelled. `architects`: how many divide a story into tasks; with none its roles do."""
 
-    def __init__(self, bus: Log, desk: Deliberations, limits: Limits, planner: Planner) -> None:
+    def __init__(self, bus: Log, desk: Deliberations, limits: Limits, planner: Planner, architects: int = 0) -> None:
         self._bus = bus
         self._desk = desk
         self._limits = limits
         self._planner = planner
+        self._architects = architects
         self._board = Board(bus)
         self._room = asyncio.Semaphore(limits.plans)
         self._begun: set[str] = set()
@@ -98,8 +100,9 @@ class Work:
                 return last
 
     async def _see(self, event: Event, group: asyncio.TaskGroup) -> None:
-        """Take up one event. A malformed one is told in the log of the process and changes nothing."""
-        try:
+        """Take up one event, however long it takes to reach the log. A malformed one is told in the log of the process and changes nothing."""
+
+        async def take_up() -> None:
             if moves_to_planning(event):
                 await self._planner.derive_for(event)
             card = await self._board.find(str(event.data.get("story_id")), Principal(_PLANNER, event.tenant))
@@ -107,37 +110,64 @@ class Work:
                 await self._go_on(card, group)
             elif event.type is EventType.PLAN_DERIVED:
                 self._hand_out(event, group)
-        except MoothallError as error:
-            log.warning("an event of a story led to no work", id=event.id, type=event.type, reason=error.message)
+
+        await _persist(take_up, event.id)
 
     async def _go_on(self, card: Card, group: asyncio.TaskGroup) -> None:
         """Do what is due for a story where it stands now."""
         state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
         plan_id = f"plan-{digest(card.moved)[:16]}"  # of a stay
         if state == "design" and "planned" not in facts:
-            roles = lifecycle().roles[card.stand.rigor]
-            await self._planner.record_plan(card, plan_id, self._planner.tasks(card.story, plan_id, roles, who.tenant), who)
+            self._once(card.moved, lambda: self._design(card, plan_id, who), group)
         elif state == "build" and "built" in facts:
             await self._board.move(card.story.id, "build", who, system=True)
         elif state == "build" and card.worn:
-            await self._planner.record_plan(card, plan_id, (_repair(card, plan_id, self._limits),), who)
+            tasks = (_repair(card, plan_id, self._limits),)
+            await self._planner.record_plan(
+                card, Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"), who
+            )
         elif state == "build" and card.plan is not None:
             self._hand_out(card.plan, group)
         elif state == "test" and "checked" not in facts and (card.check is None or card.check.data.get("moved") != card.moved):
-            self._once(card.moved, self._check(card, who), group)
+            self._once(card.moved, lambda: self._check(card, who), group)
 
-    def _once(self, key: str, work: Coroutine[None, None, None], group: asyncio.TaskGroup) -> None:
-        if key in self._begun:
-            work.close()
-            return
-        self._begun.add(key)
-        group.create_task(work, name=key)
+    def _once(self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup) -> None:
+        if key not in self._begun:
+            self._begun.add(key)
+            group.create_task(_persist(work, key), name=key)
+
+    async def _design(self, card: Card, plan_id: str, who: Principal) -> None:
+        """Derive a story's tasks, by architects where they are asked and their answer can be taken, by its roles otherwise."""
+        plan = Plan(card.story.id, plan_id, (), publish=True, actor=who.name, by="roles")
+        if self._architects:
+            plan = await self._by_architects(card.story, plan, who)
+        if not plan.tasks:
+            plan = replace(plan, tasks=self._planner.tasks(card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant))
+        entered = card.moved
+        while (
+            card.moved == entered and "planned" not in card.stand.facts and not await self._planner.record_plan(card, plan, who)
+        ):
+            card = await self._board.card(card.story.id, who)
+
+    async def _by_architects(self, story: Story, plan: Plan, who: Principal) -> Plan:
+        """Return the plan with the tasks of a council of architects, or with the reason why it has none."""
+        most = self._limits.plan_tasks
+        asked = question(story, f"design-{plan.plan_id.removeprefix('plan-')}", plan.plan_id, seats=self._architects, most=most)
+        end = await ask(self._desk, asked, who)
+        if not end.results or not end.winner_id:
+            return replace(plan, why=f"the architects have no answer: {_why(end)}")
+        said = end.results[0].content
+        try:
+            tasks = read_tasks(said, story, plan.plan_id, tenant=who.tenant, most=most, chars=self._limits.task_chars)
+        except InvalidRequest as error:
+            return replace(plan, why=f"the architects' answer cannot be taken: {error.message}")
+        return replace(plan, tasks=tasks, by="architects")
 
     def _hand_out(self, derived: Event, group: asyncio.TaskGroup) -> None:
         plan = load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
         check_plan(plan.tasks, self._limits.plan_tasks)
         if plan.publish:
-            self._once(derived.id, self._carry_out(plan, derived), group)
+            self._once(derived.id, lambda: self._carry_out(plan, derived), group)
 
     async def _carry_out(self, plan: Plan, derived: Event) -> None:
         """See a plan to its end and record how it ended."""
@@ -158,7 +188,7 @@ class Work:
             "tasks": {name: end.said for name, end in ends.items()},
             "commits": list(dict.fromkeys(sha for name, end in ends.items() if name not in inner for sha in end.commits)),
         }
-        await self._persist(write(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))
+        await self._bus.publish(write(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))
 
     async def _one(self, task: AtomicTask, before: Sequence[asyncio.Task[_End]], who: Principal) -> _End:
         """Return how a task ended, or SKIPPED where one that it depends on has no winner."""
@@ -197,19 +227,24 @@ class Work:
             data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
             if not end.commit_sha:
                 data |= {"status": "failed", "why": _why(end)}
-        await self._persist(
+        await self._bus.publish(
             write(EventType.STORY_CHECKED, story.id, data, ordinal=card.moved, causationid=card.moved, tenant=who.tenant)
         )
 
-    async def _persist(self, event: Event) -> None:
-        while True:
-            try:
-                await self._bus.publish(event)
-            except Temporary as error:
-                log.warning("how work on a story ended could not be recorded; trying again", reason=error.message)
-                await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
-            else:
-                return
+
+async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -> None:
+    """Do some work, through what is down for a while; what can't be done is told in the log of the process."""
+    while True:
+        try:
+            await work()
+        except Temporary as error:
+            log.warning("work on a story was cut short; trying again", id=what, reason=error.message)
+            await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
+        except MoothallError as error:
+            log.warning("work on a story led to nothing", id=what, reason=error.message)
+            return
+        else:
+            return
 
 
 def _tenant(card: Card) -> str:

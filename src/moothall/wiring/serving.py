@@ -107,7 +107,11 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
     async with AsyncExitStack() as stack:
         metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector))))
         planner = Planner(bus, settings.limits)
-        await (await stack.enter_async_context(start_beside(beside(Work(bus, desk, settings.limits, planner).run(), "planner"))))
+        architects = (
+            settings.limits.architects if settings.llm.base_url is not None else 0
+        )  # the small model divides nothing well
+        work = Work(bus, desk, settings.limits, planner, architects)
+        await (await stack.enter_async_context(start_beside(beside(work.run(), "planner"))))
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
         visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules))))
         workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))

@@ -59,11 +59,12 @@ class House:
     desk: MemoryDesk
     board: Board
     story_id: str = ""
+    architects: int = 0
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits())).run())
+            task = group.create_task(Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits()), self.architects).run())
             try:
                 yield
             finally:
@@ -272,3 +273,29 @@ async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
         await house.move("accept_design")
         await house.desk.decide(won((await house.asked(1)).task_id))
         await house.stands("test", "checked")
+
+
+@pytest.mark.parametrize(
+    ("said", "by", "why"),
+    [
+        ('{"tasks": [{"id": "a", "role": "qa", "description": "test it", "criteria": [1, 2]}]}', "architects", ""),
+        ("no idea", "roles", "the architects' answer cannot be taken: the answer has no JSON document"),
+        ("", "roles", "the architects have no answer"),
+    ],
+)
+async def test_architects_divide_a_story_and_roles_do_where_they_cannot(house: House, said: str, by: str, why: str) -> None:
+    house.architects = 2
+    async with house.working():
+        await house.move("refine", "submit")
+        asked = await house.asked(1)
+        assert (asked.role, asked.num_agents) == ("architect", 2)
+        await house.board.comment(house.story_id, "meanwhile", LOCAL, key="1")
+        result = Result(1, "agent-architect-001", "architect", 1.0, (), True, False, content=said)
+        outcome = Outcome(asked.task_id, DeliberationStatus.COMPLETED, role="architect")
+        await house.desk.decide(replace(outcome, winner_id=result.seat, results=(result,)) if said else outcome)
+        await house.stands("design", "planned")
+    plan = (await house.card()).plan
+    assert plan is not None
+    assert plan.data["by"] == by
+    assert plan.data["why"].startswith(why)
+    assert [task["role"] for task in plan.data["tasks"]] == (["qa"] if by == "architects" else ["dev"])
