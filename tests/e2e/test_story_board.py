@@ -165,11 +165,10 @@ async def test_the_work_of_two_tasks_is_brought_together(own: Command, repo: Pat
         await person.move_once_allowed("accept_design")
         await person.stands("test")
         await person.move_once_allowed("accept_test")
-        tail = await own("log", "tail", "--json")
-        events = [json.loads(line) for line in tail.out.splitlines()]
-        (checked,) = [event["data"] for event in events if event["type"] == "moothall.story.checked"]
-        branch = checked["branch"]
-        assert checked["status"] == "passed"
+        check = (await person.stands("docs")).check
+        branch = check.branch
+        assert check.passed
+        assert git(repo, "rev-parse", branch).strip() == check.commit_sha
         assert branch.startswith(f"moothall/team-p_{person.story_id}")
         names = git(repo, "ls-tree", "-r", "--name-only", branch).split()
         if conflict:

@@ -10,7 +10,7 @@ from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Refused
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
-from moothall.planning.board import Board, Card
+from moothall.planning.board import PASSED, Board, Card
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Blocked
 from moothall.services.identity import caller
@@ -40,7 +40,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
     async def GetStory(self, request: pb.GetStoryRequest, context: Any) -> pb.GetStoryResponse:
         """Tell all of one."""
         card = await self._board.card(request.story_id, caller())
-        return pb.GetStoryResponse(story=_story(card), ac=card.story.ac, plan_json=_plan(card))
+        return pb.GetStoryResponse(story=_story(card), ac=card.story.ac, plan_json=_plan(card), check=_check(card))
 
     async def Transition(self, request: pb.TransitionRequest, context: Any) -> pb.TransitionResponse:
         """Move one, or say what is missing."""
@@ -71,6 +71,13 @@ class Planning(pb_grpc.PlanningServiceServicer):
 def _story(card: Card) -> pb.Story:
     story, stand = card.story, card.stand
     return pb.Story(story_id=story.id, title=story.title, state=stand.state, dor_score=stand.points, brief=story.brief)
+
+
+def _check(card: Card) -> pb.Check | None:
+    if card.check is None:
+        return None
+    said = {name: str(card.check.data.get(name, "")) for name in ("branch", "commit_sha", "task_id", "why")}
+    return pb.Check(passed=card.check.data.get("status") == PASSED, **said)
 
 
 def _plan(card: Card) -> str:

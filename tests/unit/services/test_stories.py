@@ -72,6 +72,11 @@ async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBu
     told = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
     assert (told.story.title, list(told.ac)) == (STORY["title"], STORY["ac"])
     assert json.loads(told.plan_json)["plan_id"] == "plan-1"
+    assert not told.HasField("check")
+    check = {"story_id": made.story_id, "moved": "m", "task_id": made.story_id, "status": "failed", "why": "tests failed"}
+    await bus.publish(write(EventType.STORY_CHECKED, made.story_id, check))
+    told = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
+    assert told.check == pb.Check(task_id=made.story_id, why="tests failed")
     (listed,) = (await calls.ListStories(pb.ListStoriesRequest())).stories
     assert listed == told.story
     assert not (await calls.ListStories(pb.ListStoriesRequest(), OTHER)).stories
