@@ -101,6 +101,7 @@ import { add } from './add.js';
 describe('add', () => {
   it('adds', () => expect(add(1, 2)).toBe(3));
   it('takes nought', () => expect(add(1, 0)).toBe(1));
+  it('takes nought', () => expect(add(0, 1)).toBe(1));
   it.skip('later', () => {});
 });
 """
@@ -108,6 +109,7 @@ _JEST = """const add = require('./add');
 describe('add', () => {
   test('adds', () => expect(add(1, 2)).toBe(3));
   test('takes nought', () => expect(add(1, 0)).toBe(1));
+  test('takes nought', () => expect(add(0, 1)).toBe(1));
   test.skip('later', () => {});
 });
 """
@@ -187,10 +189,12 @@ async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, na
             await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         )
     run = prepared.runs["tests"]
+    twice = {"add.test.js::add > takes nought #2": "failed"} if name != "borp" else {}
     assert {case: str(outcome) for case, outcome in run.cases.items()} == {
         "add.test.js::add > adds": "failed",
         "add.test.js::add > takes nought": "passed",
         "add.test.js::add > later": "skipped",
+        **twice,  # two cases of one title are two
     }, run.output
 
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich import box
@@ -33,7 +33,7 @@ _LINES = 8
 _INSTEAD = (
     'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE tries such a file uncommitted.'
 )
-_LONG = 20_000
+_LONG, _WIDEST = 20_000, 10_000
 
 
 @click.command(epilog=example("moothall check", "moothall check ../other --write"))
@@ -73,19 +73,24 @@ async def _check(settings: Settings, named: Named, *, write: bool, force: bool, 
             if spinner is not None:
                 spinner.update(said)
             else:
-                err.print(said)
+                err.print(said, soft_wrap=not err.is_terminal)
 
         checked = await check_repository(settings, named, tell)
     found = diagnose(checked.prepared) if checked.prepared else None
     why = why_not(checked, found)
     if not as_json:
-        show(Console(file=out, highlight=False), checked, found, why)
+        show(page(out), checked, found, why)
     written = await write_profile(checked, replace=force) if write else None
     if as_json:
         click.echo(json.dumps(document(checked, found, why, written), indent=2), file=out)
     elif written:
         err.print(Text(f"wrote {written}; commit it: councils read what is committed"))
     return EXIT_WRONG if why else 0
+
+
+def page(out: TextIO) -> Console:
+    """Return what the table is printed on: a terminal's width cuts lines, and who reads them elsewhere wants them whole."""
+    return Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
 
 
 def why_not(checked: Checked, found: Diagnosis | None) -> str:
@@ -162,11 +167,13 @@ def _details(console: Console, checked: Checked, row: CheckRow) -> None:
     ):
         for case, why in items[:_SHOWN]:
             line = Text.assemble((f"{word:<6}", style), plain(case, 200), (f"  {why}" if why else "", "dim"))
-            console.print(Padding(line, (0, 0, 0, 2)), no_wrap=True, overflow="ellipsis")
+            console.print(Padding(line, (0, 0, 0, 2), expand=False), no_wrap=True, overflow="ellipsis")
         if len(items) > _SHOWN:
             console.print(Text(f"  … and {len(items) - _SHOWN} more {word}; --json lists all", style="dim"))
     for printed in row.output.splitlines()[-_LINES:] if row.required and not row.fault else ():
-        console.print(Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8)), no_wrap=True, overflow="ellipsis")
+        console.print(
+            Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8), expand=False), no_wrap=True, overflow="ellipsis"
+        )
 
 
 def _reason(detail: str) -> str:

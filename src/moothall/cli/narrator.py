@@ -81,12 +81,14 @@ class Board:
             self._lines[seat] = _Line(words, style, _NEXT.get(event.type, known.waits))
         elif event.type in {EventType.AGENT_PROGRESS, EventType.DELIBERATION_STARTED}:
             self.tell(step.step)
+        if event.type is EventType.DELIBERATION_STARTED:  # what it asks for its seats, before any of them begins
+            self._lines[_COUNCIL].waits = "waits for the model"
         if event.type is EventType.SEAT_STARTED:
             self.tell("at work")
 
     @property
     def awaited(self) -> str:
-        """What seats at work wait for, in words; '' while none is at work."""
+        """What the council and seats at work wait for, in words; '' while none is at work."""
         found: dict[str, list[str]] = {}
         for name, line in self._lines.items():
             if line.waits in set(_NEXT.values()) - {"ended"}:

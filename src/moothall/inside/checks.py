@@ -164,9 +164,15 @@ def variables(
         found["PYTHONSAFEPATH"] = "1"  # they put the working directory on the path themselves, once the runner is loaded
     titles = [case.partition("::")[2] or case for case in cases]
     if titles:
-        found["MOOTHALL_ONLY"] = "|".join(f"{re.escape(title.replace(' > ', ' '))}$" for title in titles)
-        found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{re.escape(title.rpartition(' > ')[2])}$" for title in titles)
+        found["MOOTHALL_ONLY"] = "|".join(f"{_titled(title.replace(' > ', ' '))}$" for title in titles)
+        found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{_titled(title.rpartition(' > ')[2])}$" for title in titles)
     return found
+
+
+def _titled(title: str) -> str:
+    """Return a pattern of a title, whose last number may be one that a reporter of ours gave to cases of one name."""
+    said, mark, number = title.rpartition(" #")
+    return f"{re.escape(said)}(?: #{number})?" if mark and number.isdecimal() else re.escape(title)
 
 
 def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +62,12 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
                 watching.cancel()
             return
         house, collector = await _build(settings, tell, stack, serving=serving, asked=asked)
-        yield house
-        if not serving:
-            lock.withdraw(settings.data_dir)
-            await _drain(collector, tell)
+        try:
+            yield house
+        except (OSError, SystemExit):  # nobody reads this command any more: the others have readers of their own
+            await _leave(settings, collector, tell, serving=serving)
+            raise
+        await _leave(settings, collector, tell, serving=serving)
 
 
 async def _watch_owner(settings: Settings) -> None:
@@ -193,14 +195,18 @@ def _on_ray(ray: Ray, *, serving: bool) -> bool:
     return ray.mode == "ray"
 
 
-async def _drain(collector: Collector, tell: Tell) -> None:
-    """Other commands may be attached to this process: let them end."""
+async def _leave(settings: Settings, collector: Collector, tell: Tell, *, serving: bool) -> None:
+    """Other commands may be attached to this process: let them end, unless it is a server that was told to stop."""
+    if serving:
+        return
+    lock.withdraw(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
     told = 0
     while collector.under_way:
         if told != collector.under_way:
             told = collector.under_way
-            tell(f"{told} other deliberation(s) are under way here; waiting for them")
+            with suppress(OSError, SystemExit):  # whoever read this is gone
+                tell(f"{told} other deliberation(s) are under way here; waiting for them")
         await asyncio.sleep(_LOOK_SECONDS)
 
 

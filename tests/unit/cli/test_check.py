@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moothall.cli.check import document, show, why_not
+from moothall.cli.check import document, page, show, why_not
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
@@ -58,6 +58,16 @@ def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
         assert words in said
     assert "\x1b" not in said
     assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
+    case = f"tests/{'long/' * 30}test_a.py::test_red"
+    run = replace(RUN, cases={case: "failed"}, details={case: f"E   assert {'x' * 120}"}, durations={})
+    checked = replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=()))
+    console = page(io.StringIO())
+    show(console, checked, diagnose(checked.prepared or PREPARED), "")
+    (line,) = (line for line in console.file.getvalue().splitlines() if case in line)  # type: ignore[attr-defined] # the StringIO above
+    assert line.endswith("x" * 120)
 
 
 def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:

@@ -117,3 +117,15 @@ def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_a
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # as above
     assert lines[-1].strip() == f"{ONE} waits for the model"
     assert any(len(line) > 60 for line in lines)
+
+
+def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    narrator = Narrator(console=console)
+    for seq, (kind, data) in enumerate((EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1):
+        narrator.take(recorded(kind, data, seq))
+    narrator.waits()
+    assert "council waits for the model" in console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
+    narrator.take(recorded(*EVENTS[3], 3))
+    narrator.waits()
+    assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above

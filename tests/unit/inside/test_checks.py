@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from moothall.inside.checks import PLUGINS, command, is_pytest, variables, verdict
@@ -77,6 +79,8 @@ def test_javascript_is_told_by_its_environment_which_cases_are_wanted() -> None:
     assert found["MOOTHALL_ONLY"] == r"outer\ \(x\)\ inner$"
     assert found["MOOTHALL_ONLY_LAST"] == "^inner$"
     assert "MOOTHALL_ONLY" not in variables(seconds=10)
+    for named in ("adds", "adds #2"):  # told apart by a number of ours, or so named by its author
+        assert re.search(variables(seconds=10, cases=["a.js::adds #2"])["MOOTHALL_ONLY"], named)
 
 
 def test_a_python_path_of_the_projects_own_is_kept() -> None:

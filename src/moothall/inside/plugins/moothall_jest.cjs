@@ -15,8 +15,9 @@ module.exports = class {
   }
   onTestResult(test, result) {
     const file = result.testFilePath || test.path;
+    const counted = lines.counted();
     for (const item of result.testResults) {
-      const id = lines.id(file, [...item.ancestorTitles, item.title]);
+      const id = counted(lines.id(file, [...item.ancestorTitles, item.title]));
       this.told.tell(id, RESULTS[item.status] || "skipped", item.duration, (item.failureMessages || []).join("\n"));
     }
     const broken = result.testExecError || (result.failureMessage && !result.testResults.length);

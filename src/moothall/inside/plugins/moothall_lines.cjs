@@ -22,4 +22,13 @@ function clip(text) {
 }
 
 exports.id = (file, titles) => (file ? `${path.relative(process.cwd(), file)}::${titles.join(" > ")}` : titles.join(" > "));
+// Returns what tells cases of one file apart where they have one name: by their order, which is the same in each run.
+exports.counted = () => {
+  const times = new Map();
+  return (id) => {
+    const count = (times.get(id) || 0) + 1;
+    times.set(id, count);
+    return count === 1 ? id : `${id} #${count}`;
+  };
+};
 exports.file = (file) => path.relative(process.cwd(), file);

@@ -19,7 +19,8 @@ export default class {
     if (this.done) return;
     for (const file of files) {
       const said = errors(file.result?.errors);
-      for (const task of file.tasks || []) this.walk(file, task, []);
+      const counted = lines.counted();
+      for (const task of file.tasks || []) this.walk(file, task, [], counted);
       this.end(file.filepath, file.result?.state === "fail" && !(file.tasks || []).length, said);
     }
   }
@@ -29,10 +30,10 @@ export default class {
     else this.told.done(lines.file(file));
   }
 
-  walk(file, task, above) {
+  walk(file, task, above, counted) {
     const titles = [...above, task.name];
-    if (task.tasks) for (const inner of task.tasks) this.walk(file, inner, titles);
-    else this.told.tell(lines.id(file.filepath, titles), RESULTS[task.result?.state] || "skipped", task.result?.duration, errors(task.result?.errors));
+    if (task.tasks) for (const inner of task.tasks) this.walk(file, inner, titles, counted);
+    else this.told.tell(counted(lines.id(file.filepath, titles)), RESULTS[task.result?.state] || "skipped", task.result?.duration, errors(task.result?.errors));
   }
 
   // Since version 3.
@@ -44,11 +45,12 @@ export default class {
     this.done = true;
     for (const module of modules) {
       const file = module.moduleId;
+      const counted = lines.counted();
       for (const test of module.children.allTests()) {
         const titles = [test.name];
         for (let above = test.parent; above && above.type === "suite"; above = above.parent) titles.unshift(above.name);
         const result = test.result() || {};
-        this.told.tell(lines.id(file, titles), RESULTS[result.state] || "skipped", test.diagnostic()?.duration, errors(result.errors));
+        this.told.tell(counted(lines.id(file, titles)), RESULTS[result.state] || "skipped", test.diagnostic()?.duration, errors(result.errors));
       }
       const broken = errors(module.errors());
       this.end(file, broken, broken);
