@@ -100,8 +100,10 @@ class Command:
             ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
         return kept | ours | self.extra
 
-    async def start(self, *args: str, cwd: Path | None = None) -> asyncio.subprocess.Process:
-        """Start it and return the process."""
+    async def start(
+        self, *args: str, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE
+    ) -> asyncio.subprocess.Process:
+        """Start it and return the process; `stdout` is where its own goes."""
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -110,7 +112,7 @@ class Command:
             cwd=cwd,
             env=self.environment(),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
             stderr=asyncio.subprocess.PIPE,
         )
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from house import Command, by_task, git, scripted
-from moothall.testing.model import ScriptedModel, scripted_model
+from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -55,6 +58,47 @@ async def test_another_command_works_in_the_house_of_the_first(model: ScriptedMo
     first.terminate()
     _, said = await asyncio.wait_for(first.communicate(), 60)
     assert first.returncode == 130, said.decode()
+
+
+async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(tmp_path: Path) -> None:
+    second_asked, first_waits = asyncio.Event(), asyncio.Event()
+
+    async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        prompt = "\n".join(str(message["content"]) for message in body["messages"])
+        if "SECOND" in prompt:
+            second_asked.set()
+        await (first_waits if "SECOND" in prompt else second_asked).wait()
+        return by_task(body, headers)
+
+    asked = ("deliberate", "--text", "--agents", "1")
+    async with scripted_model(answer) as model:
+        command = Command(tmp_path / "data", model.base_url)
+        reader, writer = os.pipe()
+        first = await command.start(*asked, "-v", "Write a HAIKU, the FIRST", stdout=writer)
+        os.close(writer)
+        os.close(reader)
+        assert first.stderr is not None
+        said: list[str] = []
+        try:
+            async with asyncio.timeout(120):
+                while "takes its seat" not in (line := (await first.stderr.readline()).decode()):
+                    assert line, said
+                    said.append(line)
+                second = asyncio.create_task(command(*asked, "--json", "Write a HAIKU, the SECOND"))
+                while line := (await first.stderr.readline()).decode():
+                    said.append(line)
+                    if "other deliberation(s) are under way here" in line:
+                        break
+                first_waits.set()
+                _, rest = await first.communicate()
+                done = await second
+        finally:  # nothing waits on where the first has ended without a word
+            second_asked.set()
+            first_waits.set()
+            if first.returncode is None:
+                first.kill()
+    assert done.code == 3, (done.err, said, rest)
+    assert first.returncode not in {0, None}
 
 
 @pytest.mark.parametrize("args", [("deliberate", "--text", "--agents", "1", "Write a HAIKU"), ("serve", "--port", "0")])
