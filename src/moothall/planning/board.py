@@ -146,8 +146,10 @@ class Board:
                 if recorded.seq > after_seq and card.created:
                     yield recorded.seq, event.type, card
 
-    async def move(self, story_id: str, event: str, who: Principal, *, comment: str = "", system: bool = False) -> Card:
-        """Move a story. `system`: the house itself does, by what was recorded. Raises `NotFound`, what `decide` does, and
+    async def move(
+        self, story_id: str, event: str, who: Principal, *, comment: str = "", system: bool = False, seen: int | None = None
+    ) -> Card:
+        """Move a story. `system`: the house itself does, by what was recorded. `seen`: only if nothing came after this seq. Raises `NotFound`, what `decide` does, and
         `Overtaken` naming the state that another move led to.
         """
         _check_comment(comment)
@@ -155,6 +157,8 @@ class Board:
         before = card.stand.state
         roles = {SYSTEM} if system else who.roles
         while True:
+            if seen is not None and card.seq != seen:
+                raise Overtaken(f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at {seen}")
             after = decide(card.stand, event, roles)
             data = {
                 "story_id": story_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from moothall.domain.ids import new_task_id
@@ -24,10 +24,14 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def CreateStory(self, request: pb.CreateStoryRequest, context: Any) -> pb.CreateStoryResponse:
         """Put a story on the board."""
+        return await self.create(request, new_task_id())
+
+    async def create(self, request: pb.CreateStoryRequest, key: str) -> pb.CreateStoryResponse:
+        """Put a story on the board; `key` names the request among the tenant's."""
         card = await self._board.create(
             Draft(request.title, request.brief, tuple(request.ac)),
             caller(),
-            key=new_task_id(),
+            key=key,
             repository=request.repository,
             rigor=request.rigor_level,
         )
@@ -44,13 +48,17 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def Transition(self, request: pb.TransitionRequest, context: Any) -> pb.TransitionResponse:
         """Move one, or say what is missing."""
+        return await self.move(request)
+
+    async def move(self, request: pb.TransitionRequest, seen: int | None = None) -> pb.TransitionResponse:
+        """Move one, or say what is missing; with `seen`, only if nothing came after that seq."""
         who = caller()
         if request.actor and request.actor != who.name:
             raise Refused(
                 f"actor is {request.actor[:80]!r}, and the token is {who.name}'s: nobody moves a story in another's name"
             )
         try:
-            card = await self._board.move(request.story_id, request.event, who, comment=request.comment)
+            card = await self._board.move(request.story_id, request.event, who, comment=request.comment, seen=seen)
         except Blocked as blocked:
             card = await self._board.card(request.story_id, who)
             return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state, blocked=True, reason=blocked.message)
@@ -60,7 +68,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
         """Tell the tasks of one; empty where none are derived."""
         return pb.GetPlanResponse(json=_plan(await self._board.card(request.story_id, caller())))
 
-    async def WatchStories(self, request: pb.WatchStoriesRequest, context: Any) -> AsyncIterator[pb.WatchStoriesResponse]:
+    async def WatchStories(self, request: pb.WatchStoriesRequest, context: Any) -> AsyncGenerator[pb.WatchStoriesResponse, None]:
         """Follow the board from after a seq; a caller that goes away only detaches."""
         if request.after_seq < 0:
             raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")

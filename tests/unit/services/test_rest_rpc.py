@@ -22,6 +22,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.services.protos import services_of
 from moothall.services.rest import server as rest
+from moothall.services.rest.documents import parse
 from moothall.visits.executions import Executions
 from support.callers import OTHER, TOKEN, Client, Serving, doors_of
 from support.desk import MemoryDesk
@@ -149,4 +150,4 @@ def test_whatever_is_sent_is_a_message_or_refused(sent: Any) -> None:
     raw = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
     for kind in (pb.DeliberateRequest, tool_pb2.CallToolRequest):
         with suppress(InvalidRequest):
-            assert isinstance(rest._message(raw, kind), kind)
+            assert isinstance(parse(raw, kind), kind)

@@ -10,6 +10,8 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+from google.protobuf import json_format
+from google.protobuf.message import Message as ProtoMessage
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +24,9 @@ JSON = "application/json; charset=utf-8"
 
 B = TypeVar("B", bound="Body")
 T = TypeVar("T")
+M = TypeVar("M", bound=ProtoMessage)
+
+_SAID = 500
 
 
 class Body(BaseModel):
@@ -56,6 +61,12 @@ class Lines(Response):
             async for line in self._lines:
                 await send({"type": "http.response.body", "body": f"{line}\n".encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+class ServerSentEvents(Lines):
+    """Lines that are whole server-sent events; the head is sent at once, before there is any."""
+
+    media_type = "text/event-stream"
 
 
 async def lines(facts: AsyncGenerator[T, None], told: Callable[[T], str]) -> Lines:
@@ -126,3 +137,26 @@ async def read(request: Request, kind: type[B]) -> B:
         return kind.model_validate_json(await body(request))
     except ValidationError as error:
         raise errors.InvalidRequest(f"this is no request: {wrong(error, 'body')}") from None
+
+
+async def message(request: Request, kind: type[M]) -> M:
+    """Return the request's document as a message of the protos. Raises what `body` and `parse` raise."""
+    return parse(await body(request), kind)
+
+
+def parse(raw: bytes, kind: type[M]) -> M:
+    """Return what was sent. Raises `InvalidRequest`."""
+    name = kind.DESCRIPTOR.full_name
+    if not raw.lstrip().startswith(b"{"):  # an empty list would be taken for an empty message
+        raise errors.InvalidRequest(f"this is no {name}: it is no JSON object")
+    try:
+        return json_format.Parse(raw, kind())
+    except (json_format.Error, ValueError, TypeError, RecursionError) as error:
+        raise errors.InvalidRequest(f"this is no {name}: {str(error)[:_SAID]}") from None
+
+
+def told(message: ProtoMessage) -> str:
+    """Return a message with the names that the protos have; numbers of 64 bits are text, as protobuf's JSON has them."""
+    return json_format.MessageToJson(
+        message, indent=None, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from starlette.applications import Starlette
@@ -19,14 +18,15 @@ from starlette.routing import Route
 
 from moothall import config
 from moothall.domain.identity import Principal
-from moothall.errors import ConfigurationError, InvalidRequest
+from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, is_loopback
 from moothall.services.protos import Service, services_of
 from moothall.services.rest import edge
-from moothall.services.rest.documents import JSON, body, lines
+from moothall.services.rest.documents import JSON, lines, message, told
 from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
+from moothall.services.rest.stories import story_routes
 
 DEFAULT_PORT = 8080
 
@@ -61,7 +61,7 @@ async def http_server(
 
 def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal]) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
-    routes = [*state_routes(doors), *tool_routes(doors), *rpc_routes(services_of(doors))]
+    routes = [*state_routes(doors), *tool_routes(doors), *story_routes(doors), *rpc_routes(services_of(doors))]
     app = Starlette(
         routes=routes,
         middleware=[
@@ -98,9 +98,6 @@ def _tls(settings: config.Web, *, configured: bool) -> ssl.SSLContext | None:
     return context
 
 
-_SAID = 500
-
-
 def rpc_routes(services: Iterable[Service]) -> list[Route]:
     """Return a route for every method, which is answered by what answers it over gRPC."""
     return [
@@ -116,27 +113,9 @@ def rpc_routes(services: Iterable[Service]) -> list[Route]:
 
 def _route(answer: Any, kind: type[Message], *, stream: bool) -> Callable[[Request], Any]:
     async def one(request: Request) -> Response:
-        return Response(_json(await answer(_message(await body(request), kind), None)), media_type=JSON)
+        return Response(told(await answer(await message(request, kind), None)), media_type=JSON)
 
     async def several(request: Request) -> Response:
-        return await lines(answer(_message(await body(request), kind), None), _json)
+        return await lines(answer(await message(request, kind), None), told)
 
     return several if stream else one
-
-
-def _message(raw: bytes, kind: type[Message]) -> Message:
-    """Return what was sent. Raises `InvalidRequest`."""
-    name = kind.DESCRIPTOR.full_name
-    if not raw.lstrip().startswith(b"{"):  # an empty list would be taken for an empty message
-        raise InvalidRequest(f"this is no {name}: it is no JSON object")
-    try:
-        return json_format.Parse(raw, kind())
-    except (json_format.Error, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(f"this is no {name}: {str(error)[:_SAID]}") from None
-
-
-def _json(message: Message) -> str:
-    """Return a message with the names that the protos have; numbers of 64 bits are text, as protobuf's JSON has them."""
-    return json_format.MessageToJson(
-        message, indent=None, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )

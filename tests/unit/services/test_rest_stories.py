@@ -1,0 +1,162 @@
+"""Stories over `/api/v1`: the same board, coach and life cycle as over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.planning.board import Board
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, TOKEN, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, problem, serving_http
+
+STORIES = "/api/v1/stories"
+STORY: dict[str, Any] = {
+    "title": "Export invoices as CSV",
+    "brief": "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
+    "ac": [
+        "Given two invoices, when May is exported, then the file has two lines",
+        "Given none, when June is exported, then the answer is 404",
+    ],
+}
+
+
+@pytest.fixture
+async def web(desk: MemoryDesk) -> AsyncIterator[Web]:
+    async with serving_http(replace(doors_of(desk), board=Board(MemoryBus()))) as found:
+        yield found
+
+
+async def made(web: Web, token: str = TOKEN, **more: Any) -> str:
+    answer = await web("POST", STORIES, STORY | more, token=token)
+    assert answer.status == 201, answer.json
+    assert answer.headers["Location"] == f"{STORIES}/{answer.json['story_id']}"
+    return str(answer.json["story_id"])
+
+
+async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
+    story = await made(web)
+    for event, state in (("refine", "draft"), ("submit", "design")):
+        moved = await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
+        assert (moved.status, moved.json["state"], moved.json["blocked"]) == (200, state, False)
+    held = await web("POST", f"{STORIES}/{story}/transitions", {"event": "accept_design"})
+    assert (held.json["state"], held.json["blocked"], held.json["reason"]) == ("design", True, "its tasks are not derived yet")
+    hostile = "<script>alert(1)</script>\u202e"
+    assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": hostile})).status == 204
+    told = await web("GET", f"{STORIES}/{story}")
+    assert (told.json["story"]["title"], told.json["ac"], told.json["plan_json"]) == (STORY["title"], STORY["ac"], "")
+    assert told.headers["Content-Type"].startswith("application/json")  # never a page: what stands in it is text
+    assert told.headers["X-Content-Type-Options"] == "nosniff"
+    assert [event["type"].rpartition(".")[2] for event in told.json["history"]] == ["created", *["transitioned"] * 2, "commented"]
+    assert told.json["history"][-1]["data"]["comment"] == hostile
+    assert [(move["event"], move["missing"]) for move in told.json["moves"]] == [
+        ("reject_design", ""),
+        ("accept_design", "its tasks are not derived yet"),
+    ]
+    listed = await web("GET", STORIES)
+    assert listed.json["stories"] == [told.json["story"]]
+
+
+async def test_a_key_names_one_story_of_its_caller(web: Web) -> None:
+    async def create(title: str, token: str = TOKEN) -> Any:
+        return await web("POST", STORIES, STORY | {"title": title}, token=token, headers={"Idempotency-Key": "k-1"})
+
+    first, again = await create("One"), await create("One")
+    assert (again.status, again.json) == (201, first.json)
+    assert problem(await create("Another"))[:2] == (409, "ALREADY_EXISTS")
+    assert (await create("One", OTHER)).json["story_id"] != first.json["story_id"]
+    too_long = await web("POST", STORIES, STORY, headers={"Idempotency-Key": "k" * 201})
+    assert "1 to 200" in problem(too_long)[2]
+
+
+async def test_a_move_from_what_is_over_is_refused_with_the_state(web: Web) -> None:
+    story = await made(web)
+    seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
+    path = f"{STORIES}/{story}/transitions"
+    first, second = await asyncio.gather(
+        *(web("POST", path, {"event": "refine", "comment": name}, headers={"If-Match": seen}) for name in ("a", "b"))
+    )
+    lost, won = sorted((first, second), key=lambda answer: answer.status, reverse=True)
+    assert (won.status, won.json["state"]) == (200, "draft")
+    status, code, said = problem(lost)
+    assert (status, code) == (409, "OVERTAKEN")
+    assert "is in draft now" in said
+    assert problem(await web("POST", path, {"event": "submit"}, headers={"If-Match": "*"}))[:2] == (400, "INVALID_REQUEST")
+    assert problem(await web("POST", path, {"event": "submit", "story_id": "story-2"}))[:2] == (400, "INVALID_REQUEST")
+
+
+async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
+    story = await made(web)
+    seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
+    assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": "wait"})).status == 204
+    late = await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"}, headers={"If-Match": seen})
+    assert problem(late)[0] == 409
+    assert (await web("GET", f"{STORIES}/{story}")).json["story"]["state"] == "backlog"
+
+
+async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:
+    story = await made(web)
+    assert problem(await web("GET", f"{STORIES}/{story}", token=OTHER))[0] == 404
+    assert problem(await web("POST", f"{STORIES}/{story}/comments", {"comment": "hi"}, token=OTHER))[0] == 404
+    assert (await web("GET", STORIES, token=OTHER)).json == {"stories": []}
+    for path in (STORIES, f"{STORIES}/{story}", "/api/v1/events", "/api/v1/deliberations/task-1"):
+        assert problem(await web("GET", path, token=None))[0] == 401
+    theirs = await made(web, OTHER)
+    refused = await web("POST", f"{STORIES}/{theirs}/transitions", {"event": "refine"}, token=OTHER)
+    assert problem(refused)[0] == 403
+    (move,) = (await web("GET", f"{STORIES}/{theirs}", token=OTHER)).json["moves"]
+    assert "one of the roles po" in move["missing"]
+
+
+async def test_the_score_rises_with_criteria(web: Web) -> None:
+    draft = {"title": STORY["title"], "description": STORY["brief"]}
+    bare = await web("POST", "/api/v1/coach/score", draft)
+    whole = await web("POST", "/api/v1/coach/score", draft | {"ac": STORY["ac"]})
+    assert bare.json["total"] < whole.json["total"] == 100
+    assert bare.json["findings"]
+
+
+async def test_a_deliberation_is_told_as_over_grpc(desk: MemoryDesk, web: Web) -> None:
+    ask = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
+    await web("POST", "/orchestrator.v1.OrchestratorService/SubmitDeliberation", ask)
+    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
+    rpc = await web("POST", "/orchestrator.v1.OrchestratorService/GetDeliberationResult", {"task_id": "task-1"})
+    told = await web("GET", "/api/v1/deliberations/task-1")
+    for answer in (told, rpc):
+        del answer.json["metadata"]["timestamp_ms"]  # when it was asked
+    assert told.json == rpc.json
+    assert rpc.json["winner_id"] == "agent-dev-001"
+
+
+async def following(web: Web, count: int, after: str | None = None) -> list[tuple[int, str, Any]]:
+    """Return the next events of the board."""
+    headers = {"Authorization": f"Bearer {TOKEN}"} | ({"Last-Event-ID": after} if after else {})
+    found: list[tuple[int, str, Any]] = []
+    async with web.session.get(f"http://127.0.0.1:{web.port}/api/v1/events", headers=headers) as response:
+        assert response.content_type == "text/event-stream"
+        assert (await response.content.readuntil(b"\n\n")).startswith(b":")
+        while len(found) < count:
+            lines = (await response.content.readuntil(b"\n\n")).decode().rstrip("\n").split("\n")
+            told = dict(line.split(": ", 1) for line in lines)
+            assert set(told) == {"id", "event", "data"}
+            found.append((int(told["id"]), told["event"], json.loads(told["data"])))
+    return found
+
+
+async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
+    story = await made(web, brief="As a clerk, I want it\n\nid: 99\nevent: forged")
+    await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"})
+    (begun, kind, first), (moved, _, second) = await following(web, 2)
+    assert (kind, first["story"]["state"], second["story"]["state"]) == ("moothall.story.created", "backlog", "draft")
+    assert first["seq"] == str(begun)
+    ((again, _, told),) = await following(web, 1, str(begun))
+    assert (again, told) == (moved, second)
+    wrong = await web("GET", "/api/v1/events", headers={"Last-Event-ID": "-1"})
+    assert problem(wrong)[:2] == (400, "INVALID_REQUEST")
