@@ -49,8 +49,8 @@ class Web:
 async def serving_http(doors: Doors, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
     asked = config.Web(**({"port": 0, "grace_seconds": 0.2} | settings))
-    async with http_server(asked, doors, TOKENS, configured=True) as port, aiohttp.ClientSession() as session:
-        yield Web(session, port)
+    async with http_server(asked, doors, TOKENS, configured=True) as served, aiohttp.ClientSession() as session:
+        yield Web(session, served.port)
 
 
 async def opened(web: Web, **more: Any) -> dict[str, Any]:

@@ -33,6 +33,8 @@ async def _serve(settings: Settings) -> int:
             click.echo(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics", err=True)
         if house.http_port:
             click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: /health, /tasks, /v1/tools", err=True)
+        if house.link:
+            click.echo(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}", err=True)
         click.echo(
             f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; the token is in {settings.data_dir / 'token'}", err=True
         )

@@ -100,6 +100,15 @@ class Board:
             raise NotFound(f"no story {story_id!r}")
         return card
 
+    async def moves(self, story_id: str, who: Principal) -> list[Event]:
+        """Return the moves of a story that counted, the first first."""
+        card, moves = Card(Story(check_id(story_id, "story_id"))), []
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
+            before, card = card.moved, fold(card, recorded, who.tenant)
+            if card.entered is not None and card.moved != before:
+                moves.append(card.entered)
+        return moves
+
     async def find(self, story_id: str, who: Principal) -> Card | None:
         """Return how a story stands that is on the board; None for any other."""
         try:

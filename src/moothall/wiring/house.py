@@ -37,6 +37,7 @@ class House:
     attached: bool
     metrics_port: int = 0
     http_port: int = 0
+    link: str = ""
 
 
 @asynccontextmanager
@@ -153,7 +154,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         ports = await stack.enter_async_context(
             open_doors(settings, Behind(bus, desk, roster, collector, graph, alive, walls, answering))
         )
-        house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http)
+        house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http, link=ports.link)
     settle()
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings)))
     stack.callback(lock.withdraw, settings.data_dir)

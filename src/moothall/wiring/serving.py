@@ -29,6 +29,7 @@ from moothall.sandbox.probe import Layer
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
+from moothall.services.rest.server import Served, http_server
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
@@ -98,6 +99,7 @@ class Ports:
     grpc: int = 0
     http: int = 0
     metrics: int = 0
+    link: str = ""
 
 
 @asynccontextmanager
@@ -137,17 +139,16 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
         tokens = read_tokens(settings.grpc, settings.data_dir)
         http = await stack.enter_async_context(_serving_http(settings, doors, tokens))
         server = await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))
-        yield Ports(server.port, http, metrics)
+        yield Ports(server.port, http.port, metrics, http.link)
 
 
 @asynccontextmanager
-async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[int]:
-    """Serve HTTP; yields the port, 0 where none is served. Raises `ConfigurationError`."""
+async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[Served]:
+    """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
-        yield 0
+        yield Served(0)
         return
-    from moothall.services.rest.server import http_server
 
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
-    async with http_server(settings.web, doors, tokens, configured=configured) as port:
-        yield port
+    async with http_server(settings.web, doors, tokens, configured=configured) as served:
+        yield served

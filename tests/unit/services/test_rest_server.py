@@ -30,6 +30,7 @@ from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Connection, Limits, serving
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
+from moothall.services.page.sessions import Sessions
 from moothall.services.rest.documents import lines
 from moothall.services.rest.server import application, http_server
 from moothall.telemetry import metrics
@@ -342,7 +343,7 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
     async def stream(_request: Request) -> Response:
         return await lines(facts(), str)
 
-    app = application(config.Web(), doors(behind), TOKENS)
+    app = application(config.Web(), doors(behind), TOKENS, Sessions(1, 1, 1))
     app.router.routes.append(Route("/stream", stream))
     async with serving(app, Address("HTTP", "web", "127.0.0.1", 0, 0), Limits()) as port, aiohttp.ClientSession() as session:
         headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from http import HTTPMethod, HTTPStatus
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -108,12 +108,12 @@ def host_name(host: str) -> str:
         return ""
 
 
-def authenticate(app: ASGIApp, bearers: Bearers, open_paths: Collection[str]) -> ASGIApp:
-    """Let requests with a known token through, as their principal; `open_paths` are answered to anybody."""
+def authenticate(app: ASGIApp, bearers: Bearers, is_open: Callable[[Scope], bool]) -> ASGIApp:
+    """Let requests with a known token through, as their principal; what `is_open` is answered to anybody."""
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         principal = bearers.find(Headers(scope=scope).getlist("authorization"))
-        if principal is None and scope["path"] not in open_paths:
+        if principal is None and not is_open(scope):
             raise Turned(401, "UNAUTHENTICATED", WHO_ASKS)
         call_as(principal)
         await app(scope, receive, send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
@@ -14,14 +15,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from moothall import config
-from moothall.domain.identity import Principal
+from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, is_loopback
+from moothall.services.page.routes import page_routes
+from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
 from moothall.services.rest import edge
 from moothall.services.rest.documents import JSON, lines, message, told
@@ -31,11 +35,19 @@ from moothall.services.rest.stories import story_routes
 DEFAULT_PORT = 8080
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the door is. `link` signs a browser in once, as the owner of this machine's token; empty where nobody has that."""
+
+    port: int
+    link: str = ""
+
+
 @asynccontextmanager
 async def http_server(
     settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], *, configured: bool
-) -> AsyncIterator[int]:
-    """Serve until the context ends; yields the port, 0 where the default one is taken, which is logged.
+) -> AsyncIterator[Served]:
+    """Serve until the context ends; yields where, with port 0 where the default one is taken, which is logged.
 
     `configured`: the tokens are the operator's own, not the one of the first run. Raises `ConfigurationError` for a chosen
     port that is taken, and on anything but loopback without TLS and configured tokens.
@@ -52,23 +64,33 @@ async def http_server(
         grace_seconds=settings.grace_seconds,
     )
     address = Address("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
-    async with serving(application(settings, doors, tokens), address, limits, context) as port:
+    sessions = Sessions(settings.sessions, settings.session_seconds, settings.link_seconds)
+    async with serving(application(settings, doors, tokens, sessions), address, limits, context) as port:
+        whole = port and context is None and is_loopback(settings.host) and LOCAL in tokens.values()
+        link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
         try:
-            yield port
+            yield Served(port, link)
         finally:
             doors.stopping.set()
 
 
-def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal]) -> Starlette:
+def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], sessions: Sessions) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
-    routes = [*state_routes(doors), *tool_routes(doors), *story_routes(doors), *rpc_routes(services_of(doors))]
+    bearers = Bearers(tokens)
+    pages = page_routes(doors, bearers, sessions)
+    routes = [*state_routes(doors), *tool_routes(doors), *story_routes(doors), *rpc_routes(services_of(doors)), *pages]
+
+    def is_open(scope: Scope) -> bool:
+        """Whether a path is anybody's, or the page's, which asks for a session instead of a token."""
+        return scope["path"] in OPEN_PATHS or any(route.matches(scope)[0] is not Match.NONE for route in pages)
+
     app = Starlette(
         routes=routes,
         middleware=[
             Middleware(edge.observe, routes),
             Middleware(edge.answer_errors, settings.calls),
             Middleware(edge.called_rightly, settings.host, settings.hosts),
-            Middleware(edge.authenticate, Bearers(tokens), OPEN_PATHS),
+            Middleware(edge.authenticate, bearers, is_open),
             Middleware(edge.with_its_client),
         ],
         exception_handlers={HTTPException: edge.not_served},

@@ -1,0 +1,68 @@
+"""Templates, and text of others in them: escaped, without control and direction characters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.responses import Response
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer a browser's forms name no origin, and the door turns them away
+    "Cache-Control": "no-store",
+}
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_DIFF_LINES = 2_000
+
+
+def visible(value: Any) -> str:
+    """Return text with what a reader cannot see made visible, escaped; what templates made themselves stays."""
+    if isinstance(value, Markup):
+        return value
+    return escape(_CONTROL.sub(lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", str(value).replace("\r\n", "\n")))
+
+
+def diff_lines(diff: str) -> Sequence[tuple[str, str]]:
+    """Return the lines of a diff with what each is: added, removed, place or same; no more than a browser shows well."""
+    lines = diff.splitlines()
+    marked = [(_kind(line), line) for line in lines[:_DIFF_LINES]]
+    more = len(lines) - _DIFF_LINES
+    return [*marked, ("place", f"… {more} more lines; `moothall` shows them all")] if more > 0 else marked
+
+
+def _kind(line: str) -> str:
+    if line.startswith(("diff ", "index ", "--- ", "+++ ", "@@")):
+        return "place"
+    return {"+": "added", "-": "removed"}.get(line[:1], "same")
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("moothall.services.page"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=visible,
+)
+_TEMPLATES.filters["diff_lines"] = diff_lines
+
+
+def page(template: str, status: int = 200, **told: Any) -> Response:
+    """Return a page."""
+    given = {"session": None, "refresh": 0} | told
+    return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
+
+
+def style() -> Response:
+    """Return the stylesheet."""
+    return Response(_TEMPLATES.get_template("page.css").render(), 200, _HEADERS, "text/css")
+
+
+def redirect(path: str) -> Response:
+    """Send a browser to another page of ours."""
+    return Response(status_code=303, headers={**_HEADERS, "Location": path})

@@ -1,0 +1,247 @@
+"""The page: a real server on a free port, and a browser's cookies and forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.domain.identity import Principal
+from moothall.planning.board import Board
+from moothall.planning.coach import Draft
+from moothall.planning.lifecycle import lifecycle
+from moothall.services.doors import Doors
+from moothall.services.page.routes import moves
+from moothall.services.page.sessions import Sessions
+from moothall.services.page.shown import diff_lines, visible
+from moothall.services.rest.server import http_server
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, TOKEN, TOKENS, doors_of
+from support.desk import MemoryDesk
+
+HOSTILE = "<script>alert(1)</script>\u202egnp.exe"
+SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩gnp.exe"
+CRITERIA = (
+    "Given two invoices, when May is exported, then the file has two lines",
+    "Given none, when June is exported, then the answer is 404",
+)
+DRAFT = Draft(
+    "Export invoices as CSV",
+    "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
+    CRITERIA,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What a browser got."""
+
+    status: int
+    headers: Any
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Browser:
+    """Keeps cookies, follows no redirect, and names its origin when it sends a form."""
+
+    http: aiohttp.ClientSession
+    url: str
+    doors: Doors
+
+    async def get(self, path: str) -> Got:
+        async with self.http.get(self.url + path, allow_redirects=False) as answer:
+            return Got(answer.status, answer.headers, await answer.text())
+
+    async def send(self, path: str, origin: str = "", **fields: str) -> Got:
+        headers = {"Origin": origin or self.url}
+        async with self.http.post(self.url + path, data=fields, headers=headers, allow_redirects=False) as answer:
+            return Got(answer.status, answer.headers, await answer.text())
+
+    async def sign_in(self, token: str = TOKEN) -> str:
+        """Sign in, and return the secret of the session's forms."""
+        got = await self.send("/sign-in", token=token)
+        if got.status != 303:
+            raise AssertionError(got.text)
+        return form_of((await self.get("/")).text)
+
+
+def form_of(text: str) -> str:
+    found = re.search(r'name="form" value="([^"]+)"', text)
+    if found is None:
+        raise AssertionError(text)
+    return found[1]
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    desk = MemoryDesk()
+    doors = replace(doors_of(desk), board=Board(MemoryBus()))
+    jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
+    async with (
+        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        aiohttp.ClientSession(cookie_jar=jar) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+
+
+def owner(browser: Browser) -> Principal:
+    del browser
+    return TOKENS[TOKEN]
+
+
+async def test_a_token_signs_in_and_is_in_no_cookie(browser: Browser) -> None:
+    assert (await browser.get("/")).headers["Location"] == "/sign-in"
+    assert (await browser.send("/sign-in", token="nobody's")).status == 403
+    got = await browser.send("/sign-in", token=TOKEN)
+    cookie = got.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert (await browser.get("/")).status == 200
+
+
+async def test_a_form_of_another_origin_signs_nobody_in(browser: Browser) -> None:
+    assert (await browser.send("/sign-in", origin="http://elsewhere.example", token=TOKEN)).status == 403
+    async with browser.http.post(f"{browser.url}/sign-in", data={"token": TOKEN}) as answer:
+        assert answer.status == 403
+
+
+def test_a_link_signs_in_once_and_not_for_ever() -> None:
+    now = [0.0]
+    sessions, who = Sessions(2, 100, 10, lambda: now[0]), TOKENS[TOKEN]
+    link, late = sessions.link(who), sessions.link(who)
+    session = sessions.follow(link)
+    assert session is not None
+    assert sessions.find(session.id) == session
+    assert sessions.follow(link) is None
+    now[0] = 11
+    assert sessions.follow(late) is None
+    now[0] = 101
+    assert sessions.find(session.id) is None
+
+
+def test_sessions_are_bounded() -> None:
+    sessions = Sessions(2, 100, 10)
+    opened = [sessions.open(TOKENS[TOKEN]) for _ in range(3)]
+    assert [sessions.find(session.id) is not None for session in opened] == [False, True, True]
+
+
+async def test_a_link_used_twice_is_refused() -> None:
+    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    local = {"a-token-of-this-machine": next(iter(TOKENS.values()))}
+    from moothall.domain.identity import LOCAL
+
+    local = dict.fromkeys(local, LOCAL)
+    async with http_server(config.Web(port=0, grace_seconds=0.2), doors, local, configured=False) as served:
+        for status in (303, 403):
+            async with aiohttp.ClientSession() as http, http.get(served.link, allow_redirects=False) as answer:
+                assert answer.status == status
+
+
+async def test_signing_out_ends_the_session(browser: Browser) -> None:
+    form = await browser.sign_in()
+    assert (await browser.send("/sign-out", form=form)).status == 303
+    assert (await browser.get("/")).status == 303
+
+
+async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Browser) -> None:
+    await browser.sign_in()
+    for given in ({}, {"form": "guessed"}):
+        got = await browser.send("/stories/new", title="A", do="create", **given)
+        assert got.status == 403
+    assert await browser.doors.board.cards(owner(browser)) == []
+
+
+async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
+    form = await browser.sign_in()
+    fields = {"title": DRAFT.title, "brief": DRAFT.description, "criteria": "\n".join(CRITERIA), "rigor": "L1", "form": form}
+    got = await browser.send("/stories/new", do="score", **fields)
+    assert (got.status, "of 100 points" in got.text) == (200, True)
+    assert await browser.doors.board.cards(owner(browser)) == []
+    assert (await browser.send("/stories/new", do="create", **fields)).status == 303
+    (card,) = await browser.doors.board.cards(owner(browser))
+    assert card.draft == DRAFT
+    assert (await browser.send("/stories/new", do="create", **(fields | {"title": ""}))).status == 400
+
+
+async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
+    form = await browser.sign_in()
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    path = f"/stories/{card.story.id}"
+    got = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
+    assert (got.status, got.headers["Location"]) == (303, path)
+    shown = (await browser.get(path)).text
+    assert "refine → draft" in shown
+    assert SHOWN in shown
+    assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
+
+
+async def test_what_others_wrote_is_text(browser: Browser) -> None:
+    await browser.sign_in()
+    card = await browser.doors.board.create(Draft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one")
+    for path in ("/", f"/stories/{card.story.id}"):
+        shown = (await browser.get(path)).text
+        assert SHOWN in shown
+        assert "<script" not in shown
+        assert "\u202e" not in shown
+
+
+def test_lines_of_a_diff_are_marked_and_bounded() -> None:
+    assert [kind for kind, _ in diff_lines("--- a\n+++ b\n@@ -1 +1 @@\n-old\n+new\n same")] == [
+        "place", "place", "place", "removed", "added", "same",
+    ]  # fmt: skip
+    assert len(diff_lines("+x\n" * 5_000)) == 2_001
+    assert visible("+" + HOSTILE) == "+" + SHOWN
+
+
+async def test_anothers_story_is_not_found(browser: Browser) -> None:
+    form = await browser.sign_in(OTHER)
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    for got in (
+        await browser.get(f"/stories/{card.story.id}"),
+        await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form),
+    ):
+        assert got.status == 404
+        assert DRAFT.title not in got.text
+    assert DRAFT.title not in (await browser.get("/")).text
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/sign-in", "/sign-in?link=none", "/page.css", "/stories/new", "/stories/none", "/councils/none"]
+)
+async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
+    for _ in range(2):
+        headers = (await browser.get(path)).headers
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
+        await browser.sign_in()
+
+
+@pytest.mark.parametrize("role", ["po", "qa", "architect"])
+async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    for state in lifecycle().states:
+        stand = replace(card, stand=replace(card.stand, state=state))
+        wanted = {item.event for item in lifecycle().transitions if item.source == state and role in item.by}
+        assert {event for event, _, _ in moves(stand, Principal("p", "t", roles=frozenset({role})))} == wanted
+
+
+async def test_what_is_blocked_says_why(browser: Browser) -> None:
+    await browser.sign_in()
+    card = await browser.doors.board.create(Draft("A"), owner(browser), key="one")
+    await browser.doors.board.move(card.story.id, "refine", owner(browser))
+    shown = (await browser.get(f"/stories/{card.story.id}")).text
+    assert "Blocked: the story coach gives it" in shown
+
+
+async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browser) -> None:
+    async with browser.http.get(f"{browser.url}/", headers={"Authorization": f"Bearer {TOKEN}"}, allow_redirects=False) as answer:
+        assert answer.status == 303
+    await browser.sign_in()
+    assert (await browser.get("/tasks")).status == 401
