@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, new_task_id
-from moothall.errors import InvalidRequest, MoothallError, Permanent, Refused
+from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Refused
 from moothall.planning.board import Card, by_state
 from moothall.planning.coach import Draft, check, score
 from moothall.planning.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
@@ -129,7 +129,11 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return redirect(f"/stories/{story_id}")
 
     async def council(request: Request, session: Session) -> Response:
-        outcome = await doors.desk.result(check_id(request.path_params["id"], "task_id"), session.who)
+        task_id = check_id(request.path_params["id"], "task_id")
+        try:
+            outcome = await doors.desk.result(task_id, session.who)
+        except NotFound as error:
+            raise NotFound(f"no council has begun task {task_id!r}; a story's tasks begin when its design is accepted") from error
         return page("council.html", session=session, outcome=outcome, refresh=0 if outcome.status.ended else _REFRESH_SECONDS)
 
     return [
