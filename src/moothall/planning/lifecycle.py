@@ -85,9 +85,14 @@ class Lifecycle(_Read):
         return next((item for item in ahead if item.event.startswith(_BACK) == back), None)
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """All states, in the order in which the table reaches them."""
+        return tuple(dict.fromkeys((self.start, *(item.target for item in self.transitions))))
+
+    @property
     def states(self) -> frozenset[str]:
         """All states."""
-        return frozenset({self.start, *(item.target for item in self.transitions)})
+        return frozenset(self.order)
 
 
 @cache

@@ -11,15 +11,18 @@ import aiohttp
 import pytest
 
 from moothall import config
+from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.planning.board import Board
+from moothall.domain.plan import Story
+from moothall.planning.board import Board, Card
 from moothall.planning.coach import Draft
-from moothall.planning.lifecycle import lifecycle
+from moothall.planning.lifecycle import Need, Stand, lifecycle
 from moothall.services.doors import Doors
-from moothall.services.page.routes import moves
+from moothall.services.page.routes import at_work, moves
 from moothall.services.page.sessions import Sessions
 from moothall.services.page.shown import diff_lines, visible
 from moothall.services.rest.server import http_server
+from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, TOKENS, doors_of
 from support.desk import MemoryDesk
@@ -180,6 +183,48 @@ async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     assert "refine → draft" in shown
     assert SHOWN in shown
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
+
+
+async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
+    form = await browser.sign_in()
+    story_id = (await browser.doors.board.create(DRAFT, owner(browser), key="1")).story.id
+    said = await browser.send(f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE)
+    assert said.status == 303
+    assert (await browser.send(f"/stories/{story_id}/comment", form=form, key="l", comment=" ")).status == 400
+    assert (await browser.send(f"/stories/{story_id}/comment", form="other", key="m", comment="x")).status == 403
+    check = {
+        "story_id": story_id,
+        "moved": "m",
+        "task_id": "task-1",
+        "status": "failed",
+        "why": HOSTILE,
+        "branch": "",
+        "commit_sha": "",
+    }
+    await browser.doors.board._bus.publish(write(EventType.STORY_CHECKED, story_id, check, tenant=owner(browser).tenant))
+    text = (await browser.get(f"/stories/{story_id}")).text
+    assert text.count(SHOWN) == 2
+    assert "<script" not in text
+    assert 'href="/councils/task-1"' in text
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "changed", "working"),
+    [
+        ("draft", set(), {}, False),
+        ("design", set(), {}, True),
+        ("design", {"planned"}, {}, False),
+        ("build", set(), {}, True),
+        ("build", set(), {"ended": write(EventType.PLAN_FINISHED, "p", {"story_id": "s"})}, False),
+        ("test", set(), {}, True),
+        ("test", {"checked"}, {"check": write(EventType.STORY_CHECKED, "s", {"story_id": "s", "moved": ""})}, False),
+    ],
+)
+def test_the_page_comes_again_while_the_house_works(
+    state: str, facts: set[Need], changed: dict[str, Any], *, working: bool
+) -> None:
+    card = Card(Story("s"), Stand(state, facts=frozenset(facts)), **changed)
+    assert at_work(card) is working
 
 
 async def test_what_others_wrote_is_text(browser: Browser) -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, new_task_id
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Refused
@@ -27,7 +28,6 @@ from moothall.services.status import http_status_of
 
 _COOKIE, _FIELDS = "moothall-session", 20
 _FORM = "application/x-www-form-urlencoded"
-_ORDER = ("backlog", "draft", "design", "build", "test", "docs", "done")
 _REFRESH_SECONDS = 3
 
 Answer = Callable[[Request, Session], Awaitable[Response]]
@@ -70,7 +70,7 @@ def _sign_in_routes(bearers: Bearers, sessions: Sessions) -> Sequence[Route]:
 def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     async def board(_request: Request, session: Session) -> Response:
         columns = by_state(await doors.board.cards(session.who))
-        return page("board.html", session=session, columns=[(state, columns[state]) for state in _states()], waits=waits)
+        return page("board.html", session=session, columns=[(state, columns[state]) for state in lifecycle().order], waits=waits)
 
     async def new(request: Request, session: Session) -> Response:
         if request.method == "GET":
@@ -113,14 +113,23 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         card = await doors.board.card(request.path_params["id"], session.who)
         history = await doors.board.moves(card.story.id, session.who)
         tasks = card.plan.data.get("tasks", ()) if card.plan else ()
+        said = await doors.board.history(card.story.id, session.who)
         told: dict[str, Any] = {
             "card": card,
             "history": history,
             "tasks": tasks,
             "moves": moves(card, session.who),
             "waits": waits(card),
+            "comments": [event for event in said if event.type is EventType.STORY_COMMENTED],
+            "key": new_task_id(),
         }
-        return page("story.html", session=session, scored=score(card.draft), **told)
+        refresh = _REFRESH_SECONDS if at_work(card) else 0
+        return page("story.html", session=session, scored=score(card.draft), refresh=refresh, **told)
+
+    async def comment(request: Request, session: Session) -> Response:
+        given, story_id = await _sent(request, session), request.path_params["id"]
+        await doors.board.comment(story_id, given.get("comment", ""), session.who, key=given.get("key", ""))
+        return redirect(f"/stories/{story_id}")
 
     async def move(request: Request, session: Session) -> Response:
         given = await _sent(request, session)
@@ -139,6 +148,7 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     return [
         Route("/stories/{id}", _signed_in(story, sessions)),
         Route("/stories/{id}/move", _signed_in(move, sessions), methods=["POST"]),
+        Route("/stories/{id}/comment", _signed_in(comment, sessions), methods=["POST"]),
         Route("/councils/{id}", _signed_in(council, sessions)),
     ]
 
@@ -163,7 +173,7 @@ def waits(card: Card) -> str:
     leaving = [item for item in lifecycle().transitions if item.source == card.stand.state]
     if not leaving:
         return "nothing: it has ended"
-    onward = max(leaving, key=lambda item: _ORDER.index(item.target))
+    onward = max(leaving, key=lambda item: lifecycle().order.index(item.target))
     try:
         decide(card.stand, onward.event, onward.by)
     except Permanent as missing:
@@ -171,9 +181,12 @@ def waits(card: Card) -> str:
     return f"{onward.event.replace('_', ' ')} by {' or '.join(onward.by)}"
 
 
-def _states() -> list[str]:
-    states = lifecycle().states
-    return [*(state for state in _ORDER if state in states), *sorted(states - set(_ORDER))]
+def at_work(card: Card) -> bool:
+    """Whether the house is doing something for a story now."""
+    state, facts = card.stand.state, card.stand.facts
+    if state == "test":
+        return card.check is None or card.check.data.get("moved") != card.moved
+    return (state == "design" and "planned" not in facts) or (state == "build" and card.ended is None)
 
 
 def _criteria(given: Mapping[str, str]) -> tuple[str, ...]:
