@@ -143,7 +143,7 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             outcome = await doors.desk.result(task_id, session.who)
         except NotFound as error:
             raise NotFound(f"no council has begun task {task_id!r}; a story's tasks begin when its design is accepted") from error
-        return page("council.html", session=session, outcome=outcome, refresh=0 if outcome.status.ended else _REFRESH_SECONDS)
+        return page("outcome.html", session=session, outcome=outcome, refresh=0 if outcome.status.ended else _REFRESH_SECONDS)
 
     return [
         Route("/stories/{id}", _signed_in(story, sessions)),
