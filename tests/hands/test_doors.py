@@ -187,8 +187,10 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) ->
     decided = dict(whole[-1].payload)
     assert (whole[-1].type, decided["final_state"], decided["proven"]) == ("moothall.deliberation.decided", "committed", True)
     assert whole[-1].time.seconds > 0
-    assert "hello_world" in git(repo_of(house), "show", "moothall/kernel-1:src/utils.py")
-    git(repo_of(house), "branch", "-D", "moothall/kernel-1")
+    branch = str(decided["branch"])
+    assert branch == "moothall/team-a_kernel-1"  # a tenant's ids have a key of their own in the house
+    assert "hello_world" in git(repo_of(house), "show", f"{branch}:src/utils.py")
+    git(repo_of(house), "branch", "-D", branch)
 
 
 async def test_a_task_of_the_kernel_that_is_cancelled(house: Served, model: ScriptedModel) -> None:
