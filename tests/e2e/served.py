@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,8 +67,8 @@ class _Stub:
 
 
 @asynccontextmanager
-async def served(command: Command) -> AsyncIterator[Served]:
-    """Serve until the context ends."""
+async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> AsyncIterator[Served]:
+    """Serve until the context ends; then the signal `end` ends it."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     said: list[str] = []
@@ -87,10 +88,10 @@ async def served(command: Command) -> AsyncIterator[Served]:
     finally:
         ended = server.returncode
         if ended is None:
-            server.terminate()
+            server.send_signal(end)
             async with asyncio.timeout(90):
                 await server.wait()
         tail = (await drain).decode()
         # Before anything else: whatever failed here failed because of this.
         assert ended is None, f"serve ended by itself with {ended}: {tail}"
-    assert server.returncode == 130, tail
+    assert server.returncode == (130 if end is signal.SIGTERM else -end), tail

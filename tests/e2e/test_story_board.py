@@ -4,74 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from served import Served, make_command, served
+from served import make_command, served
+from texts import AC, TOKENS, Person, by_words, make_repository
 
-from house import Command, scripted, turn
+from house import Command, git, scripted
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
-from moothall.pb.planning.v1 import planning_pb2 as pb
-from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
-PERSON = "the-token-of-somebody-who-may-everything"
-TOKENS = f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", "architect"]\n'
-METADATA = (("authorization", f"Bearer {PERSON}"),)
-AC = (
-    "Given the module, when upper('a') is called, then it returns 'A'",
-    "Given the module, when lower('A') is called, then it returns 'a'",
-)
-CHECK = """
-import sys
-sys.path.insert(0, ".")
-from tools import texts
-assert texts.first() == "first"
-assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french"}
-"""
-
-
-def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """Each task does its own part, said by a word of its criteria."""
-    said = "\n".join(str(message["content"]) for message in body["messages"])
-    if "Divide this story" in said:
-        one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
-        two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
-        last = {"id": "last", "role": "dev", "description": "the last", "criteria": [1, 2], "after": ["one", "two"]}
-        tasks = {"tasks": [last, one, two]}
-        return json.dumps({"thought": "", "finish": json.dumps(tasks)})
-    if "sent back: Say it in French" in said:
-        return turn("files.append", path="tools/texts.py", content='\n\ndef french():\n    return "premier"\n')
-    if "they disagree" in said:
-        return turn("files.edit", path="tools/texts.py", old='mode = "one"', new='mode = "both"')
-    wanted = said.partition("It is done when:")[2]
-    part = "both" if "upper" in wanted and "lower" in wanted else "one" if "upper" in wanted else "two"
-    if "MODE" in said:
-        return turn("files.edit", path="tools/texts.py", old='mode = "old"', new=f'mode = "{part}"')
-    return turn("files.write", path=f"tools/{part}.py", content=f"def {part}(text):\n    return text\n")
-
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
-    path = tmp_path / "project"
-    files = {
-        "tools/texts.py": 'mode = "old"\n\n\ndef first():\n    return "first"\n',
-        "check.py": CHECK,
-        ".moothall.toml": 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n',
-    }
-    for name, text in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_text(text, encoding="utf-8")
-    who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
-    for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
-        subprocess.run(["git", *who, *args], cwd=path, check=True)
-    return path
+    return make_repository(tmp_path / "project")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -80,45 +30,6 @@ async def own(tmp_path: Path) -> AsyncIterator[Command]:
         command = make_command(tmp_path, server.base_url)
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
         yield command
-
-
-class Person:
-    """Somebody at the board of a house."""
-
-    def __init__(self, house: Served, story_id: str = "") -> None:
-        self.board = PlanningServiceStub(house.channel)
-        self.stub = house.stub(PERSON)
-        self.story_id = story_id
-
-    async def create(self, brief: str) -> None:
-        request = pb.CreateStoryRequest(title="Texts in both cases", brief=brief, ac=AC, repository="project")
-        self.story_id = (await self.board.CreateStory(request, metadata=METADATA)).story_id
-
-    async def move(self, *events: str, comment: str = "") -> Any:
-        for event in events:
-            request = pb.TransitionRequest(story_id=self.story_id, event=event, comment=comment)
-            answer = await self.board.Transition(request, metadata=METADATA)
-            assert not answer.blocked, answer.reason
-        return answer
-
-    async def move_once_allowed(self, event: str) -> None:
-        """Move it as soon as its evidence is there."""
-        request = pb.TransitionRequest(story_id=self.story_id, event=event)
-        async with asyncio.timeout(90):
-            while (await self.board.Transition(request, metadata=METADATA)).blocked:
-                await asyncio.sleep(0.1)
-
-    async def stands(self, state: str) -> Any:
-        async with asyncio.timeout(90):
-            while True:
-                answer = await self.board.GetStory(pb.GetStoryRequest(story_id=self.story_id), metadata=METADATA)
-                if answer.story.state == state:
-                    return answer
-                await asyncio.sleep(0.1)
-
-
-def git(repo: Path, *args: str) -> str:
-    return subprocess.run(["git", *args], cwd=repo, check=True, capture_output=True, text=True).stdout
 
 
 async def test_a_story_is_built_sent_back_and_done_through_a_restart(own: Command, repo: Path) -> None:
@@ -168,7 +79,7 @@ async def test_the_work_of_two_tasks_is_brought_together(own: Command, repo: Pat
         check = (await person.stands("docs")).check
         branch = check.branch
         assert check.passed
-        assert git(repo, "rev-parse", branch).strip() == check.commit_sha
+        assert git(repo, "rev-parse", branch) == check.commit_sha
         assert branch.startswith(f"moothall/team-p_{person.story_id}")
         names = git(repo, "ls-tree", "-r", "--name-only", branch).split()
         if conflict:
@@ -207,4 +118,4 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path) -> None:
     assert "local says: well done" in shown.out
     (row,) = json.loads((await own("story", "list", "--json")).out)
     assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")
-    assert git(repo, "rev-parse", row["branch"]).strip() == row["commit_sha"]
+    assert git(repo, "rev-parse", row["branch"]) == row["commit_sha"]

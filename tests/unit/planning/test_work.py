@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,14 @@ from moothall.config import Limits
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.planning.board import Board, Card
 from moothall.planning.coach import Draft
-from moothall.planning.lifecycle import Blocked
+from moothall.planning.lifecycle import Blocked, lifecycle
 from moothall.planning.planner import Planner
 from moothall.planning.work import Work
 from moothall.telemetry.events import write
@@ -198,6 +200,41 @@ async def test_after_a_restart_at_any_point_nothing_is_asked_twice(house: House)
         assert len(house.desk.known()) == 3
         plans = [item async for item in house.bus.replay() if item.event.type is EventType.PLAN_DERIVED]
         assert len(plans) == 2
+
+
+async def council(house: House) -> None:
+    """Decide whatever is asked for, each time the same."""
+    while True:
+        for deliberation in house.desk.under_way():
+            await house.desk.decide(won(deliberation.task_id, digest(deliberation.task_id)[:40]))
+        await asyncio.sleep(0)
+
+
+async def bring_to_the_end(house: House) -> list[tuple[str, Mapping[str, Any]]]:
+    """Approve the story till it is done, but its first test; return what happened to it."""
+    async with house.working(), asyncio.TaskGroup() as group, asyncio.timeout(20):
+        deciding = group.create_task(council(house))
+        while (card := await house.card()).stand.state != "done":
+            again = card.checks == 1 and "checked" in card.stand.facts
+            with suppress(Blocked):
+                if (line := lifecycle().way(card.stand.state, back=again)) is not None:
+                    await house.board.move(house.story_id, line.event, LOCAL, comment="in French" if again else "")
+            await asyncio.sleep(0.001)
+        deciding.cancel()
+    return [(event.id, event.data) for event in await house.board.history(house.story_id, LOCAL)]
+
+
+async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(house: House) -> None:
+    told = await bring_to_the_end(house)
+    events = [recorded.event async for recorded in house.bus.replay()]
+    asked = house.desk.known()
+    for length in range(1, len(events)):  # all that was recorded when the house was killed
+        bus = MemoryBus()
+        for event in events[:length]:
+            await bus.publish(event)
+        again = replace(house, bus=bus, board=Board(bus))
+        assert await bring_to_the_end(again) == told, length
+    assert house.desk.known() == asked
 
 
 async def three(house: House) -> tuple[str, str, str]:

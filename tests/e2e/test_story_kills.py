@@ -1,0 +1,131 @@
+"""`serve` killed at every stage of a story: nothing is lost, the board is as it was, and the story goes on to done."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from served import Served, make_command, served
+from texts import CHECK, PERSON, TOKENS, Person, by_words, make_repository
+
+from house import Command, git, scripted
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
+from moothall.testing.model import scripted_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
+
+
+class Model:
+    """Answers by the words of a task, but not to those with the words `held`: of these it says only that they came."""
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.came = asyncio.Event()
+
+    def hold(self, words: str) -> None:
+        self.held, self.came = words, asyncio.Event()
+
+    async def answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        if self.held and any(self.held in str(message["content"]) for message in body["messages"]):
+            self.came.set()
+            await asyncio.Event().wait()
+        return by_words(body, headers)
+
+    async def asked(self) -> None:
+        async with asyncio.timeout(60):
+            await self.came.wait()
+        self.held = ""
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
+    async with scripted_model(scripted(model.answer)) as server:
+        command = make_command(tmp_path, server.base_url)
+        (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
+        yield command
+
+
+async def begun(house: Served, task_id: str) -> None:
+    """Wait until a deliberation is under way: its check takes a second, and half of that is over."""
+    request = orchestrator.GetDeliberationResultRequest(task_id=task_id)
+    stub, found = house.stub(PERSON), None
+    async with asyncio.timeout(60):
+        while found is None:
+            await asyncio.sleep(0.02)
+            with suppress(grpc.aio.AioRpcError):  # it is asked for in a moment
+                found = await stub.GetDeliberationResult(request)
+    await asyncio.sleep(0.5)
+    assert (await stub.GetDeliberationResult(request)).status != orchestrator.DELIBERATION_STATUS_COMPLETED
+
+
+async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Model) -> None:
+    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
+    assert added.code == 0, added.err
+    story_id = ""
+    seen: Any = None
+
+    async def stage(house: Served) -> Person:
+        """Return the story's owner; the board is as it was when the house was killed."""
+        person = Person(house, story_id)
+        if seen is not None:
+            assert await person.board_now() == seen
+        return person
+
+    async with served(own, signal.SIGKILL) as house:  # the design's council is asked
+        person = await stage(house)
+        await person.create("As a writer, I want texts in upper and lower case, so that I need not retype them.")
+        story_id = person.story_id
+        model.hold("Divide this story")
+        await person.move("refine", "submit")
+        await model.asked()
+        seen = await person.board_now()
+    async with served(own, signal.SIGKILL) as house:  # its tasks are built
+        person = await stage(house)
+        model.hold("the first")
+        await person.move_once_allowed("accept_design")
+        await model.asked()
+        seen = await person.board_now()
+    async with served(own, signal.SIGKILL) as house:  # the last, whose base is two others' work, merged
+        person = await stage(house)
+        model.hold("the last")
+        await model.asked()
+        seen = await person.board_now()
+    async with served(own, signal.SIGKILL) as house:  # the whole is checked
+        person = await stage(house)
+        await person.stands("test")
+        await begun(house, story_id)
+        seen = await person.board_now()
+    async with served(own, signal.SIGKILL) as house:  # a move is acked
+        person = await stage(house)
+        await person.move_once_allowed("accept_test")
+        seen = await person.board_now()
+    async with served(own, signal.SIGKILL) as house:  # it is done
+        person = await stage(house)
+        assert (await person.move("accept")).state == "done"
+        seen = await person.board_now()
+    async with served(own) as house:
+        check = (await (await stage(house)).stands("done")).check
+    assert check.passed
+    assert check.branch == f"moothall/team-p_{story_id}"
+    for part in ("one", "two", "both"):
+        assert git(repo, "show", f"{check.branch}:tools/{part}.py").startswith(f"def {part}")
+    (shown,) = git(repo, "branch", "--list", "moothall/team-p_story-*", "--format=%(refname:short)").split()
+    assert shown == check.branch
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    slow = CHECK + 'import pathlib, time\ntime.sleep(pathlib.Path("tools/both.py").exists())\n'
+    return make_repository(tmp_path / "project", slow)

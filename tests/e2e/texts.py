@@ -1,0 +1,106 @@
+"""A story about texts in both cases: its repository, the model's part in it, and somebody who moves it on the board."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from served import Served
+
+from house import turn
+from moothall.pb.planning.v1 import planning_pb2 as pb
+from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
+
+PERSON = "the-token-of-somebody-who-may-everything"
+TOKENS = f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", "architect"]\n'
+METADATA = (("authorization", f"Bearer {PERSON}"),)
+AC = (
+    "Given the module, when upper('a') is called, then it returns 'A'",
+    "Given the module, when lower('A') is called, then it returns 'a'",
+)
+CHECK = """
+import sys
+sys.path.insert(0, ".")
+from tools import texts
+assert texts.first() == "first"
+assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french"}
+"""
+
+
+def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+    """Each task does its own part, said by a word of its criteria."""
+    said = "\n".join(str(message["content"]) for message in body["messages"])
+    if "Divide this story" in said:
+        one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
+        two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
+        last = {"id": "last", "role": "dev", "description": "the last", "criteria": [1, 2], "after": ["one", "two"]}
+        tasks = {"tasks": [last, one, two]}
+        return json.dumps({"thought": "", "finish": json.dumps(tasks)})
+    if "sent back: Say it in French" in said:
+        return turn("files.append", path="tools/texts.py", content='\n\ndef french():\n    return "premier"\n')
+    if "they disagree" in said:
+        return turn("files.edit", path="tools/texts.py", old='mode = "one"', new='mode = "both"')
+    wanted = said.partition("It is done when:")[2]
+    part = "both" if "upper" in wanted and "lower" in wanted else "one" if "upper" in wanted else "two"
+    if "MODE" in said:
+        return turn("files.edit", path="tools/texts.py", old='mode = "old"', new=f'mode = "{part}"')
+    return turn("files.write", path=f"tools/{part}.py", content=f"def {part}(text):\n    return text\n")
+
+
+def make_repository(path: Path, check: str = CHECK) -> Path:
+    """Make the repository that the story is about."""
+    files = {
+        "tools/texts.py": 'mode = "old"\n\n\ndef first():\n    return "first"\n',
+        "check.py": check,
+        ".moothall.toml": 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n',
+    }
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text, encoding="utf-8")
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
+    for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
+        subprocess.run(["git", *who, *args], cwd=path, check=True)
+    return path
+
+
+class Person:
+    """Somebody at the board of a house."""
+
+    def __init__(self, house: Served, story_id: str = "") -> None:
+        self.board = PlanningServiceStub(house.channel)
+        self.stub = house.stub(PERSON)
+        self.story_id = story_id
+
+    async def create(self, brief: str) -> None:
+        request = pb.CreateStoryRequest(title="Texts in both cases", brief=brief, ac=AC, repository="project")
+        self.story_id = (await self.board.CreateStory(request, metadata=METADATA)).story_id
+
+    async def move(self, *events: str, comment: str = "") -> Any:
+        for event in events:
+            request = pb.TransitionRequest(story_id=self.story_id, event=event, comment=comment)
+            answer = await self.board.Transition(request, metadata=METADATA)
+            assert not answer.blocked, answer.reason
+        return answer
+
+    async def move_once_allowed(self, event: str) -> None:
+        """Move it as soon as its evidence is there."""
+        request = pb.TransitionRequest(story_id=self.story_id, event=event)
+        async with asyncio.timeout(90):
+            while (await self.board.Transition(request, metadata=METADATA)).blocked:
+                await asyncio.sleep(0.1)
+
+    async def board_now(self) -> Any:
+        """Return the board, as it is told."""
+        return (await self.board.ListStories(pb.ListStoriesRequest(), metadata=METADATA)).stories
+
+    async def stands(self, state: str) -> Any:
+        async with asyncio.timeout(90):
+            while True:
+                answer = await self.board.GetStory(pb.GetStoryRequest(story_id=self.story_id), metadata=METADATA)
+                if answer.story.state == state:
+                    return answer
+                await asyncio.sleep(0.1)
