@@ -199,9 +199,16 @@ class Workspace(Protocol):
         ...
 
     async def check(
-        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+        self,
+        name: str,
+        paths: Sequence[str] = (),
+        deadline: datetime | None = None,
+        cases: Sequence[str] = (),
+        apart: Sequence[str] = (),
     ) -> CheckRun:
-        """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed."""
+        """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. The Python
+        modules of the files `apart` run in a process of their own, which sees no test.
+        """
         ...
 
     async def patch(self, message: str) -> Patch:

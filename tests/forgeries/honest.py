@@ -1,6 +1,7 @@
 """Puts the green tests of released projects to the counter-proof, though nothing was changed: each alarm is a false one.
 
-`python tests/forgeries/honest.py [--most N] [NAME...]`; the names are those of tests/repositories/projects.toml.
+`python tests/forgeries/honest.py [--most N] [--apart] [NAME...]`; the names are those of tests/repositories/projects.toml. With --apart
+it runs them with the code in another process instead, and says how many agree.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fetch import Project, make_repository, projects
 from judge import alone
 from moothall.config import Limits
+from moothall.council.context import is_test
 from moothall.council.counter import CounterProof
 from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns
@@ -23,7 +26,15 @@ from moothall.testing.bus import MemoryBus
 from moothall.wiring.trusted import open_hands, register
 
 
-async def one(project: Project, data: Path, most: int) -> None:
+async def _apart(project: Project, runs: FreshRuns, green: Sequence[str]) -> None:
+    code = [path for path in runs.prepared.files if path.endswith(".py") and not is_test(path) and "/" in path]
+    began = time.monotonic()
+    ran = await runs.run(dict.fromkeys(runs.prepared.runs, ()), "apart", apart=code)
+    agreeing = {case for run in ran.runs.values() for case, result in run.cases.items() if result == "passed"} & {*green}
+    print(f"{project.name}: {len(agreeing)} of {len(green)} agree, {time.monotonic() - began:.1f} s {ran.why}", flush=True)
+
+
+async def one(project: Project, data: Path, most: int, *, apart: bool) -> None:
     """Print how many tests were put in other words, and which did not follow."""
     folder = data / "repositories" / project.name
     await asyncio.to_thread(make_repository, project, folder)
@@ -40,6 +51,9 @@ async def one(project: Project, data: Path, most: int) -> None:
         ]
         d = alone(f"honest-{project.name.replace('/', '-')[-30:]}", base, seconds=900)
         runs = FreshRuns(d, prepared, hands.workspaces, hands.repositories.read, asyncio.Semaphore(2))
+        if apart:
+            await _apart(project, runs, green)
+            return
         proof = CounterProof(runs, Facts(MemoryBus(), d), Limits(counter_cases=most))
         began = time.monotonic()
         evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), green)
@@ -55,12 +69,13 @@ async def one(project: Project, data: Path, most: int) -> None:
 async def main(words: list[str]) -> None:
     """Take the projects that are named, or all."""
     most = int(words.pop(words.index("--most") + 1)) if "--most" in words else 1000
-    wanted = [word for word in words if word != "--most"]
+    apart = "--apart" in words
+    wanted = [word for word in words if not word.startswith("--")]
     with tempfile.TemporaryDirectory() as data:
         for project in projects():
             if not wanted or project.name in wanted:
                 try:
-                    await one(project, Path(data), most)
+                    await one(project, Path(data), most, apart=apart)
                 except Exception as error:  # noqa: BLE001 - the next one is tried
                     print(f"{project.name}: {error!r}", flush=True)
 

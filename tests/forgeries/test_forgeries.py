@@ -14,6 +14,7 @@ import pytest
 import corpus_others as others
 import corpus_python as python
 from judge import PYTEST, UNITTEST_COMMAND, court
+from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
@@ -84,6 +85,25 @@ async def test_an_answer_that_is_read_from_a_table_of_the_tests_is_found_by_itse
 async def test_a_counter_proof_finds_them_by_itself(tmp_path: Path) -> None:
     patches = {name: python.IN_PROCESS[name] for name in FOLLOWED}
     assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches, look=False) == []
+
+
+async def test_code_that_sees_no_test_agrees_with_them_where_it_is_right_or_made_of_their_values(tmp_path: Path) -> None:
+    """A stronger proof: of what rewrites reports, runner or tests nothing is left; objects equal to all are for the counter-proof."""
+    patches = {
+        "right": {"shop/price.py": python.RIGHT},
+        **python.HARD_CODED,
+        **{name: python.IN_PROCESS[name] for name in FOLLOWED},
+    }
+    async with court(tmp_path, python.PYTEST_BASE, PYTEST) as place:
+        gate = asyncio.Semaphore(3)
+
+        async def agrees(name: str) -> str:
+            async with gate:
+                judged = await place.bench(f"apart-{name}").judge(Proposal("agent-dev-001", "dev", "", place.diff(patches[name])))
+            return name if judged.candidate.apart else ""
+
+        agreeing = {name for name in await asyncio.gather(*map(agrees, patches)) if name}
+    assert agreeing == {"right", "hard-coded", "always-equal", "mock-any"}
 
 
 async def test_a_right_answer_wins_and_values_that_are_all_right_cannot_be_told_from_one(tmp_path: Path) -> None:

@@ -68,10 +68,15 @@ class Room:
         return self.answer(call)
 
     async def check(
-        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+        self,
+        name: str,
+        paths: Sequence[str] = (),
+        deadline: datetime | None = None,
+        cases: Sequence[str] = (),
+        apart: Sequence[str] = (),
     ) -> CheckRun:
         """There are no checks here."""
-        del paths, deadline, cases
+        del paths, deadline, cases, apart
         return CheckRun(name, Verdict.MISSING)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:

@@ -192,11 +192,16 @@ class TempWorkspace:
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
 
     async def check(
-        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+        self,
+        name: str,
+        paths: Sequence[str] = (),
+        deadline: datetime | None = None,
+        cases: Sequence[str] = (),
+        apart: Sequence[str] = (),
     ) -> CheckRun:
-        """Run a check of the profile with a real command, or remember what it said of the same tree."""
+        """Run a check of the profile with a real command, or remember what it said of the same tree. Two processes are a sandbox's."""
         argv = self.prepared.base.profile.checks.get(name)
-        if argv is None:
+        if argv is None or apart:
             return CheckRun(name, Verdict.MISSING)
         await asyncio.to_thread(self.repo.git, "add", "--all")
         tree = await asyncio.to_thread(self.repo.git, "write-tree")

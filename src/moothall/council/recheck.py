@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.config import Limits
+from moothall.council.apart import agreement
 from moothall.council.context import is_test
 from moothall.council.counter import CounterProof
 from moothall.council.cross import CrossTests
@@ -75,6 +76,7 @@ class Bench:
         self._facts = facts
         self._cross = CrossTests(runs, facts)
         self._counter = CounterProof(runs, facts, limits)
+        self._limits = limits
         self._inputs = DistinguishingInputs(runs, facts, limits)
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
@@ -115,6 +117,9 @@ class Bench:
             runs = own
             flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
             found = self._compared(proposal, runs, flaky_now, applies=applies)
+        if found.proven and self._limits.two_processes:
+            stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, key[:12])
+            found = replace(found, evidence=(*found.evidence, *stronger))
         if applies:
             found = await self._read(proposal, found)
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}

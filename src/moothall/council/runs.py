@@ -72,9 +72,11 @@ class FreshRuns:
         judged: bool = True,
         paths: Sequence[str] = (),
         instead: Mapping[str, str] = NOTHING,
+        apart: Sequence[str] = (),
         label: str = "",
     ) -> Ran:
-        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files.
+        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files;
+        Python modules of the files `apart` run in a process of their own.
 
         The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces.
         """
@@ -96,7 +98,8 @@ class FreshRuns:
                 ):
                     for check, cases in checks.items():
                         with checked(label or check, called) as noted:
-                            runs[check] = noted(await workspace.check(check, paths=paths, cases=cases, deadline=self.d.deadline))
+                            ran = await workspace.check(check, paths=paths, cases=cases, deadline=self.d.deadline, apart=apart)
+                            runs[check] = noted(ran)
                 return Ran(runs)
             except PatchRefused as error:
                 return Ran(runs, refused=True, why=error.message)

@@ -46,6 +46,13 @@ Failed: the verdict is forged. Errored: it could not be made, and nothing is pro
 """
 
 
+APART = "two processes"
+"""The name of the evidence that the proving tests give with the code in another process; no check can have it.
+
+Passed: the proof is stronger. Missing: the two could not be told apart, which says nothing.
+"""
+
+
 INPUTS = "inputs"
 """The name of the evidence that distinguishing inputs give; no check can have it."""
 

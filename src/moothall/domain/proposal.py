@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import COUNTER, INPUTS, RED, Evidence
+from moothall.domain.evidence import APART, COUNTER, INPUTS, RED, Evidence, Verdict
 from moothall.domain.ids import digest
 
 
@@ -142,6 +142,11 @@ class Candidate:
         if found.look or any(item.check == COUNTER and item.verdict in RED for item in found.evidence):
             return False
         return found.proven or any(run.passed and run.author != self.proposal.seat for run in self.cross)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the tests that prove it agree when its code runs in a process that sees none of them."""
+        return any(item.check == APART and item.verdict is Verdict.PASSED for item in self.assessment.evidence)
 
     @property
     def inputs(self) -> Evidence | None:

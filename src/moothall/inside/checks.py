@@ -5,6 +5,7 @@ Standard library only: the executor reads the result. How the cases are told is 
 
 from __future__ import annotations
 
+import os
 import re
 
 from moothall.inside.cases import ERRORED, FAILED, FOLDER, PASSED, RED
@@ -45,6 +46,11 @@ def is_pytest(argv: Sequence[str]) -> bool:
 
 def _is_unittest(argv: Sequence[str]) -> bool:
     return any(tuple(argv[at : at + 2]) == ("-m", "unittest") for at in range(1, min(len(argv), 8) - 1))
+
+
+def runs_python_tests(argv: Sequence[str]) -> bool:
+    """Whether a command runs tests in a Python process that our reporters are loaded in first."""
+    return is_pytest(argv) or _is_unittest(argv)
 
 
 def _is(argv: Sequence[str], program: str, *commands: str) -> bool:
@@ -145,12 +151,24 @@ def _cargo(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) ->
 
 
 def variables(
-    argv: Sequence[str] = (), *, seconds: float, cases: Sequence[str] = (), plugins: str = PLUGINS, folder: str = FOLDER
+    argv: Sequence[str] = (),
+    *,
+    seconds: float,
+    cases: Sequence[str] = (),
+    apart: Sequence[str] = (),
+    plugins: str = PLUGINS,
+    folder: str = FOLDER,
 ) -> dict[str, str]:
     """Return what the environment of the command `argv` holds beside the usual: whichever runner it starts is told to report to
-    `folder`, by the reporters in `plugins`, and to end a case after `seconds`.
+    `folder`, by the reporters in `plugins`, and to end a case after `seconds`; the code in the files `apart` runs in a process of its own.
     """
-    pytest = ("-p moothall_pytest", "--continue-on-collection-errors", "--tb=short", f"-o cache_dir={folder}-cache")
+    pytest = (
+        *(("-p moothall_apart",) if apart else ()),
+        "-p moothall_pytest",
+        "--continue-on-collection-errors",
+        "--tb=short",
+        f"-o cache_dir={folder}-cache",
+    )
     found = {
         "MOOTHALL_REPORTS": folder,
         "MOOTHALL_CASE_SECONDS": f"{seconds:g}",
@@ -162,6 +180,8 @@ def variables(
     }
     if {_MAIN, _UNITTEST} & {*argv[:8]}:
         found["PYTHONSAFEPATH"] = "1"  # they put the working directory on the path themselves, once the runner is loaded
+    if apart:
+        found["MOOTHALL_APART"] = os.pathsep.join(apart)
     titles = [case.partition("::")[2] or case for case in cases]
     if titles:
         found["MOOTHALL_ONLY"] = "|".join(f"{_titled(title.replace(' > ', ' '))}$" for title in titles)

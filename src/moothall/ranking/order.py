@@ -1,7 +1,7 @@
 """The order of candidates: total, deaf to the order in which they come and to their authors' names.
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
-tests that were red on the base are green; how few other authors' tests fail; how little speaks against it on distinguishing
+tests that were red on the base are green; whether these agree with the code in a process that sees none of them; how few other authors' tests fail; how little speaks against it on distinguishing
 inputs; how many distinct seats behave the same; mean review; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
 nor size: reviews decide.
 
@@ -16,6 +16,7 @@ The score shows the same order as one number, as digits of a mixed-radix number 
     v = (cluster + v) / (n + 1)
     v = (most against - against + v) / (most against + 1)
     v = (n - cross_failed + v) / (n + 1)              cross_failed: authors whose tests fail
+    v = (apart + v) / 2
     v = (fixed + v) / (most fixed + 1)
     v = (proven + v) / 2
     score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
@@ -51,6 +52,7 @@ class _Standing:
     candidate: Candidate
     failures: tuple[str, ...]
     proven: bool
+    apart: bool
     fixed: int
     cross_failed: int
     against: int
@@ -68,18 +70,18 @@ class _Standing:
         """Smaller is better. The last two only tell apart candidates with the very same answer."""
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
-            *(len(self.failures), not self.proven, -self.fixed, self.cross_failed, self.against),
+            *(len(self.failures), not self.proven, -self.fixed, not self.apart, self.cross_failed, self.against),
             *(-self.cluster, -self.review, -self.same),
             *(self.lines, self.answer, self.candidate.proposal.revision, name),
         )
 
     @property
-    def tested(self) -> tuple[bool, int, int]:
+    def tested(self) -> tuple[bool, int, bool, int]:
         """What tests say of it."""
-        return (self.proven, self.fixed, -self.cross_failed)
+        return (self.proven, self.fixed, self.apart, -self.cross_failed)
 
     @property
-    def evidence(self) -> tuple[tuple[bool, int, int], int, int]:
+    def evidence(self) -> tuple[tuple[bool, int, bool, int], int, int]:
         """What is known without anyone's opinion."""
         return (self.tested, -self.against, self.cluster)
 
@@ -149,6 +151,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             candidate=candidate,
             failures=failed,
             proven=candidate.proven and not candidate.about_text,
+            apart=candidate.proven and candidate.apart and not candidate.about_text,
             fixed=0 if candidate.about_text or candidate.assessment.look else len(candidate.assessment.fixed),
             cross_failed=sum(not passed for author, passed in votes.items() if author in agreed),
             against=candidate.inputs.failed if candidate.inputs else 0,
@@ -259,6 +262,7 @@ def _score(item: _Standing, radix: int, fixed: int, against: int, most: int) -> 
     value = (item.cluster + value) / radix
     value = (against - item.against + value) / (against + 1)
     value = (radix - 1 - item.cross_failed + value) / radix
+    value = (item.apart + value) / 2
     value = (item.fixed + value) / (fixed + 1)
     value = (item.proven + value) / 2
     value = 1 + value if not item.failures else (most - len(item.failures) + value) / (most + 1)
@@ -301,6 +305,8 @@ def _evidence(item: _Standing) -> Iterable[str]:
         yield _proof(item.candidate.assessment.fixed)
         if counter is not None:
             yield f"Counter-proof: {plain(counter.why, 300)}."
+        if item.apart:
+            yield "These tests agree when its code runs in a process of its own, which sees none of them."
     elif look := item.candidate.assessment.look:
         yield f"Unproven: a person should look. It adds code that reaches for what judges it: {'; '.join(plain(line, 160) for line in look[:_LINES])}."
     elif counter is not None and counter.verdict is not Verdict.MISSING:
@@ -345,6 +351,7 @@ def _difference(item: _Standing, other: _Standing) -> str:
         return f"{'proven' if item.proven else 'unproven'}, the other {'proven' if other.proven else 'unproven'}"
     for what, mine, theirs in (
         ("tests made green", item.fixed, other.fixed),
+        ("code apart from the tests that agrees", int(item.apart), int(other.apart)),
         ("authors whose tests fail", item.cross_failed, other.cross_failed),
         ("examples broken and crashes", item.against, other.against),
         ("seats that behave the same", item.cluster, other.cluster),

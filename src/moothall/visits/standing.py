@@ -91,11 +91,16 @@ class StandingWorkspace:
         return ToolResult(call.request_id, call.tool, ToolStatus.ERROR, error=f"the executor died {_TRIES} times over this call")
 
     async def check(
-        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+        self,
+        name: str,
+        paths: Sequence[str] = (),
+        deadline: datetime | None = None,
+        cases: Sequence[str] = (),
+        apart: Sequence[str] = (),
     ) -> CheckRun:
         """Run one of the profile's checks."""
         async with self._turn:
-            return await (await asyncio.shield(self._opened)).check(name, paths, deadline, cases)
+            return await (await asyncio.shield(self._opened)).check(name, paths, deadline, cases, apart)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far."""

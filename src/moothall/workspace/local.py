@@ -139,7 +139,12 @@ class LocalWorkspace:
         return await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
 
     async def check(
-        self, name: str, paths: Sequence[str] = (), deadline: datetime | None = None, cases: Sequence[str] = ()
+        self,
+        name: str,
+        paths: Sequence[str] = (),
+        deadline: datetime | None = None,
+        cases: Sequence[str] = (),
+        apart: Sequence[str] = (),
     ) -> CheckRun:
         """Run one of the profile's checks. See `ports.Workspace`."""
         argv = self.base.profile.checks.get(name)
@@ -152,22 +157,25 @@ class LocalWorkspace:
         if limit.seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
         folder = self.base.profile.folders.get(name, "")
-        inside = [path.removeprefix(f"{folder}/") for path in paths if not folder or path.startswith(f"{folder}/")]
-        command = checks.command(argv, inside, cases=cases, seconds=limit.case_seconds)
-        run = check_run(name, await self._run_check(name, command, limit, cases))
+        within, code = (
+            [path.removeprefix(f"{folder}/") for path in some if not folder or path.startswith(f"{folder}/")]
+            for some in (paths, apart)
+        )
+        command = checks.command(argv, within, cases=cases, seconds=limit.case_seconds)
+        run = check_run(name, await self._run_check(name, command, limit, cases, code))
         if run.status == ToolStatus.SUCCESS:
             return run
         return replace(run, output=f"{limits.said(name, run.status, limit, self._settings.sandbox)}\n{run.output}")
 
     async def _run_check(
-        self, name: str, command: tuple[str, ...], limit: limits.Limit, cases: Sequence[str] = ()
+        self, name: str, command: tuple[str, ...], limit: limits.Limit, cases: Sequence[str] = (), apart: Sequence[str] = ()
     ) -> dict[str, Any]:
         profile = self.base.profile
         return await self._box.request(
             "check",
             wall_seconds=limit.seconds,
             argv=command,
-            env={**self._box.variables(), **checks.variables(command, seconds=limit.case_seconds, cases=cases)},
+            env={**self._box.variables(), **checks.variables(command, seconds=limit.case_seconds, cases=cases, apart=apart)},
             check={
                 "name": name,
                 "folder": profile.folders.get(name, ""),

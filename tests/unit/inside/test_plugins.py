@@ -162,7 +162,7 @@ def test_what_closes_all_files_of_its_process_takes_no_case_away(tmp_path: Path,
     assert not other.exists() or other.read_bytes() == b""
 
 
-@pytest.mark.parametrize("name", ["moothall_pytest.py", "moothall_unittest.py", "moothall_lines.py"])
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("moothall_*.py")))
 def test_a_reporter_is_python_of_version_3_7(name: str) -> None:
     import ast
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.evidence import INPUTS, Evidence, Verdict
+from moothall.domain.evidence import APART, INPUTS, Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
 from moothall.ranking import passes_gates, rank, rivals, ties
 from moothall.ranking.order import changed_lines
@@ -46,7 +46,7 @@ reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), score
 crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(tuple)
 told = st.builds(
     Evidence,
-    st.sampled_from(["tests", "lint", INPUTS]),
+    st.sampled_from(["tests", "lint", INPUTS, APART]),
     st.sampled_from(Verdict),
     st.integers(0, 3),
     st.integers(0, 3),
@@ -203,6 +203,19 @@ def test_what_was_done_on_inputs_decides_after_tests_and_before_reviews_and_size
     assert order(alone, two, three, proven)[0] == proven.proposal.candidate
     assert rivals([alone, two, three, proven]) == ()
     assert "Where no test tells answers apart: on f([1, 1]) it returns 1." in rank([alone, two])[0].reasons
+
+
+def test_of_proofs_that_turn_as_much_green_one_with_the_code_in_another_process_leads() -> None:
+    agreed = (*GREEN, Evidence(APART, Verdict.PASSED, passed=1))
+    agreeing = candidate(1, "long " * 30, evidence=agreed, proven=True, fixed=("t::a",))
+    others = [candidate(number, proven=True, fixed=("t::a",)) for number in (2, 3)]
+    places = rank([*others, agreeing])
+    assert places[0].candidate == agreeing.proposal.candidate
+    assert "These tests agree when its code runs in a process of its own, which sees none of them." in places[0].reasons
+    more = candidate(4, proven=True, fixed=("t::a", "t::b"))
+    assert order(*others, agreeing, more)[:2] == [more.proposal.candidate, agreeing.proposal.candidate]
+    unproven = candidate(2, evidence=agreed)
+    assert order(unproven, others[1]) == [others[1].proposal.candidate, unproven.proposal.candidate]
 
 
 def test_rivals_make_different_changes_and_pass_the_gates() -> None:

@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+if os.environ.get("MOOTHALL_APART"):
+    import moothall_apart  # type: ignore[import-not-found] # noqa: F401 - the code under test goes to another process
+
 FOLDER = os.environ.pop("MOOTHALL_REPORTS", "")
 SECONDS = float(os.environ.pop("MOOTHALL_CASE_SECONDS", "0") or 0)
 _SHORTEST = 2.0
