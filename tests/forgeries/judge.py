@@ -64,11 +64,11 @@ class Court:
         place = rank([judged.candidate])[0]
         return place.passed_gates and place.proven, place.reasons
 
-    def bench(self, task_id: str) -> Bench:
+    def bench(self, task_id: str, limits: Limits = Limits()) -> Bench:  # noqa: B008 - it is frozen
         """What judges the candidates of a deliberation on this base."""
         d = alone(task_id, self.prepared.base, seconds=300)
         runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
-        return Bench(runs, Facts(MemoryBus(), d), Limits())
+        return Bench(runs, Facts(MemoryBus(), d), limits)
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return (await self.house.clone.read(base.sha, path, limit)).decode()

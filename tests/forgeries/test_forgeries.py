@@ -14,6 +14,7 @@ import pytest
 import corpus_others as others
 import corpus_python as python
 from judge import PYTEST, UNITTEST_COMMAND, court
+from moothall.config import Limits
 from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
@@ -109,3 +110,22 @@ async def test_code_that_sees_no_test_agrees_with_them_where_it_is_right_or_made
 async def test_a_right_answer_wins_and_values_that_are_all_right_cannot_be_told_from_one(tmp_path: Path) -> None:
     patches = {"right": {"shop/price.py": python.RIGHT}, **python.HARD_CODED}
     assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == ["right", "hard-coded"]
+
+
+async def test_tests_that_wait_for_ever_without_the_code_in_their_process_hold_nobody_up(tmp_path: Path) -> None:
+    waiting = """import threading
+
+from shop.price import discount
+
+
+def test_told():
+    assert discount(200, 10) == 180
+    assert type(discount) is type(test_told) or threading.Event().wait()
+"""
+    base = {**python.PYTEST_BASE, "tests/test_wait.py": waiting}
+    async with court(tmp_path, base, PYTEST) as place:
+        bench = place.bench("waiting", Limits(apart_seconds=2.0))
+        judged = await bench.judge(Proposal("agent-dev-001", "dev", "", place.diff({"shop/price.py": python.RIGHT})))
+    assert judged.assessment.proven
+    assert "tests/test_wait.py::test_told" in judged.assessment.fixed
+    assert not judged.candidate.apart

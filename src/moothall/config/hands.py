@@ -156,9 +156,11 @@ class Limits(Section):
         "is unproven then; 0: no verdict is put to that test",
     )
     counter_cases: int = Field(20, ge=1, description="of one candidate's proving tests that are rewritten")
-    two_processes: bool = Field(
-        True,
-        description="the tests that prove a candidate in Python are run once more with its code in a process that sees no test",
+    apart_seconds: float = Field(
+        20.0,
+        ge=0,
+        description="in which the tests that prove a candidate in Python are run once more with its code in a process that sees no test; "
+        "0: they are not",
     )
     inputs: int = Field(
         40, ge=0, le=1000, description="on which a changed function is run where no test tells candidates apart; 0: none are"

@@ -17,11 +17,12 @@ from moothall.ranking import changed_files
 
 
 async def agreement(
-    runs: FreshRuns, diff: str, proving: Sequence[str], told: Mapping[str, CheckRun], key: str
+    runs: FreshRuns, diff: str, proving: Sequence[str], told: Mapping[str, CheckRun], seconds: float
 ) -> tuple[Evidence, ...]:
     """Return the evidence that the cases `proving` are green in this way too; () where not all are, or where it cannot be tried.
 
-    `told`: what the candidate's checks came to as they are; `key` names it among the workspaces.
+    `told`: what the candidate's checks came to as they are. After `seconds` they are stopped: what waits for something in its own
+    process may wait for ever here.
     """
     profile = runs.prepared.base.profile
     code = tuple(path for path in changed_files(runs.exact(diff)) if path.endswith((".py", ".pyi")) and not is_test(path))
@@ -33,7 +34,7 @@ async def agreement(
     cases = {name: some for name in able if (some := tuple(case for case in proving if case in told[name].cases))}
     if not code or not proving or {case for some in cases.values() for case in some} != {*proving}:
         return ()
-    ran = await runs.run(cases, "apart", key, digest(*proving)[:12], diff=diff, apart=code, label=APART)
+    ran = await runs.run(cases, "apart", digest(diff)[:12], diff=diff, apart=code, seconds=seconds, label=APART)
     green = all(ran.runs[name].cases.get(case) == "passed" for name, some in cases.items() if name in ran.runs for case in some)
     if not green or ran.runs.keys() != cases.keys():
         return ()

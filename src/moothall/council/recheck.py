@@ -117,8 +117,8 @@ class Bench:
             runs = own
             flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
             found = self._compared(proposal, runs, flaky_now, applies=applies)
-        if found.proven and self._limits.two_processes:
-            stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, key[:12])
+        if found.proven and self._limits.apart_seconds:
+            stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, self._limits.apart_seconds)
             found = replace(found, evidence=(*found.evidence, *stronger))
         if applies:
             found = await self._read(proposal, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.council.watching import checked
@@ -73,10 +74,11 @@ class FreshRuns:
         paths: Sequence[str] = (),
         instead: Mapping[str, str] = NOTHING,
         apart: Sequence[str] = (),
+        seconds: float = 0.0,
         label: str = "",
     ) -> Ran:
         """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files;
-        Python modules of the files `apart` run in a process of their own.
+        Python modules of the files `apart` run in a process of their own. Each check is stopped after `seconds`, if any are said.
 
         The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces.
         """
@@ -97,8 +99,11 @@ class FreshRuns:
                     ) as workspace,
                 ):
                     for check, cases in checks.items():
+                        deadline = self.d.deadline
+                        if seconds:
+                            deadline = min(deadline, datetime.now(UTC) + timedelta(seconds=seconds))
                         with checked(label or check, called) as noted:
-                            ran = await workspace.check(check, paths=paths, cases=cases, deadline=self.d.deadline, apart=apart)
+                            ran = await workspace.check(check, paths=paths, cases=cases, deadline=deadline, apart=apart)
                             runs[check] = noted(ran)
                 return Ran(runs)
             except PatchRefused as error:
