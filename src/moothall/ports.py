@@ -18,7 +18,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.repository import Base, Patch, Prepared
+from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.domain.topic import Channel, Topic
@@ -280,11 +280,15 @@ class Repositories(Protocol):
         """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
         ...
 
-    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
-        """Commit `diff` on the base (same input, same sha), make the branch where the repository's push
+    async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
+        """Commit `diff` on the base and the commits that are merged in it (same input, same sha), make the branch where the repository's push
         policy allows and return the commit's sha. The checked-out tree stays untouched.
         """
         ...
+
+
+Land = Callable[[RepositoryRef, str, str, str, str], Awaitable[Landed]]
+"""Does with an approved commit of a repository, which lies on a branch, what the repository's policy says: commit, branch, message, tenant."""
 
 
 class Deliberations(Protocol):

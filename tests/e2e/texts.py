@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from served import Served
 
 from house import turn
@@ -27,7 +28,7 @@ import sys
 sys.path.insert(0, ".")
 from tools import texts
 assert texts.first() == "first"
-assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french"}
+assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french", "moved"}
 """
 
 
@@ -38,10 +39,13 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
         two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
         last = {"id": "last", "role": "dev", "description": "the last", "criteria": [1, 2], "after": ["one", "two"]}
-        tasks = {"tasks": [last, one, two]}
+        alone = {"id": "alone", "role": "dev", "description": "all of it", "criteria": [1, 2]}
+        tasks = {"tasks": [alone] if "ALONE" in said else [last, one, two]}
         return json.dumps({"thought": "", "finish": json.dumps(tasks)})
     if "sent back: Say it in French" in said:
         return turn("files.append", path="tools/texts.py", content='\n\ndef french():\n    return "premier"\n')
+    if "does not go together" in said:
+        return turn("files.edit", path="tools/texts.py", old='mode = "moved"', new='mode = "both"')
     if "they disagree" in said:
         return turn("files.edit", path="tools/texts.py", old='mode = "one"', new='mode = "both"')
     wanted = said.partition("It is done when:")[2]
@@ -74,6 +78,7 @@ class Person:
         self.board = PlanningServiceStub(house.channel)
         self.stub = house.stub(PERSON)
         self.story_id = story_id
+        self.house = house
 
     async def create(self, brief: str) -> None:
         request = pb.CreateStoryRequest(title="Texts in both cases", brief=brief, ac=AC, repository="project")
@@ -91,6 +96,20 @@ class Person:
         request = pb.TransitionRequest(story_id=self.story_id, event=event)
         async with asyncio.timeout(90):
             while (await self.board.Transition(request, metadata=METADATA)).blocked:
+                await asyncio.sleep(0.1)
+
+    async def delivered(self) -> dict[str, Any]:
+        """Return what became of the story, told after its last move to done."""
+        headers = {"Authorization": METADATA[0][1]}
+        url = f"http://{self.house.web}/api/v1/stories/{self.story_id}"
+        async with asyncio.timeout(90), aiohttp.ClientSession(headers=headers) as session:
+            while True:
+                async with session.get(url) as response:
+                    history = (await response.json())["history"]
+                done = max(place for place, event in enumerate(history) if event["data"].get("to_state") == "done")
+                told = [event["data"] for event in history[done:] if event["type"] == "moothall.story.delivered"]
+                if told:
+                    return dict(told[0])
                 await asyncio.sleep(0.1)
 
     async def board_now(self) -> Any:

@@ -140,6 +140,7 @@ class Chronicle:
     def approved(self) -> Chronicle:
         """The product owner says yes."""
         self.of_story(EventType.STORY_CHECKED, task_id=self.task_id, moved="m", status="passed", branch="moothall/story-1")
+        self.of_story(EventType.STORY_DELIVERED, moved="d", status="merged", branch="main", commit_sha=digest("merge")[:40])
         self.of_story(EventType.DECISION_MADE, task_id=self.task_id, approver="ann", decision="approved", comment="thanks")
         return self
 

@@ -14,7 +14,8 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.protocol import DEFAULT_PROTOCOL
-from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest
+from moothall.domain.repository import Landed
+from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 
 MOST_SEATS = 16
@@ -26,6 +27,20 @@ class _Kept:
     deliberation: Deliberation
     outcome: Outcome
     events: list[Recorded] = field(default_factory=list)
+
+
+@dataclass
+class Lands:
+    """Implements `ports.Land`: says what it is told to say, of one commit after the other, and that it was left after that."""
+
+    says: list[Landed] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    async def __call__(self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str) -> Landed:
+        """Remember commit and message."""
+        del ref, tenant
+        self.asked.append((commit_sha, message))
+        return self.says.pop(0) if self.says else Landed("left", branch, commit_sha)
 
 
 class MemoryDesk:

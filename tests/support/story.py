@@ -311,7 +311,7 @@ class Remembering:
         """No commit is kept here."""
         raise PatchRefused(f"the commit {commit_sha} of {base.repository} is not here")
 
-    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+    async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
         """Remember the branch; wait at its gate if it has one."""
         self.deliveries += 1
         await asyncio.sleep(0)

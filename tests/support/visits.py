@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,9 +78,9 @@ class OneRepository:
         del base, commit_sha
         return ""
 
-    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
+    async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
         """Nothing is delivered."""
-        del base, diff, branch, message
+        del base, diff, branch, message, merged
         raise NotFound("nothing can be delivered here")
 
 

@@ -79,6 +79,17 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             commit_sha="its commit",
             why="why it failed",
         ),
+        _spec(
+            _E.STORY_DELIVERED,
+            _C.STORIES,
+            {"story_id": "the story"},
+            moved="the move to done with which it was approved",
+            status="left, pushed or merged, as the repository's policy says; failed where it does not go together with the base any more",
+            branch="where it lies",
+            commit_sha="its commit there",
+            start="where it failed: the commit on which it is changed",
+            why="why it was left, or failed",
+        ),
         _spec(_E.STORY_COMMENTED, _C.STORIES, _STORY, comment="the words", actor="who"),
         _spec(
             _E.PLAN_DERIVED,

@@ -15,7 +15,7 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.repositories.registry import PushPolicy, Registered
+    from moothall.repositories.registry import Approval, PushPolicy, Registered
     from moothall.repositories.trusted import TrustedRepositories
 
 
@@ -33,6 +33,13 @@ def repo() -> None:
 @click.argument("where")
 @click.option("--id", "repository_id", default="", help="An id of your own; made from the path or URL by default.")
 @click.option("--push", type=click.Choice(["local-branch", "push", "none"]), default=None, help="What becomes of a winner.")
+@click.option(
+    "--on-approval",
+    type=click.Choice(["leave", "push", "merge"]),
+    default=None,
+    help="What becomes of an approved story: its branch is left (the default), handed over, or merged into --base.",
+)
+@click.option("--base", default="", help="The branch that approved stories are merged into; by default the one checked out now.")
 @click.option("--credential", default="", help="env:NAME or file:PATH of what a push or fetch needs; never the secret itself.")
 @click.option("--setup", multiple=True, help="A command that sets it up, instead of what is found out; repeatable, in order.")
 @click.option("--check", "checks", multiple=True, help="NAME=COMMAND of a check, instead of what is found out; repeatable.")
@@ -49,6 +56,8 @@ def add(
     where: str,
     repository_id: str,
     push: str | None,
+    on_approval: str | None,
+    base: str,
     credential: str,
     setup: tuple[str, ...],
     checks: tuple[str, ...],
@@ -67,8 +76,16 @@ def add(
 
     async def register(repositories: TrustedRepositories) -> Registered:
         kept: PushPolicy | None = push  # type: ignore[assignment] # click checked it
+        approval: Approval | None = on_approval  # type: ignore[assignment] # as well
         return await repositories.register(
-            where, tenant=tenant, id=repository_id, push=kept, credential=credential, commands=commands
+            where,
+            tenant=tenant,
+            id=repository_id,
+            push=kept,
+            on_approval=approval,
+            base=base,
+            credential=credential,
+            commands=commands,
         )
 
     run(_add(settings_of(context), register, as_json=as_json))

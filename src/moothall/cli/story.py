@@ -150,6 +150,7 @@ def _line(event: Event) -> str:
         EventType.STORY_CREATED: f"{words['actor']} put it on the board",
         EventType.STORY_TRANSITIONED: f"{words['actor']}: {words['event']} → {words['to_state']}{tail}",
         EventType.STORY_COMMENTED: f"{words['actor']} says{tail}",
+        EventType.STORY_DELIVERED: f"{words['status']}: {words['branch']} {words['why']}".rstrip(),
         EventType.STORY_CHECKED: f"checked as a whole: {words['status']} {words['branch']} {words['why']}".rstrip(),
         EventType.PLAN_DERIVED: f"tasks: {_tasks(tasks)}",
         EventType.PLAN_FINISHED: f"tasks {words['status']}",

@@ -26,7 +26,7 @@ async def deliver(repositories: Repositories, deliberation: Deliberation, outcom
         with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.timed():
             base = await repositories.resolve(ref, tenant=deliberation.tenant)
             diff = await _exact(repositories, base, winner)
-            sha = await repositories.deliver(base, diff, branch, _message(deliberation, outcome))
+            sha = await repositories.deliver(base, diff, branch, _message(deliberation, outcome), deliberation.merge)
     except MoothallError as error:
         log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
         said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"

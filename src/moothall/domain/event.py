@@ -20,6 +20,7 @@ class EventType(StrEnum):
     STORY_CHANGED = "moothall.story.changed"
     STORY_TRANSITIONED = "moothall.story.transitioned"
     STORY_CHECKED = "moothall.story.checked"
+    STORY_DELIVERED = "moothall.story.delivered"
     STORY_COMMENTED = "moothall.story.commented"
     PLAN_DERIVED = "moothall.plan.derived"
     DELIBERATION_REQUESTED = "moothall.deliberation.requested"

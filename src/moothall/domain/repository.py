@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from moothall.domain.evidence import CheckRun
 
@@ -107,3 +108,19 @@ class Patch:
     diff: str
     paths: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What became of an approved commit.
+
+    `status`: `left` on its branch, `pushed` as that branch, `merged` into `branch` as `commit_sha`, or `moved`: `branch` is at `tip` now,
+    which the commit was not checked with; `diff` is then what the commit changes. `why` it was left, where more was wanted.
+    """
+
+    status: Literal["left", "pushed", "merged", "moved"]
+    branch: str = ""
+    commit_sha: str = ""
+    tip: str = ""
+    diff: str = ""
+    why: str = ""

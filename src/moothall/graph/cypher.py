@@ -61,6 +61,15 @@ _REVIEWS = _gather("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made
 _CHECKS = _gather("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="evidence")
 _DECISIONS = _gather("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
 
+_DECISIONS_OF_STORY = _gather(
+    "d",
+    "(d)<-[:DELIBERATED_IN]-(:Task)<-[:HAS_TASK]-(:Story)-[:DECIDED_BY]->(dec:Decision)",
+    "dec",
+    _DECISION,
+    order="dec.made_at, dec.key",
+    column="decisions",
+)
+
 PROVENANCE = (
     """
 MATCH (c:Commit {uid: $commit_sha_uid})<-[:DELIVERED_AS]-(p:Proposal)<-[:PROPOSED]-(s:Seat)<-[:HAS_SEAT]-(d:Deliberation)
@@ -70,7 +79,7 @@ WHERE $path = '' OR $path IN p.paths"""
     + _CHECKS
     + _gather("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, order="m.made_at, m.key", column="model_calls")
     + _gather("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, order="x.finished_at, x.key", column="tool_calls")
-    + _DECISIONS
+    + _DECISIONS_OF_STORY
     + f"""
 RETURN c.key AS commit, {_or_null("repo", _REPOSITORY)} AS repository, {_or_null("st", _STORY)} AS story,
   {_TASK} AS task, {_DELIBERATION} AS deliberation, {_SEAT} AS seat, {_PROPOSAL} AS proposal,

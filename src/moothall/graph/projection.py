@@ -135,6 +135,14 @@ def _on_whole_checked(t: _Telling) -> None:
         t.writes.relate(t.story, "CHECKED_IN", t.deliberation)
 
 
+def _on_delivered(t: _Telling) -> None:
+    t.writes.tell(
+        t.story, "delivered", t.by, delivered=t.data.get("status"), delivered_to=t.data.get("branch"), delivered_at=t.time
+    )
+    if t.text("commit_sha"):
+        t.writes.relate(t.story, "DELIVERED_IN", t.ref("Commit", t.text("commit_sha")))
+
+
 def _on_commented(t: _Telling) -> None:
     comment = t.ref("Comment", t.event.id)
     t.writes.tell(comment, "made", t.by, comment=t.data.get("comment"), actor=t.data.get("actor"), made_at=t.time)
@@ -366,6 +374,7 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.STORY_CHANGED: (("story_id",), _on_told),
     EventType.STORY_TRANSITIONED: (("story_id",), _on_moved),
     EventType.STORY_CHECKED: (("story_id",), _on_whole_checked),
+    EventType.STORY_DELIVERED: (("story_id",), _on_delivered),
     EventType.STORY_COMMENTED: (("story_id",), _on_commented),
     EventType.PLAN_DERIVED: (("story_id", "plan_id"), _on_planned),
     EventType.PLAN_FINISHED: (("story_id", "plan_id"), _on_plan_finished),

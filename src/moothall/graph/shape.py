@@ -76,6 +76,7 @@ _LABELS = (
             Group("told", {**_words("text", "headline brief repository rigor told_at"), "criteria": "texts"}, latest=True),
             Group("moved", _words("text", "state moved_at"), latest=True),
             Group("checked", _words("text", "check branch commit_sha why checked_at"), latest=True),
+            Group("delivered", _words("text", "delivered delivered_to delivered_at"), latest=True),
         ),
     ),
     Label(
@@ -227,6 +228,7 @@ RELATIONS = (
     Relation("Story", "PLANNED_AS", "Plan", "a plan of the story"),
     Relation("Story", "MOVED_BY", "Transition", "a change of its state"),
     Relation("Story", "CHECKED_IN", "Deliberation", "its winners were brought together and checked as a whole there"),
+    Relation("Story", "DELIVERED_IN", "Commit", "what approval made of it: the commit on its branch, or the merge into another"),
     Relation("Story", "HAS_COMMENT", "Comment", "said about it"),
     Relation("Story", "DECIDED_BY", "Decision", "a decision on it"),
     Relation("Plan", "CONTAINS", "Task", "the task is part of the plan"),

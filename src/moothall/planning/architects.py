@@ -40,6 +40,11 @@ class _Answer(BaseModel):
     tasks: tuple[_Task, ...] = Field(min_length=1)
 
 
+def design_task(plan_id: str) -> str:
+    """Return the id of the deliberation that derives the tasks of a plan."""
+    return f"design-{plan_id.removeprefix('plan-')}"
+
+
 def question(story: Story, task_id: str, plan_id: str, *, seats: int, most: int) -> DeliberationRequest:
     """Return what architects are asked: to divide a story into at most `most` tasks."""
     criteria = "\n".join(f"{number}. {line}" for number, line in enumerate(story.ac, 1)) or "(none)"

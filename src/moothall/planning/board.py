@@ -17,13 +17,16 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Permanent
 from moothall.planning import coach
 from moothall.planning import story as stories
+from moothall.planning.architects import design_task
 from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, Need, Stand, decide, lifecycle
 from moothall.ports import Log
 from moothall.telemetry.events import write
 
 _COMMENT = 4_000
-COMPLETED, PASSED = "completed", "passed"
-"""How a plan, and the check of a story's result as a whole, end where all is well."""
+COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
+"""How a plan, and the check of a story's result as a whole, end where all is well; how what can't be delivered ends."""
+_GATES = ("accept", "reject")
+"""How the events begin by which people decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Card:
     """A story on the board; `seq` is that of its last event, 0 for one that there is not; not `created`: something is known of it, but
     nobody put it on the board. `entered` is the event that moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how
     they ended since then, `worn` that they ended before. `commits` are what they came to since the story was designed, newest first,
-    `check` is the last check of all that as a whole, of `checks`.
+    `check` is the last check of all that as a whole, of `checks`; `delivery` what approval did with it last. `decided`
+    is the last move that is recorded as a decision.
     """
 
     story: Story
@@ -46,6 +50,8 @@ class Card:
     commits: tuple[str, ...] = ()
     check: Event | None = None
     checks: int = 0
+    delivery: Event | None = None
+    decided: str = ""
 
     @property
     def moved(self) -> str:
@@ -162,7 +168,7 @@ class Board:
         `Overtaken` naming the state that another move led to.
         """
         _check_comment(comment)
-        card = await self.card(story_id, who)
+        card = await self.settle(await self.card(story_id, who))
         before = card.stand.state
         roles = {SYSTEM} if system else who.roles
         while True:
@@ -182,7 +188,7 @@ class Board:
                 EventType.STORY_TRANSITIONED,
                 story_id,
                 data,
-                ordinal=digest(event, who.name, comment, str(card.seq)),
+                ordinal=digest(event, who.name, comment, card.moved),
                 tenant=who.tenant,
             )
             try:
@@ -194,7 +200,34 @@ class Board:
                 if card.stand.state != before:
                     raise Overtaken(f"story {story_id} is in {card.stand.state} now: another move came first") from None
             else:
-                return _enter(replace(card, seq=seq), after, told)
+                return await self.settle(_enter(replace(card, seq=seq), after, told))
+
+    async def settle(self, card: Card) -> Card:
+        """Record the decision that the last move of a story was, if that is not done yet; return how the story stands then."""
+        if card.decided == card.moved or (decision := _decision(card)) is None:
+            return card
+        return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
+
+
+def _decision(card: Card) -> Event | None:
+    """Return the decision that the last move of a story was; None where nobody decided on anything."""
+    moved = card.entered
+    if moved is None or not str(moved.data.get("event")).startswith(_GATES):
+        return None
+    said = str(moved.data.get("event"))
+    comment = str(moved.data.get("comment") or "")
+    designed = card.plan is not None and moved.data.get("from_state") == "design" and card.plan.data.get("by") == "architects"
+    plan_id = str(card.plan.data.get("plan_id")) if card.plan else ""
+    checked = str(card.check.data.get("task_id") or "") if card.check and moved.data.get("from_state") != "design" else ""
+    data = {
+        "story_id": card.story.id,
+        "task_id": design_task(plan_id) if designed else checked,
+        "approver": moved.data.get("actor"),
+        "decision": "approved" if said.startswith("accept") else "changes" if comment else "rejected",
+        "comment": comment,
+    }
+    origin = {"ordinal": moved.id, "causationid": moved.id, "tenant": moved.tenant}
+    return write(EventType.DECISION_MADE, card.story.id, data, **origin, time=moved.time)
 
 
 def _check_comment(text: str) -> None:
@@ -221,19 +254,26 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
         made = [str(sha) for sha in made] if isinstance(made, list | tuple) else []
         return replace(card, ended=event, commits=tuple(dict.fromkeys((*made, *card.commits))))
     if event.type is EventType.STORY_CHECKED:
-        return replace(card, check=event, checks=card.checks + 1)
+        card = replace(card, check=event, checks=card.checks + 1)
+    elif event.type is EventType.STORY_DELIVERED:
+        card = replace(card, delivery=event)
+    elif event.type is EventType.DECISION_MADE:
+        card = replace(card, decided=event.causationid)
     return card
 
 
 def _enter(card: Card, stand: Stand, event: Event) -> Card:
-    """Return a card in another state. A design begins anew; elsewhere what was made stays."""
+    """Return a card in another state. A design begins anew, and so does what did not go together with its base; elsewhere what was
+    made stays.
+    """
+    anew = stand.state == "design" or card.stand.state in lifecycle().end
     return replace(
         card,
         stand=stand,
         entered=event,
         ended=None,
         worn=card.worn or card.ended is not None,
-        commits=() if stand.state == "design" else card.commits,
+        commits=() if anew else card.commits,
     )
 
 
@@ -265,6 +305,8 @@ def _fact(card: Card, event: Event) -> Need | None:
         return "built"
     if event.type is EventType.STORY_CHECKED and status == PASSED and event.data.get("moved") == card.moved:
         return "checked"
+    if event.type is EventType.STORY_DELIVERED and status == FAILED and event.data.get("moved") == card.moved:
+        return "failed"
     return None
 
 

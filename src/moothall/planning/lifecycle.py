@@ -20,7 +20,7 @@ from moothall.errors import InvalidRequest, Permanent, Refused
 SYSTEM = "system"
 DEFAULT_RIGOR = "L1"
 Role = Literal["po", "qa", "architect", "operator", "system"]
-Need = Literal["ready", "planned", "built", "checked"]
+Need = Literal["ready", "planned", "built", "checked", "failed"]
 _BACK = ("reject", "shelve")
 _Name = Annotated[str, Field(pattern="^[a-z][a-z_]{0,31}$")]
 _WORDS: Mapping[Need, str] = {
@@ -28,6 +28,7 @@ _WORDS: Mapping[Need, str] = {
     "planned": "its tasks are not derived yet",
     "built": "its tasks are not all done with a winner",
     "checked": "its branch is not checked as a whole on a clean checkout, or the check was red",
+    "failed": "it goes together with the base that it was approved for",
 }
 
 
@@ -124,7 +125,7 @@ def decide(stand: Stand, event: str, roles: Collection[str]) -> Stand:
     leaving = table.leaving(stand.state)
     found = next((item for item in leaving if item.event == event), None)
     if found is None:
-        possible = ", ".join(item.event for item in leaving) or "nothing: it has ended"
+        possible = "nothing: it has ended" if stand.state in table.end else ", ".join(item.event for item in leaving)
         raise InvalidRequest(f"{event[:40]!r} does not happen to a story in {stand.state}; possible are {possible}")
     if not set(found.by) & set(roles):
         raise Refused(f"{event} needs one of the roles {', '.join(found.by)}")

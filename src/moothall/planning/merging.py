@@ -46,25 +46,33 @@ async def together(desk: Deliberations, name: str, commits: Sequence[str], aim: 
     """Return how the deliberation ended that brought the commits together, or the one for whose sake it could not: the winner's commit has
     the work of all. `name` is the task id of the first.
     """
-    whole = await ask(desk, _merge(name, commits, aim), who)
+    whole = await ask(desk, merge_request(name, commits, aim), who)
     if not _disagree(whole) or len(commits) < 2:  # noqa: PLR2004 - two can disagree
         return whole
     held = commits[0]
     for number, commit in enumerate(commits[1:], 1):
-        step = await ask(desk, _merge(f"{name}-{number}", (held, commit), aim), who)
+        step = await ask(desk, merge_request(f"{name}-{number}", (held, commit), aim), who)
         if _disagree(step):
             step = await ask(desk, _settle(f"{name}-{number}-c", held, commit, step, aim), who)
         if not step.commit_sha:
             return step
         held = step.commit_sha
-    return await ask(desk, _merge(f"{name}-all", (held,), aim), who)
+    return await ask(desk, merge_request(f"{name}-all", (held,), aim), who)
+
+
+def why_not(end: Outcome) -> str:
+    """Return why a deliberation has no winner, in a line or two."""
+    reasons = end.results[0].reasons if end.results else ()
+    said = (end.error_message, *(seat.error_message for seat in end.seats), "; ".join(reasons))
+    return next((text for text in said if text), f"it ended {end.status.value.lower()}")
 
 
 def _disagree(end: Outcome) -> bool:
     return any(seat.error_code == MergeConflict.code for seat in end.seats)
 
 
-def _merge(task_id: str, commits: Sequence[str], aim: Aim) -> DeliberationRequest:
+def merge_request(task_id: str, commits: Sequence[str], aim: Aim) -> DeliberationRequest:
+    """Return the request that brings commits together and judges what they come to."""
     return DeliberationRequest(
         description=f"{aim.description}\n\nWhat was done for this is brought together.",
         role="dev",
@@ -86,7 +94,7 @@ def _settle(task_id: str, held: str, commit: str, step: Outcome, aim: Aim) -> De
         f"does, and keep what both are for.\n\n{aim.description}\n\n{said}"
     )
     return replace(
-        _merge(task_id, (), aim),
+        merge_request(task_id, (), aim),
         description=told,
         repository=replace(aim.repository, ref=held),
         protocol="",

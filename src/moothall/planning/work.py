@@ -1,7 +1,7 @@
 """The work on stories: what is due is done, each once, and all that it comes to is in the log.
 
 On the board: in `design` a story's tasks are derived, in `build` they are handed out, in `test` what they came to is brought together and
-checked as a whole; one that was sent back is changed as its rejection says. A plan of a story that is not on the board is open from its
+checked as a whole, in `done` it is delivered; one that was sent back is changed as its rejection says. A plan of a story that is not on the board is open from its
 `plan.derived` to its `plan.finished`. After a restart what is open is done again, and since the ids of tasks and the requests follow from
 what is recorded, asking again for what was asked before changes nothing.
 """
@@ -22,13 +22,14 @@ from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, Temporary
-from moothall.planning.architects import question, read_tasks
-from moothall.planning.board import COMPLETED, PASSED, Board, Card
+from moothall.planning.architects import design_task, question, read_tasks
+from moothall.planning.board import COMPLETED, FAILED, PASSED, Board, Card
 from moothall.planning.derive import check_plan, repair
+from moothall.planning.landing import land
 from moothall.planning.lifecycle import lifecycle
-from moothall.planning.merging import Aim, ask, together
+from moothall.planning.merging import Aim, ask, together, why_not
 from moothall.planning.planner import Planner, derivation_of, moves_to_planning
-from moothall.ports import Deliberations, Log
+from moothall.ports import Deliberations, Land, Log
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -54,13 +55,16 @@ class _End:
 
 
 class Work:
-    """Does what is due until cancelled. `architects`: how many divide a story into tasks; with none its roles do."""
+    """Does what is due until cancelled. `land_` does with an approved commit what its repository's policy says. `architects`: how many divide a story into tasks; with none its roles do."""
 
-    def __init__(self, bus: Log, desk: Deliberations, limits: Limits, planner: Planner, architects: int = 0) -> None:
+    def __init__(
+        self, bus: Log, desk: Deliberations, limits: Limits, planner: Planner, land_: Land, *, architects: int = 0
+    ) -> None:
         self._bus = bus
         self._desk = desk
         self._limits = limits
         self._planner = planner
+        self._land = land_
         self._architects = architects
         self._board = Board(bus)
         self._room = asyncio.Semaphore(limits.plans)
@@ -115,6 +119,7 @@ class Work:
 
     async def _go_on(self, card: Card, group: asyncio.TaskGroup) -> None:
         """Do what is due for a story where it stands now."""
+        await self._board.settle(card)
         state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
         plan_id = f"plan-{digest(card.moved)[:16]}"  # of a stay
         if state == "design" and "planned" not in facts:
@@ -130,6 +135,10 @@ class Work:
             self._hand_out(card.plan, group)
         elif state == "test" and "checked" not in facts and (card.check is None or card.check.data.get("moved") != card.moved):
             self._once(card.moved, lambda: self._check(card, who), group)
+        elif state == "done" and "failed" in facts:
+            await self._board.move(card.story.id, "reopen", who, system=True)
+        elif state == "done" and (card.delivery is None or card.delivery.data.get("moved") != card.moved):
+            self._once(card.moved, lambda: self._deliver(card, who), group)
 
     def _once(self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup) -> None:
         if key not in self._begun:
@@ -152,10 +161,10 @@ class Work:
     async def _by_architects(self, story: Story, plan: Plan, who: Principal) -> Plan:
         """Return the plan with the tasks of a council of architects, or with the reason why it has none."""
         most = self._limits.plan_tasks
-        asked = question(story, f"design-{plan.plan_id.removeprefix('plan-')}", plan.plan_id, seats=self._architects, most=most)
+        asked = question(story, design_task(plan.plan_id), plan.plan_id, seats=self._architects, most=most)
         end = await ask(self._desk, asked, who)
         if not end.results or not end.winner_id:
-            return replace(plan, why=f"the architects have no answer: {_why(end)}")
+            return replace(plan, why=f"the architects have no answer: {why_not(end)[:2000]}")
         said = end.results[0].content
         try:
             tasks = read_tasks(said, story, plan.plan_id, tenant=who.tenant, most=most, chars=self._limits.task_chars)
@@ -226,10 +235,16 @@ class Work:
             tried = end.commit_sha or next((result.commit_sha for result in end.results), "")
             data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
             if not end.commit_sha:
-                data |= {"status": "failed", "why": _why(end)}
+                data |= {"status": "failed", "why": why_not(end)[:2000]}
         await self._bus.publish(
             write(EventType.STORY_CHECKED, story.id, data, ordinal=card.moved, causationid=card.moved, tenant=who.tenant)
         )
+
+    async def _deliver(self, card: Card, who: Principal) -> None:
+        """Do with an approved story what its repository's policy says, and record what became of it."""
+        history = await self._board.history(card.story.id, who)
+        if (told := await land(self._desk, self._land, card, history, self._limits.task_chars)) is not None:
+            await self._bus.publish(told)
 
 
 async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -> None:
@@ -259,16 +274,12 @@ def _told(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
 
 
-def _why(end: Outcome) -> str:
-    """Return why a deliberation has no winner, in a line or two."""
-    reasons = end.results[0].reasons if end.results else ()
-    said = (end.error_message, *(seat.error_message for seat in end.seats), "; ".join(reasons))
-    return next((text for text in said if text), f"it ended {end.status.value.lower()}")[:2000]
-
-
 def _repair(card: Card, plan_id: str, limits: Limits) -> AtomicTask:
-    """Return the task of a story that was sent back: on what there is of it, told why."""
+    """Return the task of a story that was sent back, or does not go together with its base: on what there is of it, told why."""
     entered = card.entered.data if card.entered else {}
+    if card.delivery is not None and card.delivery.data.get("status") == FAILED and not card.commits:
+        said = card.delivery.data
+        return repair(card.story, plan_id, str(said["why"]), str(said["start"]), tenant=_tenant(card), chars=limits.task_chars)
     checked = str(card.check.data.get("commit_sha") or "") if card.check else ""
     start = checked or next(iter(card.commits), "")
     comment = str(entered.get("comment") or "") or (str(card.check.data.get("why") or "") if card.check else "")

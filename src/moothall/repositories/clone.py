@@ -267,8 +267,8 @@ class TrustedClone:
             await self._refusable("update-index", "--add", "--remove", "--replace", "-z", "--index-info", stdin=listing, env=env)
             return await self._commit(base_sha, parent or base_sha, message, env)
 
-    async def apply(self, base_sha: str, diff: str, message: str = "") -> Patch:
-        """Apply a git diff to the base and commit it. Raises `PatchRefused` where it doesn't apply or mayn't."""
+    async def apply(self, base_sha: str, diff: str, message: str = "", merged: Sequence[str] = ()) -> Patch:
+        """Apply a git diff to the base and commit it; `merged` are commits whose work it is, its other parents. Raises `PatchRefused` where it doesn't apply or mayn't."""
         raw = diff.encode(errors="surrogateescape")
         cap = self._settings.max_patch_bytes
         if len(raw) > cap:
@@ -276,16 +276,16 @@ class TrustedClone:
         rules.check_binaries(raw, self._settings.max_file_bytes)
         for _ in range(TRIES - 1):
             with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
-                return await self._applied(base_sha, raw, message)
-        return await self._applied(base_sha, raw, message)
+                return await self._applied(base_sha, raw, message, merged)
+        return await self._applied(base_sha, raw, message, merged)
 
-    async def _applied(self, base_sha: str, raw: bytes, message: str) -> Patch:
+    async def _applied(self, base_sha: str, raw: bytes, message: str, merged: Sequence[str]) -> Patch:
         async with self._index(base_sha) as env:
             if raw.strip():
                 await self._refusable(
                     "apply", "--cached", "--whitespace=nowarn", "-", stdin=raw, env=env, caps=Caps(memory_bytes=_APPLY_MEMORY)
                 )
-            return await self._commit(base_sha, base_sha, message, env)
+            return await self._commit(base_sha, base_sha, message, env, merged)
 
     async def diff(self, base_sha: str, commit_sha: str) -> str:
         """Return the git diff between two commits, which `apply` takes; files that aren't UTF-8 come as binary."""
@@ -337,11 +337,13 @@ class TrustedClone:
         )
         return tuple(out.decode().split("\0")[:-1])
 
-    async def _commit(self, base_sha: str, parent: str, message: str, env: Mapping[str, str]) -> Patch:
+    async def _commit(
+        self, base_sha: str, parent: str, message: str, env: Mapping[str, str], merged: Sequence[str] = ()
+    ) -> Patch:
         tree = (await self._run("write-tree", env=env)).strip().decode()
         if tree == (await self._run("rev-parse", f"{_check_sha(parent)}^{{tree}}")).strip().decode():
             return await self._keep(base_sha, parent) if parent != base_sha else Patch(base_sha, base_sha, "")
-        return await self._record(base_sha, tree, (parent,), message)
+        return await self._record(base_sha, tree, (parent, *merged), message)
 
     async def _record(self, base_sha: str, tree: str, parents: Sequence[str], message: str) -> Patch:
         date = (await self._run("log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(base_sha))).strip().decode()

@@ -28,15 +28,10 @@ async def branch_locally(git: GitRunner, clone: Path, local: Local, *, base_sha:
     Objects are handed over as a pack and the ref is written once: nothing there is fetched, merged or checked out.
     Raises `AlreadyExists` where the branch is another commit, `RepositoryError` where it can't be written.
     """
-    owner = _owner(local.shared)
+    owner = owner_of(local.shared)
     at, cwd = f"--git-dir={local.shared}", local.shared
     ref = f"refs/heads/{check_branch(branch)}"
-    known = await git.call(at, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)
-    wanted = f"{sha}\n" if known.status else f"{sha}\n^{base_sha}\n"
-    pack = await git.run("pack-objects", "--quiet", "--revs", "--stdout", cwd=clone, stdin=wanted.encode())
-    unpacked = await git.call(at, "unpack-objects", "-q", cwd=cwd, stdin=pack, owner=owner)
-    if unpacked.status:
-        raise RepositoryError(f"cannot write into the repository {str(local.top)!r}: {unpacked.reason}")
+    await hand_objects(git, clone, local, base_sha=base_sha, sha=sha)
     who = {"GIT_COMMITTER_NAME": "Moothall", "GIT_COMMITTER_EMAIL": "moothall@localhost"}
     made = await git.call(
         at, "update-ref", "-m", "moothall: the winner of a deliberation", ref, sha, _ABSENT, cwd=cwd, env=who, owner=owner
@@ -48,6 +43,17 @@ async def branch_locally(git: GitRunner, clone: Path, local: Local, *, base_sha:
         raise RepositoryError(f"cannot make the branch {branch!r} in {str(local.top)!r}: {made.reason}")
     if there != sha:
         raise AlreadyExists(f"the branch {branch!r} in {str(local.top)!r} is already another commit, {there[:12]}")
+
+
+async def hand_objects(git: GitRunner, clone: Path, local: Local, *, base_sha: str, sha: str) -> None:
+    """Write the objects of a commit that a local repository lacks, as far as those of `base_sha` tell. Raises `RepositoryError`."""
+    at, cwd = f"--git-dir={local.shared}", local.shared
+    known = await git.call(at, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)
+    wanted = f"{sha}\n" if known.status else f"{sha}\n^{base_sha}\n"
+    pack = await git.run("pack-objects", "--quiet", "--revs", "--stdout", cwd=clone, stdin=wanted.encode())
+    unpacked = await git.call(at, "unpack-objects", "-q", cwd=cwd, stdin=pack, owner=owner_of(local.shared))
+    if unpacked.status:
+        raise RepositoryError(f"cannot write into the repository {str(local.top)!r}: {unpacked.reason}")
 
 
 async def drop_branch(git: GitRunner, local: Local, branch: str, sha: str, *, force: bool) -> bool:
@@ -68,7 +74,7 @@ async def drop_branch(git: GitRunner, local: Local, branch: str, sha: str, *, fo
     if not force and (there != sha or set(holding.decode(errors="replace").split()) <= {ref}):
         why = "is merged nowhere" if there == sha else "has commits of somebody else's"
         raise RepositoryError(f"the branch {branch!r} {why}; merge it, or remove it all the same with --force")
-    gone = await git.call(at, "update-ref", "-d", ref, there, cwd=cwd, owner=_owner(local.shared))
+    gone = await git.call(at, "update-ref", "-d", ref, there, cwd=cwd, owner=owner_of(local.shared))
     if gone.status:
         raise RepositoryError(f"cannot remove the branch {branch!r}: {gone.reason}")
     return True
@@ -102,7 +108,7 @@ async def _push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str,
         raise RepositoryError(f"cannot push the branch {branch!r} to {url!r}: {answer.reason}")
 
 
-def _owner(path: Path) -> tuple[int, int] | None:
+def owner_of(path: Path) -> tuple[int, int] | None:
     """Return whom to write as: root leaves no files of its own in another user's repository."""
     found = path.stat()
     return (found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None

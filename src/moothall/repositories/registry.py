@@ -15,6 +15,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, NotFound, RepositoryE
 from moothall.repositories.profile import Commands
 
 PushPolicy = Literal["local-branch", "push", "none"]
+Approval = Literal["leave", "push", "merge"]
 _CREDENTIAL = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0\n]+")
 
 
@@ -27,7 +28,8 @@ def _credential(value: str) -> str:
 class Registered(BaseModel):
     """A repository of a tenant. `origin` is the absolute path of a local one, or a URL.
 
-    `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing.
+    `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing. `on_approval` says what becomes of
+    an approved story's branch: it is left, handed over though `push` says nothing, or merged into the branch `base`.
     Not `listed`: it was only used once; commits pinned then can still be used. Where `of` names
     another record, this is that one with the commands of a file that a caller named: found by its id alone.
     """
@@ -39,6 +41,8 @@ class Registered(BaseModel):
     tenant: Annotated[str, AfterValidator(lambda value: check_id(value, "the tenant"))] = "local"
     credential: Annotated[str, AfterValidator(_credential)] = ""
     push: PushPolicy = "none"
+    on_approval: Approval = "leave"
+    base: str = ""
     commands: Commands = Commands()
     listed: bool = True
     of: str = ""
@@ -68,6 +72,8 @@ def make_registered(
     id: str = "",  # noqa: A002 - the record's own word
     credential: str = "",
     push: PushPolicy | None = None,
+    on_approval: Approval = "leave",
+    base: str = "",
     commands: Commands | None = None,
     listed: bool = True,
 ) -> Registered:
@@ -79,6 +85,8 @@ def make_registered(
             tenant=tenant,
             credential=credential,
             push=push or ("local-branch" if origin.startswith("/") else "none"),
+            on_approval=on_approval,
+            base=base,
             commands=commands or Commands(),
             listed=listed,
         )

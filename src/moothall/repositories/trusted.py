@@ -10,21 +10,22 @@ from pathlib import Path
 
 from moothall.config import Workspace as Settings
 from moothall.domain.ids import digest
-from moothall.domain.repository import Base, Patch, Prepared
+from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryError
-from moothall.repositories import delivery, sources
+from moothall.repositories import delivery, landing, sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
 from moothall.repositories.profile import OWN_FILE, TEXT_BYTES, Commands, read_profile, read_text
-from moothall.repositories.registry import PushPolicy, Registered, Registry, make_registered
+from moothall.repositories.registry import Approval, PushPolicy, Registered, Registry, make_registered
 from moothall.repositories.submodules import Submodules
 from moothall.repositories.transport import Pin, hide_reason, refuse_any, registered_transport, stranger_transport
 
 Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
 """Makes a base ready to work on."""
 _SHA = re.compile(r"[0-9a-f]{40}")
+_TRIES = 3  # of moving a branch that others move too
 
 
 class TrustedRepositories:
@@ -68,9 +69,12 @@ class TrustedRepositories:
         id: str = "",  # noqa: A002 - the record's own word
         credential: str = "",
         push: PushPolicy | None = None,
+        on_approval: Approval | None = None,
+        base: str = "",
         commands: Commands | None = None,
     ) -> Registered:
-        """Record a path or URL for the operator, who may name any; what is not given stays as it was.
+        """Record a path or URL for the operator, who may name any; what is not given stays as it was. Approved stories are merged into
+        `base`, by default the branch that is checked out in a local repository now.
 
         Raises `RepositoryError`, `InvalidRequest`, `Refused`, `AlreadyExists`.
         """
@@ -82,10 +86,15 @@ class TrustedRepositories:
         known = await asyncio.to_thread(self.registry.of_origin, place, tenant)
         if known and id not in {"", known.id}:
             known = None
+        approval = on_approval or (known.on_approval if known else "leave")
+        if approval == "merge":
+            base = await self._base(place, base or (known.base if known else ""))
         entry = make_registered(
             place,
             tenant=tenant,
             id=id or (known.id if known else ""),
+            on_approval=approval,
+            base=base,
             credential=credential or (known.credential if known else ""),
             push=push or (known.push if known else None),
             commands=commands or (known.commands if known else None),
@@ -94,6 +103,20 @@ class TrustedRepositories:
             raise InvalidRequest("a URL's push policy is 'push' or 'none'; only a local repository gets a branch")
         await asyncio.to_thread(self.registry.add, entry)
         return entry
+
+    async def _base(self, place: str, named: str) -> str:
+        """Return the branch into which approved stories are merged. Raises `InvalidRequest`, `RepositoryError`."""
+        if named:
+            return sources.check_ref(named)
+        if sources.is_url(place):
+            raise InvalidRequest("into which branch are approved stories merged? say it with --base, such as --base main")
+        local = await sources.find_local(self._git, Path(place))
+        at = await self._git.call(f"--git-dir={local.git_dir}", "symbolic-ref", "--short", "HEAD", cwd=local.git_dir)
+        if at.status:
+            raise InvalidRequest(
+                f"no branch is checked out in {place!r}; name the one that approved stories are merged into with --base"
+            )
+        return at.out.decode().strip()
 
     async def with_profile(self, entry: Registered, commands: Commands) -> Registered:
         """Record `entry` once more, with other commands, for those who ask for just these; the same for the same commands."""
@@ -157,13 +180,16 @@ class TrustedRepositories:
         entry = await asyncio.to_thread(self.registry.find, base.repository)
         clone, merged = self._clone(entry), Patch(base.sha, base.sha, "")
         for sha in commits:
-            if not await clone.has(sha):
-                await self._fetch(clone, entry, sha)
+            await self._bring(clone, entry, sha)
             merged = await clone.merge(base.sha, merged.commit_sha, sha, f"Merge {sha[:12]}")
         return merged
 
-    async def deliver(self, base: Base, diff: str, branch: str, message: str) -> str:
-        """Commit `diff` on the base, make the branch where the push policy allows, return the commit's sha.
+    async def _bring(self, clone: TrustedClone, entry: Registered, sha: str) -> None:
+        if not await clone.has(sha):
+            await self._fetch(clone, entry, sha)
+
+    async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
+        """Commit `diff` on the base and on the commits whose work it is, where it brings some together, make the branch where the push policy allows, return the commit's sha.
 
         Same input, same sha. Raises `PatchRefused` (also for an empty diff), `AlreadyExists` where the branch
         is another commit, `RepositoryError`.
@@ -171,7 +197,9 @@ class TrustedRepositories:
         delivery.check_branch(branch)
         entry = await asyncio.to_thread(self.registry.find, base.repository)
         clone = self.clone(entry.id)
-        patch = await clone.apply(base.sha, diff, message)
+        for sha in merged:
+            await self._bring(clone, entry, sha)
+        patch = await clone.apply(base.sha, diff, message, merged)
         if not patch.diff:
             raise PatchRefused("the patch is empty; there is nothing to deliver")
         await self._hand_over(entry, base.sha, patch.commit_sha, branch)
@@ -186,6 +214,40 @@ class TrustedRepositories:
         elif entry.push == "push":
             env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
             await delivery.push(self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env)
+
+    async def land(self, ref: RepositoryRef, sha: str, branch: str, message: str, tenant: str) -> Landed:
+        """Do with an approved commit, which lies on `branch`, what the repository's policy says. Done again, it changes nothing.
+
+        Raises `NotFound`, `AlreadyExists`, `RepositoryError`, `MergeConflict`.
+        """
+        entry = await self._entry(ref, tenant)
+        clone = self._clone(entry)
+        if entry.on_approval == "leave":
+            return Landed("left", branch, sha)
+        await self._bring(clone, entry, sha)
+        if entry.on_approval == "push":
+            begin = (await clone.ask("rev-parse", f"{sha}^1")).out.decode().strip()
+            allowed = entry.model_copy(update={"push": "local-branch" if entry.local else "push"})
+            await self._hand_over(allowed, begin, sha, delivery.check_branch(branch))
+            return Landed("pushed", branch, sha)
+        why = ""
+        for _ in range(_TRIES):
+            tip = await self._fetch(clone, entry, f"refs/heads/{entry.base}")
+            merged = await landing.merge_onto(clone, entry.base, tip, sha, message)
+            if merged.status != "merged" or not merged.tip:
+                return merged
+            if not (why := await self._move(entry, clone, merged)):
+                return merged
+            if await self._fetch(clone, entry, f"refs/heads/{entry.base}") == tip:  # nobody was faster
+                break
+        return Landed("left", branch, sha, why=why)
+
+    async def _move(self, entry: Registered, clone: TrustedClone, merged: Landed) -> str:
+        """Move a branch at the origin to a merge; return '', or why it stays."""
+        if entry.local:
+            return await landing.move_local(self._git, clone, await sources.find_local(self._git, Path(entry.origin)), merged)
+        env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
+        return await landing.push_merge(self._git, clone.path, entry.origin, merged, env)
 
     def remote(self, repository: str) -> Remote:
         """Return what a workspace on a repository reaches beyond itself."""

@@ -34,6 +34,7 @@ from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
 from moothall.wiring.rules import open_rules
+from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.visits import execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
 
@@ -112,7 +113,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well
-        work = Work(bus, desk, settings.limits, planner, architects)
+        work = Work(bus, desk, settings.limits, planner, trusted_repositories(settings).land, architects=architects)
         await (await stack.enter_async_context(start_beside(beside(work.run(), "planner"))))
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
         visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules))))

@@ -27,6 +27,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.STORY_CHANGED: "as story.created",
     EventType.STORY_TRANSITIONED: "as story.created",
     EventType.STORY_CHECKED: "as story.created",
+    EventType.STORY_DELIVERED: "as story.created",
     EventType.STORY_COMMENTED: "as story.created",
     EventType.PLAN_DERIVED: "as story.created",
     EventType.PLAN_FINISHED: "as plan.derived",

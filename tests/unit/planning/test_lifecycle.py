@@ -45,6 +45,11 @@ def test_a_story_goes_from_backlog_to_done() -> None:
     assert seen == ["draft", "design", "build", "test", "docs", "done"]
     with pytest.raises(InvalidRequest, match="it has ended"):
         decide(stand, "accept", ["po"])
+    with pytest.raises(Refused):
+        decide(stand.record("failed"), "reopen", ["po"])
+    with pytest.raises(Blocked, match="goes together with the base"):
+        decide(stand, "reopen", ["system"])
+    assert decide(stand.record("failed"), "reopen", ["system"]).state == "build"
 
 
 @pytest.mark.parametrize(("rigor", "points"), [("L0", 50), ("L1", 75), ("L2", 85), ("L3", 90)])

@@ -20,7 +20,7 @@ from moothall.planning.coach import Draft
 from moothall.planning.planner import Planner
 from moothall.planning.work import Work
 from moothall.testing.bus import MemoryBus
-from support.desk import MemoryDesk
+from support.desk import Lands, MemoryDesk
 
 OTHER = Principal("eve", "elsewhere")
 MOVED = PlanningEvent(
@@ -58,7 +58,7 @@ def planner(bus: MemoryBus) -> Planner:
 @asynccontextmanager
 async def running(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> AsyncIterator[Work]:
     async with asyncio.TaskGroup() as group:
-        work = Work(bus, desk, Limits(), planner)
+        work = Work(bus, desk, Limits(), planner, Lands())
         task = group.create_task(work.run())
         try:
             yield work

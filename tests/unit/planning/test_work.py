@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.repository import Landed
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.planning.board import Board, Card
 from moothall.planning.coach import Draft
@@ -26,7 +27,7 @@ from moothall.planning.planner import Planner
 from moothall.planning.work import Work
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.desk import MemoryDesk
+from support.desk import Lands, MemoryDesk
 
 DRAFT = Draft(
     "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
@@ -62,11 +63,14 @@ class House:
     board: Board
     story_id: str = ""
     architects: int = 0
+    lands: Lands = field(default_factory=Lands)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits()), self.architects).run())
+            task = group.create_task(
+                Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits()), self.lands, architects=self.architects).run()
+            )
             try:
                 yield
             finally:
@@ -200,6 +204,73 @@ async def test_after_a_restart_at_any_point_nothing_is_asked_twice(house: House)
         assert len(house.desk.known()) == 3
         plans = [item async for item in house.bus.replay() if item.event.type is EventType.PLAN_DERIVED]
         assert len(plans) == 2
+
+
+async def approved(house: House) -> None:
+    """Bring the story to done, with the whole of it in commit B."""
+    await built(house)
+    await house.asked(2)
+    await house.desk.decide(won(house.story_id, B))
+    await house.stands("test", "checked")
+    await house.move("accept_test", "accept")
+
+
+async def delivered(house: House) -> Mapping[str, Any]:
+    async def there() -> bool:
+        return (await house.card()).delivery is not None
+
+    await house.until(there)
+    found = (await house.card()).delivery
+    assert found is not None
+    return found.data
+
+
+async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(house: House) -> None:
+    house.lands.says = [Landed("merged", "main", D)]
+    async with house.working():
+        await approved(house)
+        told = await delivered(house)
+        assert (told["status"], told["branch"], told["commit_sha"]) == ("merged", "main", D)
+    async with house.working():
+        await asyncio.sleep(0.02)
+    ((commit, message),) = house.lands.asked
+    task, whole = house.desk.known()
+    assert (commit, whole) == (B, house.story_id)
+    assert message == (
+        f"Merge story: {DRAFT.title}\n\nStory: {house.story_id}\nDeliberation: {task}\n"
+        f"Deliberation: {house.story_id}\nApproved-by: local\n"
+    )
+    decisions = [item.event.data async for item in house.bus.replay() if item.event.type is EventType.DECISION_MADE]
+    assert [(data["decision"], data["task_id"]) for data in decisions] == [
+        ("approved", ""),
+        ("approved", house.story_id),
+        ("approved", house.story_id),
+    ]
+
+
+async def test_a_base_that_moved_is_brought_together_and_checked_before(house: House) -> None:
+    house.lands.says = [Landed("moved", "main", B, tip=C, diff="+new"), Landed("merged", "main", D)]
+    async with house.working():
+        await approved(house)
+        again = await house.asked(3)
+        assert (again.merge, again.repository) == ((B,), RepositoryRef(id="repo", ref=C))
+        await house.desk.decide(won(again.task_id, A))
+        assert (await delivered(house))["status"] == "merged"
+    assert [commit for commit, _ in house.lands.asked] == [B, A]
+
+
+async def test_what_does_not_go_together_with_its_base_is_built_on_it(house: House) -> None:
+    house.lands.says = [Landed("moved", "main", B, tip=C, diff="+new")]
+    async with house.working():
+        await approved(house)
+        await house.desk.decide(disagreed((await house.asked(3)).task_id))
+        repair = await house.asked(4)
+        assert repair.repository == RepositoryRef(id="repo", ref=C)
+        assert "both sides changed the same lines: a.txt" in repair.description
+        assert repair.description.endswith("+new")
+        await house.desk.decide(won(repair.task_id, D))
+        assert (await house.asked(5)).merge == (D,)
+        assert (await house.card()).stand.state == "test"
 
 
 async def council(house: House) -> None:

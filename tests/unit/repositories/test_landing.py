@@ -1,0 +1,158 @@
+"""What becomes of an approved commit at its origin, by the repository's policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Workspace
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest
+from moothall.repositories.clone import Change
+from moothall.repositories.registry import Approval
+from moothall.repositories.trusted import TrustedRepositories
+from support.repos import Repo, make_repo
+
+SAID = "Merge story: new\n\nApproved-by: pat\n"
+BRANCH = "moothall/story-1"
+
+
+async def prepare(base: Base, _tell: object = None) -> Prepared:
+    return Prepared(base, base.sha, ())
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return make_repo((tmp_path / "repo").resolve(), {"a.txt": "a\n", "b.txt": "b\n"})
+
+
+@pytest.fixture
+def trusted(tmp_path: Path) -> TrustedRepositories:
+    return TrustedRepositories(tmp_path / "data", Workspace(), prepare)
+
+
+async def registered(trusted: TrustedRepositories, repo: Repo, policy: Approval, base: str = "") -> RepositoryRef:
+    return RepositoryRef(id=(await trusted.register(str(repo.path), on_approval=policy, base=base)).id)
+
+
+async def work(trusted: TrustedRepositories, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n") -> str:
+    """Return a commit on the newest one that changes a file."""
+    base = await trusted.resolve(ref)
+    change = Change(path, "100644", text.encode())
+    return (await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")).commit_sha
+
+
+async def test_the_default_leaves_it(trusted: TrustedRepositories, repo: Repo) -> None:
+    ref = RepositoryRef(id=(await trusted.register(str(repo.path))).id)
+    head, sha = repo.head, await work(trusted, ref)
+    assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).status == "left"
+    assert (repo.head, repo.git("branch", "--list", BRANCH)) == (head, "")
+
+
+async def test_push_makes_the_branch_whatever_is_delivered_otherwise(trusted: TrustedRepositories, repo: Repo) -> None:
+    entry = await trusted.register(str(repo.path), push="none", on_approval="push")
+    ref = RepositoryRef(id=entry.id)
+    sha = await work(trusted, ref)
+    for _ in range(2):
+        assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).status == "pushed"
+    assert repo.git("rev-parse", BRANCH) == sha
+
+
+@pytest.mark.parametrize("at", ["checked out", "elsewhere"])
+async def test_merge_makes_one_merge_commit_on_the_branch(trusted: TrustedRepositories, repo: Repo, at: str) -> None:
+    ref = await registered(trusted, repo, "merge")
+    main, head, sha = repo.git("branch", "--show-current"), repo.head, await work(trusted, ref)
+    if at == "elsewhere":
+        repo.git("switch", "--quiet", "--create", "side")
+    (repo.path / "b.txt").write_text("mine\n", encoding="utf-8")
+    landed = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    assert (landed.status, landed.branch) == ("merged", main)
+    assert repo.git("rev-parse", f"{main}^1", f"{main}^2").split() == [head, sha]
+    assert repo.git("log", "-1", "--format=%B", main).strip() == SAID.strip()
+    assert (repo.path / "new.txt").exists() == (at == "checked out")
+    assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
+    again = await trusted.land(ref, sha, BRANCH, SAID, "local")  # whoever was killed in between asks again
+    assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
+
+
+async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(trusted: TrustedRepositories, repo: Repo) -> None:
+    ref = await registered(trusted, repo, "merge")
+    sha = await work(trusted, ref)
+    repo.commit({"b.txt": "moved\n"})
+    landed = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    assert (landed.status, landed.tip) == ("moved", repo.head)
+    assert "+new\n" in landed.diff
+    assert "moved" not in landed.diff
+
+
+async def test_a_commit_that_was_built_elsewhere_is_not_merged(trusted: TrustedRepositories, repo: Repo) -> None:
+    ref = await registered(trusted, repo, "merge")
+    main, head = repo.git("branch", "--show-current"), repo.head
+    repo.git("switch", "--quiet", "--create", "side")
+    repo.commit({"secret.txt": "of the side alone\n"})
+    landed = await trusted.land(ref, await work(trusted, ref), BRANCH, SAID, "local")
+    assert (landed.status, repo.git("rev-parse", main)) == ("left", head)
+    assert "does not have" in landed.why
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored", "why"),
+    [
+        ("a.txt", "", "changes of your own in a.txt"),
+        ("new.txt", "", "changes of your own in new.txt"),
+        ("new.txt", "new.txt\n", "changes of your own in new.txt"),
+        ("", "", "by a filter"),
+        ("", "", "2 work trees"),
+    ],
+    ids=["changed", "unknown", "ignored", "filter", "two trees"],
+)
+async def test_what_its_owner_has_is_not_touched(
+    trusted: TrustedRepositories, repo: Repo, path: str, ignored: str, why: str
+) -> None:
+    if ignored:
+        (repo.path / ".git/info").mkdir(exist_ok=True)
+        (repo.path / ".git/info/exclude").write_text(ignored, encoding="utf-8")
+    if "filter" in why:
+        repo.git("config", "filter.up.smudge", "touch RAN; cat")
+        repo.commit({".gitattributes": "*.txt filter=up\n"})
+    ref = await registered(trusted, repo, "merge")
+    sha = await work(trusted, ref, path or "new.txt", "theirs\n")
+    if "trees" in why:
+        repo.git("worktree", "add", "--quiet", "--force", str(repo.path.parent / "second"), repo.git("branch", "--show-current"))
+    if path:
+        (repo.path / path).write_text("mine\n", encoding="utf-8")
+    head, status = repo.head, repo.git("status", "--porcelain")
+    landed = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    assert landed.status == "left"
+    assert why in landed.why
+    assert (repo.head, repo.git("status", "--porcelain")) == (head, status)
+    assert not path or (repo.path / path).read_text(encoding="utf-8") == "mine\n"
+    assert not (repo.path / "RAN").exists()
+
+
+async def test_no_hook_runs(trusted: TrustedRepositories, repo: Repo) -> None:
+    hook = repo.path / ".git/hooks/post-merge"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\ntouch RAN\n", encoding="utf-8")
+    hook.chmod(0o755)
+    ref = await registered(trusted, repo, "merge")
+    assert (await trusted.land(ref, await work(trusted, ref), BRANCH, SAID, "local")).status == "merged"
+    assert not (repo.path / "RAN").exists()
+
+
+async def test_it_is_merged_into_the_branch_that_was_named(trusted: TrustedRepositories, repo: Repo) -> None:
+    repo.git("branch", "release")
+    ref = await registered(trusted, repo, "merge", "release")
+    head, sha = repo.head, await work(trusted, ref)
+    assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).branch == "release"
+    assert (repo.head, repo.git("rev-parse", "release^2")) == (head, sha)
+
+
+async def test_without_a_branch_there_is_nothing_to_merge_into(trusted: TrustedRepositories, repo: Repo) -> None:
+    repo.git("checkout", "--quiet", "--detach")
+    with pytest.raises(InvalidRequest, match="--base"):
+        await registered(trusted, repo, "merge")
+    with pytest.raises(InvalidRequest, match="--base"):
+        await trusted.register("https://example.org/app", on_approval="merge")
