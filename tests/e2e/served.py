@@ -50,6 +50,8 @@ class Served:
     channel: grpc.aio.Channel
     web: str = ""
     """Where HTTP is served; empty where it is not."""
+    link: str = ""
+    """What signs a browser in once."""
 
     def stub(self, token: str = ALICE) -> Any:
         """Return a stub whose calls carry a token and end after two minutes."""
@@ -84,7 +86,8 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
     try:
         async with grpc.aio.insecure_channel(command.served_at) as channel:
             web = next((line.split()[3].rstrip(":") for line in said if line.startswith("serving HTTP on")), "")
-            yield Served(command, server.pid, channel, web)
+            link = next((line.split()[-1] for line in said if "/sign-in?link=" in line), "")
+            yield Served(command, server.pid, channel, web, link)
     finally:
         ended = server.returncode
         if ended is None:

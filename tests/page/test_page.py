@@ -1,0 +1,218 @@
+"""The product owner's page in a real Chromium: a story from sign-in to the commit, with a scripted model behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+from served import Served, served
+
+from house import Command, git, scripted
+from moothall.testing.model import scripted_model
+from world import BIDI, HOSTILE, VIEWPORTS, Reader, browser, by_words, commits, make_command, make_repository, reader
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+BRIEF = "As a greeter, I want a function that greets the world, so that I need not type it."
+AC = (
+    "Given the module, when hello_world() is called, then it returns 'Hello, World!'",
+    "Given an empty input, when hello_world() is called, then nothing is raised",
+)
+PICTURES = os.environ.get("MOOTHALL_PICTURES", "")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncIterator[Browser]:
+    async with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "project")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def command(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
+    async with scripted_model(scripted(by_words)) as server:
+        command = make_command(tmp_path, server.base_url)
+        added = await command("repo", "add", str(repo), "--id", "project")
+        assert added.code == 0, added.err
+        yield command
+
+
+async def until(told: Callable[[], Awaitable[bool]], seconds: float = 90) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(seconds):
+        while not await told():
+            await asyncio.sleep(0.2)
+
+
+async def stands(who: Reader, state: str, button: str = "") -> None:
+    """Wait until a story stands in a state, and until somebody may press a button there."""
+
+    async def so() -> bool:
+        await who.page.reload()
+        now = (await who.page.inner_text("strong.state")).lower()
+        return now == state and (not button or await who.page.get_by_role("button", name=button).first.is_enabled())
+
+    try:
+        await until(so)
+    except TimeoutError:
+        raise AssertionError(f"it never stood in {state!r} with {button!r}:\n{await who.text()}") from None
+
+
+async def write(who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC) -> list[int]:
+    """Write a story with the coach beside it; return the points as criteria were added."""
+    await who.open("/stories/new")
+    await who.page.get_by_label("Title").fill(title)
+    await who.page.get_by_label("Brief").fill(brief)
+    await who.page.get_by_label("Repository").fill("project")
+    points = []
+    for count in range(len(criteria) + 1):
+        await who.page.get_by_label("Criteria").fill("\n".join(criteria[:count]))
+        await who.press("Score")
+        points.append(int((await who.page.inner_text("#score")).split()[2]))
+    await who.press("Create")
+    return points
+
+
+async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Command, repo: Path) -> None:
+    async with served(command) as house, reader(chromium, house.web) as who, reader(chromium, house.web, "narrow") as other:
+        await who.sign_in(house.link)
+        await other.sign_in(house.link)
+        assert "used before" in await other.text()
+        points = await write(who, "Greet the world")
+        assert points[0] < points[1] <= points[2], points
+        await who.press("Refine")
+        await who.press("Submit")
+        story = who.page.url
+        await stands(who, "design", "Accept design")
+        await who.press("Accept design")
+        await stands(who, "test", "Accept test")
+        await who.page.get_by_role("link", name="ranking, checks and diff").click()
+        shown = await who.text()
+        assert "Passed the gates" in shown
+        assert "hello_world" in shown
+        await who.page.goto(story)
+        await who.page.get_by_role("button", name="Reject").locator("xpath=..").get_by_label("Comment").fill("Say it in French.")
+        await who.press("Reject")
+        await stands(who, "test", "Accept test")
+        await who.press("Accept test")
+        await stands(who, "docs", "Accept")
+        await who.press("Accept")
+        await stands(who, "done")
+        branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
+        assert branch in git(repo, "branch", "--format=%(refname:short)").splitlines()
+        assert "def bonjour" in commits(repo, branch)
+        assert "def hello_world" in commits(repo, branch)
+        assert who.wrong == []
+    async with served(command) as again, reader(chromium, again.web, "narrow", scripts=False) as later:
+        await later.sign_in(again.link)
+        assert "Greet the world" in await later.text(), "the board is the same after a restart, and without scripts"
+
+
+async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(chromium: Browser, command: Command) -> None:
+    async with served(command) as house, reader(chromium, house.web) as who:
+        await who.sign_in(house.link)
+        await write(who, f"Greet {HOSTILE}"[:200], f"{BRIEF} HOSTILE {HOSTILE}", tuple(f"{one} {HOSTILE}" for one in AC))
+        await who.press("Refine")
+        await who.press("Submit")
+        story = who.page.url
+        await stands(who, "design", "Accept design")
+        await who.press("Accept design")
+        await stands(who, "test", "Accept test")
+        pages = [story, f"{who.web}/"]
+        await who.page.get_by_role("link", name="ranking, checks and diff").click()
+        pages.append(who.page.url)
+        for url in pages:
+            await who.page.goto(url)
+            assert await who.page.title() != "owned"
+            assert await who.page.locator("main b, main img, main script").count() == 0
+            assert BIDI not in await who.text()
+        assert "<script>" in await who.text()
+        assert who.wrong == []
+
+
+Visit = Callable[[Reader], Awaitable[None]]
+
+
+async def _views(house: Served, who: Reader) -> dict[str, str]:
+    """Make a story that stands in its check, one in backlog, and return the views by name."""
+    await who.sign_in(house.link)
+    await write(who, "Greet the moon")
+    waiting = who.page.url
+    await write(who, "Greet the world")
+    await who.press("Refine")
+    await who.press("Submit")
+    story = who.page.url
+    await stands(who, "design", "Accept design")
+    await who.press("Accept design")
+    await stands(who, "test", "Accept test")
+    council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute("href")
+    return {
+        "board": "/",
+        "new-story": "/stories/new",
+        "story": story.removeprefix(who.web),
+        "backlog": waiting.removeprefix(who.web),
+        "council": str(council),
+        "wrong": "/stories/nowhere",
+    }
+
+
+async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(chromium: Browser, command: Command) -> None:
+    found: list[str] = []
+    async with served(command) as house, reader(chromium, house.web) as who:
+        await who.open("/sign-in")
+        found += [f"sign-in: {line}" for line in await who.violations()]
+        views = await _views(house, who)
+        for viewport, (width, height) in VIEWPORTS.items():
+            await who.page.set_viewport_size({"width": width, "height": height})
+            for scheme in ("light", "dark"):
+                await who.page.emulate_media(color_scheme=scheme)
+                for name, path in views.items():
+                    await who.open(path)
+                    found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
+                    wide = await who.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+                    if wide > 0:
+                        found.append(f"{name} {viewport}: {wide} px wider than the window")
+                    if PICTURES:
+                        await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
+    assert found == []
+
+
+async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:
+    async with served(command) as house, reader(chromium, house.web) as who:
+        await who.sign_in(house.link)
+        keyboard = who.page.keyboard
+
+        async def focus(name: str) -> None:
+            for _ in range(40):
+                await keyboard.press("Tab")
+                seen = await who.page.evaluate("(document.activeElement.labels?.[0] ?? document.activeElement).innerText")
+                if seen.startswith(name):
+                    return
+            raise AssertionError(f"{name} is not reached by Tab")
+
+        await focus("New story")
+        await keyboard.press("Enter")
+        await who.page.wait_for_url("**/stories/new")
+        for label, words in (
+            ("Title", "Greet the world"),
+            ("Brief", BRIEF),
+            ("Criteria", "\n".join(AC)),
+            ("Repository", "project"),
+        ):
+            await focus(label)
+            await keyboard.type(words)
+        await focus("Create")
+        await keyboard.press("Enter")
+        await who.page.wait_for_url("**/stories/story-*")
+        await focus("Refine")
+        await keyboard.press("Enter")
+        await who.page.wait_for_load_state()
+        assert "Draft" in await who.text()

@@ -1,0 +1,137 @@
+"""What the page is tried on: a repository with a failing check, a scripted model, a served house and a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, async_playwright
+
+from house import Command, git, turn
+
+BIDI = "\u202etxt.exe"
+HOSTILE = f"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
+"""Text that would do something if the page took it for HTML."""
+HELLO = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
+FRENCH = '\n\ndef bonjour():\n    """Return the greeting in French."""\n    return "Bonjour"\n'
+_FILES = {
+    "src/utils.py": '"""Small things."""\n',
+    "check.py": 'import sys\nsys.path.insert(0, ".")\nfrom src.utils import hello_world\nassert hello_world() == "Hello, World!"\n',
+    ".moothall.toml": 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n',
+}
+VIEWPORTS = {"wide": (1440, 900), "narrow": (390, 844)}
+
+
+def make_repository(path: Path) -> Path:
+    """Make a repository in which hello_world is missing."""
+    for name, text in _FILES.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text, encoding="utf-8")
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
+    for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
+        subprocess.run(["git", *who, *args], cwd=path, check=True)
+    return path
+
+
+def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+    """One task that adds the function; what is sent back is said in a comment; HOSTILE makes names and text hostile."""
+    del headers
+    said = "\n".join(str(message["content"]) for message in body["messages"])
+    if "Divide this story" in said:
+        count = len(re.findall(r"(?m)^\d+\. ", said.partition("Divide this story")[2])) or 1
+        task = {"id": "hello", "role": "dev", "description": "Add hello_world", "criteria": list(range(1, count + 1))}
+        return json.dumps({"thought": "", "finish": json.dumps({"tasks": [task]})})
+    if "sent back:" in said:
+        return turn("files.append", path="src/utils.py", content=FRENCH)
+    if "HOSTILE" in said and "<script" not in said.partition("src/utils.py")[2]:
+        return turn("files.append", path="src/utils.py", content=f"{HELLO}\n\n# {HOSTILE}\n")
+    return turn("files.append", path="src/utils.py", content=HELLO)
+
+
+@dataclass(slots=True)
+class Reader:
+    """A browser's page at a house, and what went wrong on it."""
+
+    page: Page
+    web: str
+    wrong: list[str]
+
+    def note(self, what: str) -> None:
+        """Keep what went wrong."""
+        self.wrong.append(what)
+
+    async def open(self, path: str) -> None:
+        """Go to a path of the house."""
+        await self.page.goto(f"{self.web}{path}")
+
+    async def sign_in(self, link: str) -> None:
+        """Follow the link that `serve` printed."""
+        await self.page.goto(link)
+
+    async def press(self, name: str) -> None:
+        """Press the button that begins with these words, and wait for the next page."""
+        await self.page.get_by_role("button", name=re.compile(f"^{re.escape(name)}", re.IGNORECASE)).first.click()
+        await self.page.wait_for_load_state()
+
+    async def text(self) -> str:
+        """Return what a person reads."""
+        return await self.page.inner_text("body")
+
+    async def violations(self) -> list[str]:
+        """Return what axe-core finds wrong, a line each."""
+        found = (await Axe().run(self.page)).response["violations"]
+        return [f"{item['id']}: {node['html'][:200]}" for item in found for node in item["nodes"]]
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    """Start the system's Chromium."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("Chromium is missing; apt-get install chromium brings it")
+    async with async_playwright() as playwright:
+        started = await playwright.chromium.launch(executable_path=path)
+        try:
+            yield started
+        finally:
+            await started.close()
+
+
+@asynccontextmanager
+async def reader(
+    browser: Browser, web: str, viewport: str = "wide", scheme: Any = "light", *, scripts: bool = True
+) -> AsyncIterator[Reader]:
+    """Open a browser's own profile, whose errors, dialogs and requests to other hosts are kept."""
+    width, height = VIEWPORTS[viewport]
+    context = await browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, java_script_enabled=scripts
+    )
+    page = await context.new_page()
+    found = Reader(page, f"http://{web}", [])
+    page.on("dialog", lambda dialog: found.note(f"dialog: {dialog.message}"))
+    page.on("pageerror", lambda error: found.note(f"error: {error}"))
+    page.on("console", lambda said: found.note(f"console: {said.text}") if said.type == "error" else None)
+    page.on("request", lambda asked: None if asked.url.startswith((found.web, "data:")) else found.note(f"asked {asked.url}"))
+    try:
+        yield found
+    finally:
+        await context.close()
+
+
+def make_command(folder: Path, model_url: str) -> Command:
+    """Return a command whose house hosts its councils itself."""
+    return Command(folder / "data", model_url, {"MOOTHALL_RAY__MODE": "process", "MOOTHALL_LOG__LEVEL": "error"})
+
+
+def commits(repo: Path, branch: str) -> str:
+    """Return the file that the story is about, as the branch has it."""
+    return git(repo, "show", f"{branch}:src/utils.py")
