@@ -72,7 +72,10 @@ async def not_served(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         said = f"there is nothing at {path}; docs/doors.md says what there is"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+        there = [
+            route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
+        ]  # one for each method
+        allowed = sorted({method for route in there for method in route.methods or ()})
         said = f"{path} takes {', '.join(allowed)}, not {request.method[:20]}"
         response_headers["Allow"] = ",".join(allowed)
     response = problem(error.status_code, _CODES.get(error.status_code, "INVALID_REQUEST"), said)

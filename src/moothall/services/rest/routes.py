@@ -27,7 +27,7 @@ from moothall.services.rest.documents import Body, document, lines, read
 from moothall.services.tools import Tools, call_of
 from moothall.tools.discovery import Filters, discover, entry
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 _MOST, _USUAL = 500, 50
 _FACTS = ("workflow_id", "step", "state", "attempt", "compensation", "error", "done", "steps", "result")
 _FILTERS = ("query", "category", "tag", "profile", "role", "persona", "safe", "limit")

@@ -28,9 +28,10 @@ from moothall.services.page.routes import page_routes
 from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
 from moothall.services.rest import edge
-from moothall.services.rest.documents import JSON, lines, message, told
+from moothall.services.rest.documents import JSON, document, lines, message, told
+from moothall.services.rest.openapi import Operation, openapi
 from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
-from moothall.services.rest.stories import story_routes
+from moothall.services.rest.stories import story_operations
 
 DEFAULT_PORT = 8080
 
@@ -78,7 +79,9 @@ def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Princip
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = Bearers(tokens)
     pages = page_routes(doors, bearers, sessions)
-    routes = [*state_routes(doors), *tool_routes(doors), *story_routes(doors), *rpc_routes(services_of(doors)), *pages]
+    operations = story_operations(doors)
+    stories = [*(operation.route for operation in operations), _described(operations)]
+    routes = [*state_routes(doors), *tool_routes(doors), *stories, *rpc_routes(services_of(doors)), *pages]
 
     def is_open(scope: Scope) -> bool:
         """Whether a path is anybody's, or the page's, which asks for a session instead of a token."""
@@ -98,6 +101,15 @@ def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Princip
     app.router.redirect_slashes = False
     app.state.settings = settings
     return app
+
+
+def _described(operations: Iterable[Operation]) -> Route:
+    told = openapi(operations)
+
+    async def describe(_request: Request) -> Response:
+        return document(told)
+
+    return Route("/openapi.json", describe)
 
 
 def _tls(settings: config.Web, *, configured: bool) -> ssl.SSLContext | None:

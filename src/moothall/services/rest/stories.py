@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from moothall.domain.codec import dump
 from moothall.domain.identity import Principal
@@ -25,23 +24,47 @@ from moothall.services.doors import Doors
 from moothall.services.identity import caller
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, read, told
+from moothall.services.rest.openapi import KEY_CHARS, SEQ_DIGITS, Operation
 from moothall.services.stories import Planning
 from moothall.services.storycoach import StoryCoach
-
-_KEY, _SEQ_DIGITS = 200, 18
-_FACTS = ("id", "type", "time", "data")
 
 
 class _Comment(Body):
     comment: str = Field(min_length=1)
 
 
-def story_routes(doors: Doors) -> Sequence[Route]:
+class _Moment(Body):
+    """What happened to a story."""
+
+    id: str
+    type: str
+    time: str
+    data: dict[str, Any]
+
+
+class _Move(Body):
+    """A move from where a story stands; `missing` says what its caller lacks for it."""
+
+    event: str
+    to: str
+    missing: str
+
+
+class _Told(Body):
+    """What is told of a story besides what GetStory says."""
+
+    seq: str
+    history: tuple[_Moment, ...]
+    moves: tuple[_Move, ...]
+
+
+def story_operations(doors: Doors) -> Sequence[Operation]:
     """Return the board, the coach and what came of deliberations."""
     board, planning, scorer = doors.board, Planning(doors.board), StoryCoach(doors.author)
     councils = OrchestratorService(doors)
 
     async def listing(_request: Request) -> Response:
+        """The stories of the caller's tenant."""
         return _answer(await planning.ListStories(pb.ListStoriesRequest(), None))
 
     async def create(request: Request) -> Response:
@@ -55,14 +78,12 @@ def story_routes(doors: Doors) -> Sequence[Route]:
         card = await board.card(name, who)  # first: a seq that is too old is refused later, one too new would hide what came
         found = json.loads(told(await planning.GetStory(pb.GetStoryRequest(story_id=name), None)))
         history = [dump(event) for event in await board.history(name, who)]
-        more = {
-            "seq": str(card.seq),
-            "history": [{fact: event[fact] for fact in _FACTS} for event in history],
-            "moves": _moves(card, who),
-        }
-        return document(found | more, headers={"ETag": f'"{card.seq}"'})
+        moments = tuple(_Moment(**{fact: event[fact] for fact in _Moment.model_fields}) for event in history)
+        more = _Told(seq=str(card.seq), history=moments, moves=_moves(card, who))
+        return document(found | more.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'})
 
     async def comment(request: Request) -> Response:
+        """Say something about a story."""
         said = await read(request, _Comment)
         await board.comment(request.path_params["id"], said.comment, caller(), key=_key(request))
         return Response(status_code=204)
@@ -76,6 +97,7 @@ def story_routes(doors: Doors) -> Sequence[Route]:
         return _answer(await planning.move(asked, _seen(request)))
 
     async def score(request: Request) -> Response:
+        """What the story coach says of a draft."""
         return _answer(await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None))
 
     async def result(request: Request) -> Response:
@@ -88,16 +110,26 @@ def story_routes(doors: Doors) -> Sequence[Route]:
         after = request.headers.get("last-event-id", "0")
         return ServerSentEvents(_follow(planning, _number(after, "Last-Event-ID")))
 
-    return [
-        Route("/api/v1/stories", listing),
-        Route("/api/v1/stories", create, methods=["POST"]),
-        Route("/api/v1/stories/{id}", story),
-        Route("/api/v1/stories/{id}/comments", comment, methods=["POST"]),
-        Route("/api/v1/stories/{id}/transitions", move, methods=["POST"]),
-        Route("/api/v1/coach/score", score, methods=["POST"]),
-        Route("/api/v1/deliberations/{id}", result),
-        Route("/api/v1/events", events),
-    ]
+    return (
+        Operation("GET", "/api/v1/stories", listing, gives=pb.ListStoriesResponse),
+        Operation(
+            "POST",
+            "/api/v1/stories",
+            create,
+            pb.CreateStoryRequest,
+            pb.CreateStoryResponse,
+            status=201,
+            headers=("Idempotency-Key",),
+        ),
+        Operation("GET", "/api/v1/stories/{id}", story, gives=pb.GetStoryResponse, more=_Told),
+        Operation("POST", "/api/v1/stories/{id}/comments", comment, _Comment, status=204, headers=("Idempotency-Key",)),
+        Operation(
+            "POST", "/api/v1/stories/{id}/transitions", move, pb.TransitionRequest, pb.TransitionResponse, headers=("If-Match",)
+        ),
+        Operation("POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse),
+        Operation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
+        Operation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
+    )
 
 
 async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
@@ -107,7 +139,7 @@ async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
             yield f"id: {moment.seq}\nevent: {moment.event}\ndata: {told(moment)}\n"
 
 
-def _moves(card: Card, who: Principal) -> list[dict[str, Any]]:
+def _moves(card: Card, who: Principal) -> tuple[_Move, ...]:
     found = []
     for line in lifecycle().leaving(card.stand.state):
         if SYSTEM in line.by:
@@ -118,8 +150,8 @@ def _moves(card: Card, who: Principal) -> list[dict[str, Any]]:
             missing = lacking.message
         else:
             missing = ""
-        found.append({"event": line.event, "to": line.target, "missing": missing})
-    return found
+        found.append(_Move(event=line.event, to=line.target, missing=missing))
+    return tuple(found)
 
 
 def _answer(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -131,8 +163,8 @@ def _key(request: Request) -> str:
     given = request.headers.get("idempotency-key")
     if given is None:
         return new_task_id()
-    if not 0 < len(given) <= _KEY:
-        raise InvalidRequest(f"the Idempotency-Key has {len(given)} characters; it has 1 to {_KEY}")
+    if not 0 < len(given) <= KEY_CHARS:
+        raise InvalidRequest(f"the Idempotency-Key has {len(given)} characters; it has 1 to {KEY_CHARS}")
     return digest(caller().name, given)
 
 
@@ -142,6 +174,6 @@ def _seen(request: Request) -> int | None:
 
 
 def _number(given: str, header: str) -> int:
-    if not (given.isascii() and given.isdecimal() and len(given) <= _SEQ_DIGITS):
+    if not (given.isascii() and given.isdecimal() and len(given) <= SEQ_DIGITS):
         raise InvalidRequest(f"{header} is {given[:40]!r}; it is a seq, as the last answer told it")
     return int(given)
