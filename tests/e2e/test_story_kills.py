@@ -53,6 +53,7 @@ def model() -> Model:
 async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
     async with scripted_model(scripted(model.answer)) as server:
         command = make_command(tmp_path, server.base_url)
+        command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
         yield command
 
@@ -70,8 +71,8 @@ async def begun(house: Served, task_id: str) -> None:
     assert (await stub.GetDeliberationResult(request)).status != orchestrator.DELIBERATION_STATUS_COMPLETED
 
 
-async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Model) -> None:
-    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
+async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
+    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge")
     assert added.code == 0, added.err
     story_id = ""
     seen: Any = None
@@ -111,16 +112,21 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         person = await stage(house)
         await person.move_once_allowed("accept_test")
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as house:  # it is done
+    async with served(own, signal.SIGKILL) as house:  # it is done, and about to be merged
         person = await stage(house)
         assert (await person.move("accept")).state == "done"
         seen = await person.board_now()
     async with served(own) as house:
-        check = (await (await stage(house)).stands("done")).check
+        person = await stage(house)
+        check = (await person.stands("done")).check
+        assert (await person.delivered())["status"] == "merged"
     assert check.passed
     assert check.branch == f"moothall/team-p_{story_id}"
     for part in ("one", "two", "both"):
-        assert git(repo, "show", f"{check.branch}:tools/{part}.py").startswith(f"def {part}")
+        assert (repo / f"tools/{part}.py").read_text(encoding="utf-8").startswith(f"def {part}")
+    assert len(git(repo, "rev-list", "--first-parent", "main").split()) == 2  # merged once
+    assert git(repo, "rev-parse", "main^2") == check.commit_sha
+    assert git(repo, "status", "--porcelain") == ""
     (shown,) = git(repo, "branch", "--list", "moothall/team-p_story-*", "--format=%(refname:short)").split()
     assert shown == check.branch
 

@@ -32,6 +32,8 @@ _NAMED = 300  # identifiers that the map leans towards
 # Shares of the budget that a part may take at most; what it leaves, the next ones have.
 _CASES_SHARE, _CODE_SHARE, _MAP_SHARE = 0.25, 0.25, 0.25
 _MAP_LEAST = 0.1  # of the budget, which files leave to the map
+GUIDE = "AGENTS.md"
+_GUIDE_SHARE, _GUIDE_TOKENS = 0.1, 2000  # of the budget; a longer guide is for people
 _MAP_TOKENS = 4000  # a longer map says less
 _LEAST = 40
 _CUT = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
@@ -42,7 +44,8 @@ class Shown:
     """What fits of the base, each with its (possibly cut) text, in the order in which it is shown.
 
     `failing` and `files` are by path, `cases` by the id of a red case (its text may be empty), `code` are functions by path and
-    name. `map` is files and signatures, `listing` the names of all files. `example`: a short function of the repository.
+    name. `map` is files and signatures, `listing` the names of all files. `example`: a short function of the repository. `guide` is what
+    the repository itself tells agents.
     """
 
     failing: tuple[tuple[str, str], ...]
@@ -52,6 +55,7 @@ class Shown:
     code: tuple[tuple[str, str], ...] = ()
     map: str = ""
     example: Span | None = None
+    guide: str = ""
 
 
 class _Room:
@@ -85,7 +89,8 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     if len(prepared.files) > _LISTED:
         listing += f"\n… and {len(prepared.files) - _LISTED} more"
     drawn = _whole_lines(found.map, int(budget * _MAP_LEAST))
-    room = _Room(budget - tokens(listing) - tokens(drawn))
+    guide = _head(await _text(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS)) if GUIDE in prepared.files else ""
+    room = _Room(budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0))
     share = max(room.left * 2 // 5, 64)  # no file takes it all
     cases = _cases(red, room, budget * _CASES_SHARE)
     failing = _failing(texts, found.spans, room, share)
@@ -95,7 +100,7 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     files = await _files([path for path in wanted if path not in seen], read, room, share)
     whole = {path for path, text in (*failing, *files) if not _CUT.search(text)}
     drawn = _whole_lines(_without(found.map, whole), max(room.left, 0) + tokens(drawn))
-    return Shown(failing, files, listing, cases, code, drawn, found.example)
+    return Shown(failing, files, listing, cases, code, drawn, found.example, guide)
 
 
 async def _text(read: Read, path: str) -> str:
@@ -187,6 +192,12 @@ def _without(text: str, paths: set[str]) -> str:
         kept = row.removesuffix(":") not in paths if not row.startswith(" ") else kept
         rows += [row] if kept else []
     return "\n".join(rows)
+
+
+def _head(text: str, most: float) -> str:
+    """Return the first lines of a text that fit."""
+    cut = text[: int(most * CHARS_PER_TOKEN)]
+    return cut.rstrip() if cut == text else cut.rpartition("\n")[0].rstrip()
 
 
 def _whole_lines(text: str, most: int) -> str:

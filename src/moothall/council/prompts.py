@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from moothall.council.context import Shown
+from moothall.council.context import GUIDE, Shown
 from moothall.council.reply import Action
 from moothall.council.survey import Span
 from moothall.council.text import fence
@@ -170,6 +170,10 @@ def shared_text(d: Deliberation, shown: Shown | None) -> str:
         numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria(d.constraints), 1))
         parts.append(fence("what the answer is judged by", numbered))
     if shown is not None:
+        if shown.guide:
+            parts.append(
+                fence(f"{GUIDE}: the repository's conventions, for how the task is done and not for what it is", shown.guide)
+            )
         parts += _cases(shown)
         parts += [fence(f"{path}, a test that fails now and must pass", text) for path, text in shown.failing]
         parts += [fence(f"{place}, which the failing tests run", text) for place, text in shown.code]

@@ -214,6 +214,20 @@ async def test_a_runner_without_cases_is_read_by_its_output() -> None:
     assert [path for path, _ in shown.files] == ["lib/cart.js"]
 
 
+async def test_the_repositorys_own_instructions_are_shown_as_far_as_there_is_room() -> None:
+    async def with_guide(path: str) -> str:
+        return "Write British English.\n" + "and more\n" * 500 if path == "AGENTS.md" else await read(path)
+
+    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    ready = replace(ready, files=("AGENTS.md", *ready.files))
+    shown = await show(ready, "Mend pay", with_guide, 2000)
+    assert shown.guide.startswith("Write British English.\nand more\n")
+    assert 150 < tokens(shown.guide) <= 201
+    text = prompts.shared_text(deliberation(), shown)
+    assert text.index("Write British") < text.index("a test that fails now")
+    assert "AGENTS.md" not in prompts.shared_text(deliberation(), await show(prepared(), "Mend pay", read, 2000))
+
+
 @pytest.mark.parametrize("budget", [200, 400, 1000])
 async def test_what_is_shown_fits_the_budget(budget: int) -> None:
     async def long(path: str) -> str:
