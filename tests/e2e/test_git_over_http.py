@@ -105,3 +105,38 @@ async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monke
         assert not any(server.authorizations), "the operator's .netrc was shown"
         with pytest.raises(RepositoryError, match="no ref 'nope'"):
             await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme")
+
+
+async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Path) -> None:
+    sample = make_sample(tmp_path / "sample")
+    served = tmp_path / "served"
+    served.mkdir()
+    sample.git("clone", "--quiet", "--bare", str(sample.path), str(served / "app.git"))
+    remote = Repo(served / "app.git")
+    remote.git("config", "http.receivepack", "true")
+    with git_server(served) as server:
+        url, ref = f"{server.url}/app.git", RepositoryRef(id="app")
+        trusted = TrustedRepositories(tmp_path / "data", Workspace(allowed_schemes=("http",)), Unprepared().prepare)
+        await trusted.register(url, id="app", on_approval="merge", base="main")
+        base = await trusted.resolve(ref)
+        first, second = [
+            (await trusted.clone("app").commit_changes(base.sha, [Change(path, "100644", b"new\n")], "work")).commit_sha
+            for path in ("one.txt", "two.txt")
+        ]
+        landed = await trusted.land(ref, first, "moothall/story-1", "Merge story: one\n", "local")
+        assert (landed.status, landed.branch) == ("merged", "main")
+        assert remote.git("rev-parse", "main", "main^1", "main^2").split() == [landed.commit_sha, base.sha, first]
+        moved = await trusted.land(ref, second, "moothall/story-2", "Merge story: two\n", "local")
+        assert (moved.status, moved.tip) == ("moved", landed.commit_sha)
+        assert remote.git("rev-parse", "main") == landed.commit_sha
+        await trusted.register(url, id="app", on_approval="push")
+        assert (await trusted.land(ref, second, "moothall/story-2", "m", "local")).status == "pushed"
+        assert remote.git("rev-parse", "moothall/story-2") == second
+        remote.git("config", "http.receivepack", "false")
+        await trusted.register(url, id="app", on_approval="merge")
+        third = (
+            await trusted.clone("app").commit_changes(landed.commit_sha, [Change("3.txt", "100644", b"new\n")], "work")
+        ).commit_sha
+        refused = await trusted.land(ref, third, "moothall/story-3", "m", "local")
+        assert refused.status == "left"
+        assert "could not be moved" in refused.why

@@ -87,8 +87,9 @@ class TrustedRepositories:
         if known and id not in {"", known.id}:
             known = None
         approval = on_approval or (known.on_approval if known else "leave")
+        base = base or (known.base if known else "")
         if approval == "merge":
-            base = await self._base(place, base or (known.base if known else ""))
+            base = await self._base(place, base)
         entry = make_registered(
             place,
             tenant=tenant,
