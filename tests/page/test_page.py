@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 from served import Served, served
 
 from house import Command, git, scripted
@@ -82,7 +83,7 @@ async def write(who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str
 
 
 async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Command, repo: Path) -> None:
-    async with served(command) as house, reader(chromium, house.web) as who, reader(chromium, house.web, "narrow") as other:
+    async with served(command) as house, reader(chromium) as who, reader(chromium, "narrow") as other:
         await who.sign_in(house.link)
         await other.sign_in(house.link)
         assert "used before" in await other.text()
@@ -111,13 +112,13 @@ async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Co
         assert "def bonjour" in commits(repo, branch)
         assert "def hello_world" in commits(repo, branch)
         assert who.wrong == []
-    async with served(command) as again, reader(chromium, again.web, "narrow", scripts=False) as later:
+    async with served(command) as again, reader(chromium, "narrow", scripts=False) as later:
         await later.sign_in(again.link)
         assert "Greet the world" in await later.text(), "the board is the same after a restart, and without scripts"
 
 
 async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(chromium: Browser, command: Command) -> None:
-    async with served(command) as house, reader(chromium, house.web) as who:
+    async with served(command) as house, reader(chromium) as who:
         await who.sign_in(house.link)
         await write(who, f"Greet {HOSTILE}"[:200], f"{BRIEF} HOSTILE {HOSTILE}", tuple(f"{one} {HOSTILE}" for one in AC))
         await who.press("Refine")
@@ -138,7 +139,30 @@ async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(chromi
         assert who.wrong == []
 
 
-Visit = Callable[[Reader], Awaitable[None]]
+async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_writes_stays(
+    chromium: Browser, command: Command
+) -> None:
+    async with reader(chromium) as who, reader(chromium, "narrow") as other:
+        async with served(command, signal.SIGKILL) as house:
+            await who.sign_in(house.link)
+            await write(who, "Greet the world")
+            story = who.page.url
+            await other.take_session(who)
+            await other.page.goto(who.web)
+            await expect(other.page.locator("section", has_text="Backlog").get_by_text("Greet the world")).to_be_visible()
+            await who.press("Refine")
+            await expect(other.page.locator("section", has_text="Draft").get_by_text("Greet the world")).to_be_visible()
+            await other.page.goto(story)
+            await other.page.get_by_label("Say something").fill("not sent yet")
+            await who.press("Submit")
+            await expect(other.page.locator("strong.state")).to_have_text("Design")
+            assert await other.page.get_by_label("Say something").input_value() == "not sent yet"
+            assert await other.page.locator("#offline").is_hidden()
+        await expect(other.page.locator("#offline")).to_be_visible()
+        async with served(command) as again:
+            await expect(other.page.get_by_role("heading", name="Sign in")).to_be_visible(timeout=20_000)
+            await other.sign_in(again.link)
+            await expect(other.page.locator("section", has_text="Design").get_by_text("Greet the world")).to_be_visible()
 
 
 async def _views(house: Served, who: Reader) -> dict[str, str]:
@@ -166,8 +190,8 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
 
 async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(chromium: Browser, command: Command) -> None:
     found: list[str] = []
-    async with served(command) as house, reader(chromium, house.web) as who:
-        await who.open("/sign-in")
+    async with served(command) as house, reader(chromium) as who:
+        await who.page.goto(f"http://{house.web}/sign-in")
         found += [f"sign-in: {line}" for line in await who.violations()]
         views = await _views(house, who)
         for viewport, (width, height) in VIEWPORTS.items():
@@ -186,7 +210,7 @@ async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(chro
 
 
 async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:
-    async with served(command) as house, reader(chromium, house.web) as who:
+    async with served(command) as house, reader(chromium) as who:
         await who.sign_in(house.link)
         keyboard = who.page.keyboard
 

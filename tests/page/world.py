@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -74,8 +75,15 @@ class Reader:
         await self.page.goto(f"{self.web}{path}")
 
     async def sign_in(self, link: str) -> None:
-        """Follow the link that `serve` printed."""
+        """Follow the link that `serve` printed; from then on only that house may be asked for anything."""
+        self.web = link.partition("/sign-in")[0]
         await self.page.goto(link)
+
+    async def take_session(self, of: Reader) -> None:
+        """Be who somebody else is."""
+        self.web = of.web
+        [session] = await of.page.context.cookies()
+        await self.page.context.add_cookies([{"name": session["name"], "value": session["value"], "url": of.web}])
 
     async def press(self, name: str) -> None:
         """Press the button that begins with these words, and wait for the next page."""
@@ -108,7 +116,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def reader(
-    browser: Browser, web: str, viewport: str = "wide", scheme: Any = "light", *, scripts: bool = True
+    browser: Browser, viewport: str = "wide", scheme: Any = "light", *, scripts: bool = True
 ) -> AsyncIterator[Reader]:
     """Open a browser's own profile, whose errors, dialogs and requests to other hosts are kept."""
     width, height = VIEWPORTS[viewport]
@@ -116,7 +124,7 @@ async def reader(
         viewport={"width": width, "height": height}, color_scheme=scheme, java_script_enabled=scripts
     )
     page = await context.new_page()
-    found = Reader(page, f"http://{web}", [])
+    found = Reader(page, "", [])
     page.on("dialog", lambda dialog: found.note(f"dialog: {dialog.message}"))
     page.on("pageerror", lambda error: found.note(f"error: {error}"))
     page.on("console", lambda said: found.note(f"console: {said.text}") if said.type == "error" else None)
@@ -128,8 +136,11 @@ async def reader(
 
 
 def make_command(folder: Path, model_url: str) -> Command:
-    """Return a command whose house hosts its councils itself."""
-    return Command(folder / "data", model_url, {"MOOTHALL_RAY__MODE": "process", "MOOTHALL_LOG__LEVEL": "error"})
+    """Return a command whose house hosts its councils itself, and serves HTTP on a port of its own, the same after a restart."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    more = {"MOOTHALL_RAY__MODE": "process", "MOOTHALL_LOG__LEVEL": "error", "MOOTHALL_WEB__PORT": str(port)}
+    return Command(folder / "data", model_url, more)
 
 
 def commits(repo: Path, branch: str) -> str:

@@ -29,6 +29,7 @@ from support.desk import MemoryDesk
 
 HOSTILE = "<script>alert(1)</script>\u202egnp.exe"
 SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩gnp.exe"
+OURS = '<script src="/page.js" defer></script>'
 CRITERIA = (
     "Given two invoices, when May is exported, then the file has two lines",
     "Given none, when June is exported, then the answer is 404",
@@ -147,6 +148,11 @@ async def test_a_link_used_twice_is_refused() -> None:
                 assert answer.status == status
 
 
+async def test_what_happens_on_the_board_is_told_to_who_is_signed_in(browser: Browser) -> None:
+    got = await browser.get("/changes")
+    assert (got.status, got.headers["location"]) == (303, "/sign-in")
+
+
 async def test_signing_out_ends_the_session(browser: Browser) -> None:
     form = await browser.sign_in()
     assert (await browser.send("/sign-out", form=form)).status == 303
@@ -233,7 +239,7 @@ async def test_what_others_wrote_is_text(browser: Browser) -> None:
     for path in ("/", f"/stories/{card.story.id}"):
         shown = (await browser.get(path)).text
         assert SHOWN in shown
-        assert "<script" not in shown
+        assert shown.count("<script") == shown.count(OURS) == 1
         assert "\u202e" not in shown
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,8 +23,8 @@ from moothall.planning.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycl
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, call_as
 from moothall.services.page.sessions import Session, Sessions
-from moothall.services.page.shown import page, redirect, style
-from moothall.services.rest.documents import Turned
+from moothall.services.page.shown import asset, page, redirect
+from moothall.services.rest.documents import ServerSentEvents, Turned
 from moothall.services.status import http_status_of
 
 _COOKIE, _FIELDS = "moothall-session", 20
@@ -51,7 +52,10 @@ def _sign_in_routes(bearers: Bearers, sessions: Sessions) -> Sequence[Route]:
         return _begin(request, sessions.open(who), sessions) if who else page("sign_in.html", 403, said="unknown")
 
     async def stylesheet(_request: Request) -> Response:
-        return style()
+        return asset("page.css", "text/css")
+
+    async def script(_request: Request) -> Response:
+        return asset("page.js", "text/javascript")
 
     async def sign_out(request: Request, session: Session) -> Response:
         await _sent(request, session)
@@ -63,6 +67,7 @@ def _sign_in_routes(bearers: Bearers, sessions: Sessions) -> Sequence[Route]:
     return [
         Route("/sign-in", _told(sign_in), methods=["GET", "POST"]),
         Route("/page.css", stylesheet),
+        Route("/page.js", script),
         Route("/sign-out", _signed_in(sign_out, sessions), methods=["POST"]),
     ]
 
@@ -102,8 +107,21 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         }
         return page("new.html", 400 if wrong else 200, session=session, **told)
 
+    async def changes(_request: Request, session: Session) -> Response:
+        """Say that something happened on the board, as server-sent events, from now on."""
+        seen = max((card.seq for card in await doors.board.cards(session.who)), default=0)
+
+        async def told() -> AsyncGenerator[str, None]:
+            yield ": the board\n"
+            async with aclosing(doors.board.watch(seen, session.who)) as moments:
+                async for seq, _, _ in moments:
+                    yield f"id: {seq}\ndata: {seq}\n"
+
+        return ServerSentEvents(told())
+
     return [
         Route("/", _signed_in(board, sessions)),
+        Route("/changes", _signed_in(changes, sessions)),
         Route("/stories/new", _signed_in(new, sessions), methods=["GET", "POST"]),
     ]
 

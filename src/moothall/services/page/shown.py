@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # with no-referrer a browser's forms name no origin, and the door turns them away
     "Cache-Control": "no-store",
@@ -58,9 +58,9 @@ def page(template: str, status: int = 200, **told: Any) -> Response:
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
 
 
-def style() -> Response:
-    """Return the stylesheet."""
-    return Response(_TEMPLATES.get_template("page.css").render(), 200, _HEADERS, "text/css")
+def asset(name: str, media_type: str) -> Response:
+    """Return the stylesheet or the script."""
+    return Response(_TEMPLATES.get_template(name).render(), 200, _HEADERS, media_type)
 
 
 def redirect(path: str) -> Response:
