@@ -79,7 +79,7 @@ async def _check(settings: Settings, named: Named, *, write: bool, force: bool, 
     found = diagnose(checked.prepared) if checked.prepared else None
     why = why_not(checked, found)
     if not as_json:
-        show(page(out), checked, found, why)
+        put(out, checked, found, why)
     written = await write_profile(checked, replace=force) if write else None
     if as_json:
         click.echo(json.dumps(document(checked, found, why, written), indent=2), file=out)
@@ -91,6 +91,15 @@ async def _check(settings: Settings, named: Named, *, write: bool, force: bool, 
 def page(out: TextIO) -> Console:
     """Return what the table is printed on: a terminal's width cuts lines, and who reads them elsewhere wants them whole."""
     return Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
+
+
+def put(out: TextIO, checked: Checked, found: Diagnosis | None, why: str) -> None:
+    """Write what `show` says to `out`, without the spaces with which a table makes its rows as wide as the longest."""
+    console = page(out)
+    with console.capture() as captured:
+        show(console, checked, found, why)
+    out.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
+    out.flush()
 
 
 def why_not(checked: Checked, found: Diagnosis | None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moothall.cli.check import document, page, show, why_not
+from moothall.cli.check import document, page, put, show, why_not
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
@@ -68,6 +68,15 @@ def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
     show(console, checked, diagnose(checked.prepared or PREPARED), "")
     (line,) = (line for line in console.file.getvalue().splitlines() if case in line)  # type: ignore[attr-defined] # the StringIO above
     assert line.endswith("x" * 120)
+
+
+def test_in_a_pipe_no_line_ends_with_the_spaces_of_the_longest() -> None:
+    checked = replace(CHECKED, base=replace(BASE, profile=replace(PROFILE, setup=(("pip", "install", "x" * 300), ("true",)))))
+    out = io.StringIO()
+    put(out, checked, diagnose(PREPARED), "")
+    lines = out.getvalue().splitlines()
+    assert any("x" * 300 in line for line in lines)
+    assert [line for line in lines if line.endswith(" ")] == []
 
 
 def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
