@@ -173,7 +173,7 @@ def told(folder: Path, runner: tuple[str, ...] = ("-m", "pytest", "tests"), code
     (folder / "shop" / "price.py").write_text(f"REPORTS = {str(reports)!r}\n{code}", encoding="utf-8")
     env = {**os.environ, **variables(seconds=20, apart=("shop/price.py",), plugins=str(FOLDER), folder=str(reports))}
     env["PYTHONPATH"] = ":".join([str(FOLDER), *sys.path])
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(folder.parent)}
     subprocess.run(command((sys.executable, *runner)), cwd=folder, env=env, capture_output=True, check=False)
     cases = Cases()
     read_folder(cases, str(reports))
