@@ -47,12 +47,21 @@ def places(case: str, files: Sequence[str]) -> Iterator[Place]:
         )
     else:
         name = rest.partition("/")[0]
-        folders = [head.split("/")[at:] for at in range(len(head.split("/")) + 1)]
-        for folder in map("/".join, folders):
-            inside = [path for path in files if path.endswith("_test.go") and path.rpartition("/")[0] == folder]
-            if inside:
-                yield from (Place(path, (name,), f"{head}::{name}") for path in inside)
-                return
+        yield from (Place(path, (name,), f"{head}::{name}") for path in _go_files(head, files))
+
+
+def _go_files(package: str, files: Sequence[str]) -> Sequence[str]:
+    """Return the test files of a package: its folder is the end of its name, below a go.work perhaps within another."""
+    parts = package.split("/")
+    tests = [path for path in files if path.endswith("_test.go")]
+    for folder in ("/".join(parts[at:]) for at in range(len(parts) + 1)):
+        if inside := [path for path in tests if path.rpartition("/")[0] == folder]:
+            return inside
+    for end in ("/".join(parts[at:]) for at in range(len(parts))):
+        inside = [path for path in tests if path.rpartition("/")[0].endswith(f"/{end}")]
+        if len({path.rpartition("/")[0] for path in inside}) == 1:
+            return inside
+    return ()
 
 
 def _dotted(case: str, files: Sequence[str]) -> Iterator[Place]:

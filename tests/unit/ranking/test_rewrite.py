@@ -149,6 +149,19 @@ def test_a_case_is_found_where_it_is_written(case: str, found: list[Any]) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("example.org/gjson::TestX", ["packages/gjson/a_test.go"]),
+        ("example.org/gjson/sub::TestX", ["packages/gjson/sub/b_test.go"]),
+        ("example.org/both::TestX", []),
+    ],
+)
+def test_below_a_workspace_a_package_of_go_is_found_by_the_end_of_its_folder(case: str, found: list[str]) -> None:
+    files = ["packages/gjson/a_test.go", "packages/gjson/sub/b_test.go", "one/both/c_test.go", "two/both/c_test.go"]
+    assert [place.path for place in places(case, files)] == found
+
+
 OTHERS = {
     "a_test.go": ("package a\n\nfunc TestSum(t *testing.T) {\n\tif 1 != 1 { t.Fatal() }\n}\n", "TestSum"),
     "a.test.js": ("test('sums', async (t) => {\n  const a = /}/; return assert.equal('}', `}`); // }\n});\n", "sums"),

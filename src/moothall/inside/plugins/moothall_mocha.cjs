@@ -2,13 +2,19 @@
 "use strict";
 const lines = require("./moothall_lines.cjs");
 const base = Object.keys(require.cache).find((name) => /[\\/]mocha[\\/]lib[\\/]reporters[\\/]base\.js$/.test(name));
-const Spec = require(base.replace(/base\.js$/, "spec.js"));
+const spec = require(base.replace(/base\.js$/, "spec.js"));
+const Spec = spec.Spec || spec; // from mocha 12 on it is one of several exports
 
 module.exports = class extends Spec {
   constructor(runner, options) {
     super(runner, options);
     const told = lines.open("mocha");
-    const id = (test) => lines.id(test.file, test.titlePath ? test.titlePath() : [test.fullTitle()]);
+    const counted = lines.counted();
+    const ids = new WeakMap();
+    const id = (test) => {
+      if (!ids.has(test)) ids.set(test, counted(lines.id(test.file, test.titlePath ? test.titlePath() : [test.fullTitle()])));
+      return ids.get(test);
+    };
     const said = (error) => (error && (error.stack || error.message)) || String(error);
     runner.on("test", (test) => told.start(id(test)));
     runner.on("pass", (test) => told.tell(id(test), "passed", test.duration));

@@ -4,13 +4,18 @@ import lines from "./moothall_lines.cjs";
 export default async function* report(source) {
   const told = lines.open("node");
   const names = [];
+  const counted = lines.counted();
+  const begun = []; // by depth: what was told of last, with its number among cases of one name
   for await (const { type, data } of source) {
     if (!["test:start", "test:pass", "test:fail"].includes(type)) continue;
     names.length = Math.min(names.length, data.nesting);
     names[data.nesting] = data.name;
     const titles = names.slice(0, data.nesting + 1);
     const whole = data.nesting === 0 && data.file && (data.file === data.name || data.file.endsWith(`/${data.name}`));
-    const id = whole ? lines.file(data.file) : lines.id(data.file, titles);
+    const name = whole ? lines.file(data.file) : lines.id(data.file, titles);
+    if (type === "test:start" || begun[data.nesting]?.name !== name) begun[data.nesting] = { name, id: whole ? name : counted(name) };
+    begun.length = data.nesting + 1;
+    const { id } = begun[data.nesting];
     if (type === "test:start") {
       told.start(id);
       continue;
