@@ -1,6 +1,6 @@
 """The one command: `python -m benchmarks [PART …] [--quick]`, from the repository's root.
 
-Without parts it measures everything (about ten minutes on two cores) and writes docs/benchmarks.md. The rivals' environment
+Without parts it measures everything (about a quarter of an hour on two cores) and writes docs/benchmarks.md. The rivals' environment
 is made at the first run, from requirements/bench.txt.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
 import signal
 import sys
@@ -20,8 +21,9 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from benchmarks import commands, growth, micro, results, soak, steps, tools
+from benchmarks import agents, commands, growth, micro, results, scaling, soak, steps, tools
 from benchmarks.contest import RIVALS, contest, streamed
+from benchmarks.packs import SERVER, packs
 from benchmarks.report import write
 from benchmarks.served import GRAPH_LATER, served
 from benchmarks.stub import running_stub
@@ -73,6 +75,10 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
             found["placed"] = results.of_times(await steps.placed(house, stub, 30 // share + 2))
             case = Case(50, 64, seconds=4.0 / share, generations=1)
             found["streamed"] = results.of_run(await streamed(house, stub, case, 64))
+        _tell("tools and sessions of the agent service")
+        async with served(folder / "agents", stub.base_url, GRAPH_LATER | agents.SETTINGS) as house:
+            await stub.set(delay_ms=0)
+            found["agents"] = await agents.measure(house, 500 // share, 1000 // share)
         _tell("the graph's projection, told apart")
         found["projected"] = await steps.projected(folder, stub, 300 // share)
         _tell("kill -9 of everything, and up again")
@@ -90,9 +96,23 @@ async def _growth(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         return results.of_growth(*await growth.grow(folder, stub, counts))
 
 
+async def _packs(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    stories = 100 if asked.quick else 1430  # of 70 nodes each
+    _tell(
+        f"packs from a graph of {stories} stories"
+        + ("" if os.environ.get(SERVER) else f"; of Neo4j too where {SERVER} names one")
+    )
+    return {"stores": await packs(folder, stories, 20 if asked.quick else 200)}
+
+
 async def _commands(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("commands that need no Ray")
     return await commands.commands(folder, 1 if asked.quick else 3)
+
+
+async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    _tell("one node and two, each part with its slice of a core, beside the model of capacity")
+    return await scaling.measure(folder, seconds=2.0 if asked.quick else 8.0, tell=_tell)
 
 
 async def _soak(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +124,15 @@ async def _soak(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 Part = Callable[[Path, argparse.Namespace], Awaitable[dict[str, Any]]]
-PARTS: dict[str, Part] = {"text": _text, "tools": _tools, "steps": _steps, "growth": _growth, "commands": _commands}
+PARTS: dict[str, Part] = {
+    "text": _text,
+    "tools": _tools,
+    "steps": _steps,
+    "growth": _growth,
+    "packs": _packs,
+    "commands": _commands,
+    "scaling": _scaling,
+}
 
 
 async def _measure(asked: argparse.Namespace) -> int:
@@ -116,7 +144,10 @@ async def _measure(asked: argparse.Namespace) -> int:
             part = {**PARTS, "soak": _soak}[name]
             document[name] = {**await part(Path(folder), asked), "frame": frame}
         results.save(document)
-    written = write(document, into_docs=not asked.quick and not asked.dry)
+    into_docs = not asked.quick and not asked.dry
+    if "scaling" in document:
+        _tell(f"written: {scaling.write(document, into_docs=into_docs)}")
+    written = write(document, into_docs=into_docs)
     _tell(f"written: {written}")
     console.print(written.read_text(encoding="utf-8"), markup=False, soft_wrap=True)
     return 1 if "soak" in chosen and document["soak"]["problems"] else 0

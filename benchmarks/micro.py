@@ -50,8 +50,16 @@ class Times:
     @property
     def p99(self) -> float:
         """Milliseconds that one in a hundred exceeds."""
+        return self._exceeded_by(1)
+
+    @property
+    def p95(self) -> float:
+        """Milliseconds that one in twenty exceeds."""
+        return self._exceeded_by(5)
+
+    def _exceeded_by(self, percent: int) -> float:
         ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1000
+        return ordered[min(len(ordered) - 1, len(ordered) * (100 - percent) // 100)] * 1000
 
 
 @asynccontextmanager

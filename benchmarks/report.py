@@ -41,6 +41,10 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
     if "steps" in document:
         sections.append(_projected(document["steps"]))
         sections.append(_streamed(document["steps"]))
+        if "agents" in document["steps"]:
+            sections.append(_agents(document["steps"]["agents"]))
+    if "packs" in document:
+        sections.append(_packs(document["packs"]))
     if "commands" in document:
         sections.append(_commands(document["commands"]))
     if "soak" in document:
@@ -207,12 +211,33 @@ deliberation with it and by {figure(told["without_kb"])} KB without, until it
 holds `graph.keep` deliberations; Neo4j is where one keeps millions."""
 
 
+def _packs(found: Mapping[str, Any]) -> str:
+    rows = [
+        (name, f"{one['nodes']:,.0f}", figure(one["p50"]), figure(one["p95"]), figure(one["p99"]))
+        for name, one in found["stores"].items()
+    ]
+    return f"""## What a council is told
+
+A pack of a story, as each of its councils gets one before it begins: two questions of the graph, then what is worth most within
+`limits.context_tokens`, here by the estimate of tokens. All stories are of one repository, whose earlier work is looked through for what is similar.
+
+{table(("milliseconds", "nodes in the graph", "p50", "p95", "p99"), rows)}"""
+
+
 def _streamed(found: Mapping[str, Any]) -> str:
     run = found["streamed"]
     return f"""## Answers that come in pieces
 
 Real models stream. With each answer in 64 pieces spread over its 50 ms instead of in one at the end, 64 at once: {figure(run["rate"])} deliberations
 a second at {figure(run["cpu_ms"])} CPU ms each. Reading 576 pieces is what costs; the others above were given whole answers too."""
+
+
+def _agents(found: Mapping[str, Any]) -> str:
+    return f"""## The agent service
+
+`ExecuteTask` with a tool and no model, from another process: in the workspace of a session {figure(found["p50"])} ms (p99 {figure(found["p99"])}), 16 at once
+{figure(found["a_second"])} a second; without a session, a workspace for each, {figure(found["alone_p50"])} ms. {found["sessions"]:,.0f} sessions that were asked one query each and are idle cost serve
+{figure(max(found["session_kb"], 0))} KB each, the log's own growth included: what is known of them lies on the bus."""
 
 
 def _commands(found: Mapping[str, Any]) -> str:
@@ -254,7 +279,7 @@ def _how(document: Mapping[str, Any]) -> str:
     )
     return f"""## How to run it
 
-`scripts/bench` measures all of it in about ten minutes and writes this file; `scripts/bench --quick` shows in two that it works;
+`scripts/bench` measures all of it in about a quarter of an hour and writes this file and docs/scaling.md; `scripts/bench --quick` shows in two that it works;
 `scripts/bench text growth` measures parts; `scripts/soak` runs the long day. The rivals live in `benchmarks/rivals/`, each written as
 its documentation recommends, on uvloop, in an environment of their own (`requirements/bench.txt`).
 

@@ -35,6 +35,7 @@ class Served:
     system: System
     data_dir: Path
     address: str
+    channel: grpc.aio.Channel
     stub: OrchestratorServiceStub
     token: str
 
@@ -93,7 +94,7 @@ async def served(data_dir: Path, base_url: str, settings: Mapping[str, str] | No
         drain = asyncio.ensure_future(process.stderr.read())
         async with grpc.aio.insecure_channel(address) as channel:
             token = (data_dir / "token").read_text(encoding="ascii").strip()
-            yield Served(System(process.pid), data_dir, address, OrchestratorServiceStub(channel), token)
+            yield Served(System(process.pid), data_dir, address, channel, OrchestratorServiceStub(channel), token)
         await _end(process)
         await drain
     finally:

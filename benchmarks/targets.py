@@ -51,6 +51,21 @@ def _seat(d: Mapping[str, Any]) -> float:
     return float(more * 1e6 / 1024 / 3 / last["count"])
 
 
+def _graph(d: Mapping[str, Any]) -> float:
+    """CPU milliseconds that the graph adds to a deliberation, behind the answers."""
+    told = d["steps"]["projected"]
+    return float(told["with_ms"] - told["without_ms"])
+
+
+def _pieces(d: Mapping[str, Any]) -> float:
+    """The cost of answers in 64 pieces over that of whole ones."""
+    return float(d["steps"]["streamed"]["cpu_ms"]) / float(_case(50, 64)(d)["cpu_ms"])
+
+
+def _scaled(d: Mapping[str, Any]) -> float:
+    return 100 * max(abs(float(row["error"])) for row in d["scaling"]["rows"])
+
+
 def _slowest(d: Mapping[str, Any]) -> float:
     return max(float(seconds) for name, seconds in d["commands"].items() if name.startswith("moothall "))
 
@@ -77,6 +92,9 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         " s",
         -1,
     ),
+    ("the graph behind a deliberation, CPU", "≤ 5 ms", "", _graph, " ms", -1),
+    ("answers in 64 pieces over whole ones, CPU", "≤ 1.5", "", _pieces, "", -1),
+    ("the model of capacity, off by at most", "≤ 20 %", "", _scaled, " %", -1),
     ("`import moothall`", "≤ 0.2 s", "", lambda d: float(d["commands"]["import moothall"]), " s", -1),
     ("the slowest command that needs no Ray", "≤ 0.5 s", "", _slowest, " s", -1),
     ("a model server that is away, said after", "≤ 1 s", "", lambda d: float(d["commands"][NOBODY]), " s", -1),

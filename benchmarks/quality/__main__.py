@@ -132,7 +132,7 @@ async def _council(settings: Settings, house: House, judge: Judge, problem: Prob
         repository=await register(settings, str(place), ""),
     )
     request = replace(request, constraints=replace(request.constraints, timeout_seconds=_SECONDS))
-    outcome = await hold_council(house.desk, request, Narrator(quiet=True))
+    outcome = await hold_council(house.desk, request, Narrator(quiet=True).take)
     text = await asyncio.to_thread(_solution, place, outcome)
     judgement = await judge.judge(problem, text)
     return {

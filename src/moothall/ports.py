@@ -184,6 +184,10 @@ class ChatModel(Protocol):
         ...
 
 
+CountTokens = Callable[[str], Awaitable[int]]
+"""Returns how many tokens the model that is asked makes of a text."""
+
+
 class Workspace(Protocol):
     """An isolated checkout where tools act."""
 
@@ -314,4 +318,8 @@ class Deliberations(Protocol):
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it; its model calls, tools and workspaces stop within a second."""
+        ...
+
+    async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
+        """Say something to its seats, which hear it at their next turn; `key` names the request. Raises `InvalidRequest`, also once it has ended."""
         ...

@@ -1,4 +1,6 @@
-"""Two Ray nodes on loopback, in a process of their own: prints their address and the second one's raylet, ends with its input."""
+"""Ray nodes on loopback, two or as many as asked for, in a process of their own: prints their address and the second one's raylet,
+ends with its input.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ray.cluster_utils import Cluster
 _NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"}
 
 
-def main(folder: str) -> None:
+def main(folder: str, nodes: str = "2") -> None:
     """Serve until the input ends. All files of Ray's lie below `folder`."""
     os.environ["RAY_TMPDIR"] = folder
     (Path(folder) / "ray").mkdir()  # where it says to others on this machine that it is there, and expects a folder
@@ -28,8 +30,8 @@ def main(folder: str) -> None:
         initialize_head=True, connect=False, head_node_args={**_NODE, "include_dashboard": False, "temp_dir": folder}
     )
     try:
-        second = cluster.add_node(wait=True, **_NODE)
-        raylet = second.all_processes["raylet"][0].process.pid
+        others = [cluster.add_node(wait=True, **_NODE) for _ in range(int(nodes) - 1)]
+        raylet = others[0].all_processes["raylet"][0].process.pid if others else 0
         sys.stdout.write(json.dumps({"address": cluster.address, "raylet": raylet}) + "\n")
         sys.stdout.flush()
         sys.stdin.read()
@@ -38,4 +40,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,6 +28,13 @@ def git(repo: Path, *args: str) -> str:
 def turn(tool: str, **args: Any) -> str:
     """A reply that asks for one action."""
     return json.dumps({"thought": "do it", "actions": [{"tool": tool, "args": args}]})
+
+
+def task_of(body: dict[str, Any]) -> str:
+    """Return the task in a prompt, or all of it where there is none. What is known of its story tells of other tasks too."""
+    said = "\n".join(str(message["content"]) for message in body["messages"])
+    found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", said)
+    return found[2] if found else said
 
 
 def scripted(propose: Answer) -> Answer:

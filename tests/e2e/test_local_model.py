@@ -17,13 +17,21 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from moothall.config import Limits, Llm
+from moothall.council.briefing import Briefings
+from moothall.council.text import most_tokens
+from moothall.domain.briefing import BriefingRequest
 from moothall.domain.chat import ChatReply, Message
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest
 from moothall.errors import ConfigurationError
 from moothall.model.client import OpenAIModel, open_model
+from moothall.model.counting import counting
 from moothall.model.local import local_model_server
 from moothall.settings import load_settings
 from moothall.testing.chat import FINISH, ask
 from moothall.testing.chat_contract import ChatModelContract
+from support.graph import MemoryGraph
 from support.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -50,6 +58,38 @@ async def model(url: str) -> AsyncIterator[OpenAIModel]:
 
 class TestLocal(ChatModelContract):
     """On the small local model."""
+
+
+DENSE = (
+    " ".join(digest(str(number))[:16] for number in range(40)),
+    " ".join(f"2026-01-{day:02}T03:04:{day:02}.123456+00:00" for day in range(10, 30)),
+    "这是一个关于导出发票的故事" * 20,
+    "Экспортировать счета за месяц в файл. " * 20,
+    "😀🎉🚀" * 20,
+    "!@#$%^&*()" * 20,
+    Path(__file__).read_text(encoding="utf-8"),
+)
+
+
+async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIModel) -> None:
+    """Not about as many: the same number, and never more than the budget. Where nobody counts, the estimate is not below it."""
+
+    async def prompt_tokens(text: str) -> int:
+        return (await model.chat(ask(messages=(Message("user", text),), max_tokens=1, seconds=300))).usage.prompt_tokens
+
+    graph = MemoryGraph()
+    lines = [{"actor": "ann", "comment": text[:120]} for text in DENSE for _ in range(3)]
+    graph.tell("context", {"story": {"headline": "Exports", "state": "build"}, "comments": lines})
+    asked = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
+    async with counting(Llm(), url) as count:
+        made = await Briefings(graph.ask, Limits(), count=count).brief(asked, LOCAL)
+        longer = await prompt_tokens(f"{made.text}\n{made.text}") - await prompt_tokens(made.text)
+        assert longer == await count(f"{made.text}\n{made.text}") - made.tokens
+        assert 0.5 * asked.budget < made.tokens <= asked.budget
+        blind = await Briefings(graph.ask, Limits()).brief(asked, LOCAL)
+        assert await count(blind.text) <= blind.tokens <= asked.budget
+        for text in DENSE:
+            assert await count(text) <= most_tokens(text)
 
 
 async def test_the_same_seed_gives_the_same_answer(model: OpenAIModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -116,6 +117,7 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path) -> None:
     shown = await own("story", "show", story)
     assert "checked as a whole: passed" in shown.out
     assert "local says: well done" in shown.out
+    assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", shown.out), shown.out
     (row,) = json.loads((await own("story", "list", "--json")).out)
     assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")
     assert git(repo, "rev-parse", row["branch"]) == row["commit_sha"]

@@ -15,7 +15,7 @@ import pytest_asyncio
 from served import Served, make_command, served
 from texts import CHECK, PERSON, TOKENS, Person, by_words, make_repository
 
-from house import Command, git, scripted
+from house import Command, git, scripted, task_of
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -33,7 +33,7 @@ class Model:
         self.held, self.came = words, asyncio.Event()
 
     async def answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        if self.held and any(self.held in str(message["content"]) for message in body["messages"]):
+        if self.held and self.held in task_of(body):
             self.came.set()
             await asyncio.Event().wait()
         return by_words(body, headers)

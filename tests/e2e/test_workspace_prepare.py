@@ -86,8 +86,12 @@ async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
     assert "a note" in told
     assert "that failed (ValueError: no such thing); trying with less" in told
     assert any(line.startswith("left out: sh -c") and "no such thing" in line for line in told)
-    with pytest.raises(RepositoryError, match=r"ValueError: no such thing"):
-        await house.preparer.prepare(house.base(setup=(bad,), steps=(Step(bad),)))
+    worse = Step(("sh", "-c", "echo worse; exit 2"), instead=(Step(("sh", "-c", "echo worst; exit 3")),))
+    with pytest.raises(RepositoryError) as error:
+        await house.preparer.prepare(house.base(setup=(bad,), steps=(Step(bad, instead=(worse,)),)))
+    last, first = error.value.message.split("Before it ")
+    assert "echo worst; exit 3" in last
+    assert first.startswith(f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nSay which")
 
 
 async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(house: Local) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from served import Served
 
-from house import turn
+from house import task_of, turn
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
 
@@ -34,7 +34,7 @@ assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french", 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
     """Each task does its own part, said by a word of its criteria."""
-    said = "\n".join(str(message["content"]) for message in body["messages"])
+    said = task_of(body)
     if "Divide this story" in said:
         one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
         two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}

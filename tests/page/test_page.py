@@ -99,8 +99,11 @@ async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Co
         shown = await who.text()
         assert "Passed the gates" in shown
         assert "hello_world" in shown
+        await who.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
+        await who.page.get_by_label("What is to be different in this line").fill("Say it in French.")
+        await who.press("Say it")
+        assert "Say it in French." in await who.text()
         await who.page.goto(story)
-        await who.page.get_by_role("button", name="Reject").locator("xpath=..").get_by_label("Comment").fill("Say it in French.")
         await who.press("Reject")
         await stands(who, "test", "Accept test")
         await who.press("Accept test")
@@ -165,6 +168,54 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
             await expect(other.page.locator("section", has_text="Design").get_by_text("Greet the world")).to_be_visible()
 
 
+async def test_a_council_is_watched_told_something_and_cancelled(chromium: Browser, command: Command) -> None:
+    async with served(command) as house, reader(chromium) as who, reader(chromium, "narrow", "dark") as other:
+        await who.sign_in(house.link)
+        await other.take_session(who)
+        await write(who, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
+        await who.press("Refine")
+        await who.press("Submit")
+        story = who.page.url
+        await stands(who, "design", "Accept design")
+        await who.press("Accept design")
+        await stands(who, "build")
+        await expect(who.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
+        await expect(who.page.get_by_role("img", name="Which task builds on which")).to_be_visible()
+        await _look(who, "story-building")
+        await who.page.get_by_role("link", name="evidence of").first.click()
+        await other.page.goto(who.page.url)
+        for page in (who.page, other.page):
+            await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
+        await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
+        await other.press("Tell them")
+        await expect(who.page.get_by_text("nobody has heard it yet")).to_be_visible()
+        await _look(who, "council-running")
+        await other.page.get_by_text("Cancel this deliberation").click()
+        await other.press("Cancel it for good")
+        for page in (who.page, other.page):
+            await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
+        await who.page.goto(story)
+        await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(2, timeout=30_000)
+        await _look(who, "story-failed")
+        assert who.wrong == other.wrong == []
+
+
+async def _look(who: Reader, name: str) -> None:
+    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits, and it is taken a picture of where those are wanted."""
+    found = []
+    for viewport, (width, height) in VIEWPORTS.items():
+        await who.page.set_viewport_size({"width": width, "height": height})
+        for scheme in ("light", "dark"):
+            await who.page.emulate_media(color_scheme=scheme)
+            found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
+            wide = await who.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            if wide > 0:
+                found.append(f"{name} {viewport}: {wide} px wider than the window")
+            if PICTURES:
+                await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
+    assert found == []
+
+
 async def _views(house: Served, who: Reader) -> dict[str, str]:
     """Make a story that stands in its check, one in backlog, and return the views by name."""
     await who.sign_in(house.link)
@@ -184,29 +235,23 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
         "story": story.removeprefix(who.web),
         "backlog": waiting.removeprefix(who.web),
         "council": str(council),
+        "remark": f"{council}?on=1.9",
+        "task": str(await who.page.get_by_role("link", name="evidence of").first.get_attribute("href")),
         "wrong": "/stories/nowhere",
+        "health": "/house",
+        "audit": "/house/audit",
+        "tools": "/house/tools",
+        "budgets": "/house/budgets",
     }
 
 
 async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(chromium: Browser, command: Command) -> None:
-    found: list[str] = []
     async with served(command) as house, reader(chromium) as who:
         await who.page.goto(f"http://{house.web}/sign-in")
-        found += [f"sign-in: {line}" for line in await who.violations()]
-        views = await _views(house, who)
-        for viewport, (width, height) in VIEWPORTS.items():
-            await who.page.set_viewport_size({"width": width, "height": height})
-            for scheme in ("light", "dark"):
-                await who.page.emulate_media(color_scheme=scheme)
-                for name, path in views.items():
-                    await who.open(path)
-                    found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
-                    wide = await who.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-                    if wide > 0:
-                        found.append(f"{name} {viewport}: {wide} px wider than the window")
-                    if PICTURES:
-                        await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
-    assert found == []
+        await _look(who, "sign-in")
+        for name, path in (await _views(house, who)).items():
+            await who.open(path)
+            await _look(who, name)
 
 
 async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:

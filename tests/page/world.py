@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright
 
-from house import Command, git, turn
+from house import Command, git, task_of, turn
 
 BIDI = "\u202etxt.exe"
 HOSTILE = f"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
@@ -43,19 +44,30 @@ def make_repository(path: Path) -> Path:
     return path
 
 
-def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """One task that adds the function; what is sent back is said in a comment; HOSTILE makes names and text hostile."""
+def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Awaitable[str]:
+    """One task that adds the function; what is sent back with a word on a line is said in French; HOSTILE makes names and text hostile; of SLOW there
+    are two tasks, which go on until somebody stops them.
+    """
     del headers
-    said = "\n".join(str(message["content"]) for message in body["messages"])
+    said, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
     if "Divide this story" in said:
         count = len(re.findall(r"(?m)^\d+\. ", said.partition("Divide this story")[2])) or 1
         task = {"id": "hello", "role": "dev", "description": "Add hello_world", "criteria": list(range(1, count + 1))}
-        return json.dumps({"thought": "", "finish": json.dumps({"tasks": [task]})})
-    if "sent back:" in said:
+        more = {"id": "tests", "role": "qa", "description": "Test it", "criteria": [1], "after": ["hello"]}
+        tasks = [task, more] if "SLOW" in said else [task]
+        return json.dumps({"thought": "", "finish": json.dumps({"tasks": tasks})})
+    if "SLOW" in said:
+        return _never()
+    if "sent back" in said and "in French" in said:
         return turn("files.append", path="src/utils.py", content=FRENCH)
-    if "HOSTILE" in said and "<script" not in said.partition("src/utils.py")[2]:
+    if "HOSTILE" in said and "<script" not in prompt.partition("src/utils.py")[2]:
         return turn("files.append", path="src/utils.py", content=f"{HELLO}\n\n# {HOSTILE}\n")
     return turn("files.append", path="src/utils.py", content=HELLO)
+
+
+async def _never() -> str:
+    await asyncio.Event().wait()
+    return ""
 
 
 @dataclass(slots=True)

@@ -17,8 +17,10 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -26,36 +28,33 @@ from support.repos import Repo
 
 LIST = Path(__file__).with_name("projects.toml")
 _ADDED = ("PKG-INFO", ".cargo_vcs_info.json", "Cargo.toml.orig", ".cargo-ok")
-PROGRAMS = {"python": "python3", "go": "go", "rust": "cargo", "node": "npm"}
+PROGRAMS = {"python": "python3", "go": "go", "rust": "cargo", "node": "npm", "make": "make"}
 _SECONDS = 300
-_WORKSPACES = {
-    "rust": ("Cargo.toml", '[workspace]\nresolver = "2"\nmembers = ["packages/*"]\n'),
-    "node": (
-        "package.json",
-        '{"name": "all", "private": true, "workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}\n',
-    ),
-    "python": ("README.md", "# Several packages\n"),
-    "go": ("go.work", "go 1.21\n\nuse (\n{members}\n)\n"),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go), sha512 integrity (Node)."""
+    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go), sha512 integrity (Node).
 
+    `inside` is the folder of it that is taken, where that is not all.
+    """
+
+    ecosystem: str
     name: str
     version: str
     hash: str
+    inside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A repository made of one package, or a workspace of several under `packages/`. `why` says what it was taken for."""
+    """A repository made of one package, or of some under `packages/` with `files` of ours around them. `why` it was taken."""
 
     name: str
     ecosystem: str
     packages: tuple[Package, ...]
     why: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def projects() -> list[Project]:
@@ -65,13 +64,18 @@ def projects() -> list[Project]:
         Project(
             name,
             entry["ecosystem"],
-            tuple(
-                Package(each["name"], each["version"], each["hash"]) for each in entry.get("packages", [{"name": name, **entry}])
-            ),
+            tuple(_package(each, name, entry["ecosystem"]) for each in entry.get("packages", [entry])),
             entry.get("why", ""),
+            entry.get("files", {}),
         )
         for name, entry in found.items()
     ]
+
+
+def _package(said: Mapping[str, Any], name: str, ecosystem: str) -> Package:
+    return Package(
+        said.get("ecosystem", ecosystem), said.get("name", name), said["version"], said["hash"], said.get("inside", "")
+    )
 
 
 def cache_folder() -> Path:
@@ -82,29 +86,25 @@ def cache_folder() -> Path:
 def make_repository(project: Project, folder: Path) -> Repo:
     """Make `folder` a repository with the project's sources in one tagged commit. Raises `LookupError` where a hash differs."""
     folder.mkdir(parents=True)
-    several = len(project.packages) > 1
     for package in project.packages:
-        target = folder / "packages" / package.name.rpartition("/")[2] if several else folder
-        unpack(fetch(project.ecosystem, package), target)
-    if several:
-        name, text = _WORKSPACES[project.ecosystem]
-        members = sorted(f"\t./packages/{path.name}" for path in (folder / "packages").iterdir())
-        (folder / name).write_text(text.replace("{members}", "\n".join(members)), encoding="utf-8")
+        target = folder / "packages" / package.name.rpartition("/")[2] if project.files else folder
+        unpack(fetch(package), target, package.inside)
     repo = Repo(folder)
+    repo.write(project.files)
     repo.git("init", "--quiet")
     repo.commit(message=f"{project.name} {project.packages[0].version}")
     repo.git("tag", f"v{project.packages[0].version.removeprefix('v')}")
     return repo
 
 
-def fetch(ecosystem: str, package: Package) -> Path:
+def fetch(package: Package) -> Path:
     """Return the package's archive from the cache, fetched first where it is not there."""
-    kept = cache_folder() / ecosystem / f"{package.name.replace('/', '_')}-{package.version}.archive"
-    if not kept.is_file() or _hash(ecosystem, kept) != package.hash:
+    kept = cache_folder() / package.ecosystem / f"{package.name.replace('/', '_')}-{package.version}.archive"
+    if not kept.is_file() or _hash(package.ecosystem, kept) != package.hash:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[ecosystem](package, Path(folder))
-            if (found := _hash(ecosystem, got)) != package.hash:
+            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[package.ecosystem](package, Path(folder))
+            if (found := _hash(package.ecosystem, got)) != package.hash:
                 raise LookupError(f"{package.name} {package.version}: its hash is {found}, projects.toml says {package.hash}")
             making = kept.with_suffix(f".{os.getpid()}")
             shutil.copyfile(got, making)
@@ -112,8 +112,8 @@ def fetch(ecosystem: str, package: Package) -> Path:
     return kept
 
 
-def unpack(archive: Path, target: Path) -> None:
-    """Unpack an archive without the folder that all its files lie in and without what packing added."""
+def unpack(archive: Path, target: Path, inside: str = "") -> None:
+    """Unpack an archive, or a folder `inside` it, without the folder that all its files lie in and without what packing added."""
     with tempfile.TemporaryDirectory() as folder:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
@@ -122,9 +122,9 @@ def unpack(archive: Path, target: Path) -> None:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         top = Path(folder)
-        while len(inside := list(top.iterdir())) == 1 and inside[0].is_dir():  # Go's modules lie several folders deep
-            top = inside[0]
-        shutil.copytree(top, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
+        while len(below := list(top.iterdir())) == 1 and below[0].is_dir():  # Go's modules lie several folders deep
+            top = below[0]
+        shutil.copytree(top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
 
 
 def _added(folder: str, names: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
     for fault in faults("src/sums.py", text): fault.broken(text)
 
-Pure. Python is read as such (ast); Go, Rust and JavaScript word by word, with comments, strings and patterns left alone.
+Pure. Python is read as such (ast); C, Go, Rust and JavaScript word by word, with comments, strings and patterns left alone.
 """
 
 from __future__ import annotations
@@ -49,15 +49,23 @@ _SWAPS = (
 _COMMENT, _DOUBLE, _SINGLE = r"//[^\n]*|/\*.*?\*/", r'"(?:\\.|[^"\\\n])*"', r"'(?:\\.|[^'\\\n])*'"
 _PATTERN = r"(?:(?<=[(,=:\[!&|?{};+])|(?<=return)) ?/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/"
 _SKIPPED = {
+    ".c": (_COMMENT, _DOUBLE, _SINGLE, r"(?m:^[ \t]*\#[^\n]*)"),
     ".go": (_COMMENT, _DOUBLE, "`[^`]*`", _SINGLE),
     ".rs": (_COMMENT, r'b?r(#*)".*?"\1', r'b?"(?:\\.|[^"\\])*"', r"b?'(?:\\[^\n']+|[^'\\\n])'"),
     ".js": (_COMMENT, _DOUBLE, r"`(?:\\.|[^`\\])*`", _SINGLE, _PATTERN),
 }
 _LIKE = {".mjs": ".js", ".cjs": ".js", ".ts": ".js", ".mts": ".js"}
 _FUNCTIONS = {
+    ".c": re.compile(r"^(?:[A-Za-z_][\w \t*]*[ \t*])?(\w+)\s*\([^;{}]*\)\s*\{", re.MULTILINE),
     ".go": re.compile(r"^func (?:\([^)]*\) )?(\w+)", re.MULTILINE),
     ".rs": re.compile(r"\bfn (\w+)"),
-    ".js": re.compile(r"\bfunction\s*\*?\s*(\w+)|\b(\w+)\s*=\s*(?:async\s*)?(?:function\b|\([^()]*\)\s*=>|\w+\s*=>)"),
+    ".js": re.compile(
+        r"\bfunction\s*\*?\s*(\w+)"
+        r"|\b(\w+)\s*[=:]\s*(?:async\s*)?(?:function\b|\([^()]*\)\s*=>|\w+\s*=>)"
+        # a method of a class or an object
+        r"|^[ \t]+(?:(?:async|static|get|set)\s+|\*\s*)*(?!(?:if|for|while|switch|catch|with|function)\b)(\w+)\s*\([^()]*\)\s*\{",
+        re.MULTILINE,
+    ),
 }
 _RUST_TESTS = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n(?:\s*(?:#|//)[^\n]*\n)*\s*mod \w+ \{")
 _RUST_TEST = re.compile(r"#\[test\]\s+(?:#\[[^\n]*\s+)*(?:pub )?fn (\w+)")

@@ -113,8 +113,9 @@ async def main(wanted: Sequence[Project], *, chance: float, data: Path, keep: bo
     player, rows, wrong = Player(chance), list[Row](), list[str]()
     async with scripted_model(player.answer()) as server:
         for project in wanted:
-            if shutil.which(PROGRAMS[project.ecosystem]) is None:
-                print(f"SKIPPED {project.name}: {PROGRAMS[project.ecosystem]} is not installed")
+            programs = {PROGRAMS[one] for one in (project.ecosystem, *(package.ecosystem for package in project.packages))}
+            if missing := sorted(program for program in programs if shutil.which(program) is None):
+                print(f"SKIPPED {project.name}: {', '.join(missing)} is not installed")
                 continue
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:

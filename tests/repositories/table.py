@@ -11,7 +11,7 @@ from fetch import Project
 from search import Found
 
 PAGE = Path(__file__).parents[2] / "docs/repositories.md"
-_ECOSYSTEMS = {"python": "Python", "go": "Go", "rust": "Rust", "node": "Node"}
+_ECOSYSTEMS = {"python": "Python", "go": "Go", "rust": "Rust", "node": "Node", "make": "Make"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ from typing import Any, cast
 import grpc.aio
 
 from moothall import config
+from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.council.author import Author
 from moothall.council.briefing import Briefings
 from moothall.council.roster import Roster
 from moothall.domain.identity import LOCAL, Principal
+from moothall.guard.accounts import BUCKET, Accounts
+from moothall.guard.decisions import Decisions
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
@@ -56,7 +59,7 @@ def doors_of(
     desk: MemoryDesk, bus: MemoryBus | None = None, graph: MemoryGraph | None = None, checkup: Checkup | None = None
 ) -> Doors:
     """Return the rooms of a house: the real ones on a bus in memory, and the desk."""
-    bus = bus or MemoryBus()
+    bus, graph = bus or MemoryBus(), graph or MemoryGraph()
     limits = config.Limits()
     roster = Roster(bus, limits, "scripted")
     return Doors(
@@ -64,9 +67,13 @@ def doors_of(
         councils=roster,
         plans=Planner(bus, limits),
         board=Board(bus),
+        accounts=Accounts(bus.bucket(BUCKET), limits),
         author=Author(desk, 1, model=False),
         tallies=Tally(bus, roster, desk.under_way),
-        briefings=Briefings((graph or MemoryGraph()).ask, limits),
+        decisions=Decisions(bus),
+        tasks=Overview(bus, tuple),
+        briefings=Briefings(graph.ask, limits),
+        ask=graph.ask,
         checkup=checkup or Checkup({}),
         model="scripted",
     )

@@ -125,6 +125,13 @@ class MemoryDesk:
         finally:
             self.watchers -= 1
 
+    async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
+        """Write down what was said."""
+        self._visible(task_id, who)
+        await self.record(
+            task_id, EventType.DELIBERATION_STEERED, {"task_id": task_id, "message": message, "by": who.name, "key": key}
+        )
+
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it, and decide it as cancelled."""
         kept = self._visible(task_id, who)

@@ -1,6 +1,6 @@
 """Workspaces without walls, for tests: a real folder, real git, real files.* tools and real pytest.
 
-Nothing here keeps hostile code in. A check of the same tree is run once in a process and remembered.
+Nothing here keeps hostile code in. A check of the same tree is run once in a process and remembered, unless `forgetful`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class TempWorkspaces:
     broken: set[str] = field(default_factory=set)
     runs: dict[tuple[str, str, tuple[str, ...]], CheckRun] = field(default_factory=dict)
     checked: int = 0
+    forgetful: bool = False
 
     async def prepare(self) -> Prepared:
         """Return the head of the repository with its checks run once."""
@@ -206,7 +207,7 @@ class TempWorkspace:
         await asyncio.to_thread(self.repo.git, "add", "--all")
         tree = await asyncio.to_thread(self.repo.git, "write-tree")
         key = (tree, name, (*paths, *cases))
-        if key not in self.owner.runs:
+        if self.owner.forgetful or key not in self.owner.runs:
             self.owner.runs[key] = await self._known(
                 tree, name, checks.command(argv, paths, cases=cases) if name == "tests" else argv, deadline
             )
@@ -218,7 +219,8 @@ class TempWorkspace:
             known = await self._run(name, argv, deadline)
             if known.status == "timeout":
                 return known
-            _KNOWN[tree, tuple(argv)] = known
+            if not self.owner.forgetful:
+                _KNOWN[tree, tuple(argv)] = known
         return replace(known, check=name, cases=dict(known.cases))
 
     async def _run(self, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:

@@ -64,6 +64,17 @@ def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
     }
 
 
+_MEMBERS = (
+    "exports.a = {\n  make: function (x) {\n    if (x) { return x + 1; }\n  },\n  less(x, y) {\n    return x < y;\n  },\n};\n"
+)
+_C = "#define ONE(x) (x + 1)\nstatic int\nless(int a,\n     int b)\n{\n    return a < b; /* a < b */\n}\n"
+
+
+def test_functions_are_found_where_they_are_members_and_in_c() -> None:
+    assert _told("a.js", _MEMBERS) == [("make", "+", "-"), ("make", "1", "2"), ("less", "<", ">=")]
+    assert _told("a.c", _C) == [("less", "<", ">=")]
+
+
 def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alone() -> None:
     assert _told("sum.go", _GO) == [
         ("Add", "==", "!="),
@@ -83,7 +94,9 @@ def test_what_is_no_library_code_is_left_alone(path: str) -> None:
     assert not mutable(path)
 
 
-@given(st.text(alphabet="ab \n\t=<>!&|+-1/'\"`{}()#r\\:;,é", max_size=200), st.sampled_from(["a.py", "a.go", "a.rs", "a.js"]))
+@given(
+    st.text(alphabet="ab \n\t=<>!&|+-1/'\"`{}()#r\\:;,é", max_size=200), st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a.c"])
+)
 def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
     for fault in faults(path, f"def f():\n    return 1\n{text}" if path == "a.py" else f"fn f() {{\n{text}"):
         assert fault.start < fault.end

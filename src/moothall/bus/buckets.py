@@ -29,6 +29,9 @@ BUCKETS: Mapping[str, BucketSpec] = {
         DOCUMENTS,
         BucketSpec("tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"),
         BucketSpec("parked", "<tenant>.<id>: denied requests that an operator may allow, and what was said", max_age=7 * DAY),
+        BucketSpec(
+            "budgets", "<tenant>.<story_id>: a story's budget, and what each of its deliberations has drawn and spent of it"
+        ),
         BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
         BucketSpec("rates", "<tenant>.<tool>: when its last calls were made, by whatever process", max_age=DAY),
         BucketSpec(
@@ -36,6 +39,7 @@ BUCKETS: Mapping[str, BucketSpec] = {
             "<tenant>.<workspace>.<id>: whether a workflow is under way, and how its workspace is opened again",
             max_age=7 * DAY,
         ),
+        BucketSpec("sessions", "<tenant>.<digest>: what is known of a session of the agent service", max_age=7 * DAY),
         BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
     )
 }

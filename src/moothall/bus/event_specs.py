@@ -13,6 +13,7 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.STORIES: "agile.events.{story_id}",
     Channel.RESULTS: "agent.results.{task_id}",
     Channel.RESPONSES: "agent.responses.{task_id}",
+    Channel.WORDS: "agent.words.{task_id}",
     Channel.PROGRESS: "agent.progress.{agent_id}",
     Channel.TOOLS: "tool.results.{workspace}",
     Channel.AUDIT: "audit.{tenant}",
@@ -20,6 +21,7 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.WORK: "agent.requests.{role}",
     Channel.CALLS: "tool.requests.{workspace}",
     Channel.CANCEL: "agent.cancel.{task_id}",
+    Channel.STEER: "agent.steer.{task_id}",
     Channel.TAKEN: "agent.taken.{task_id}",
     Channel.FIGURES: "agent.metrics.{process}",
 }
@@ -63,7 +65,16 @@ _E, _C = EventType, Channel
 EVENT_SPECS: Mapping[EventType, EventSpec] = {
     spec.type: spec
     for spec in (
-        _spec(_E.STORY_CREATED, _C.STORIES, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
+        _spec(
+            _E.STORY_CREATED,
+            _C.STORIES,
+            _STORY,
+            ac="criteria",
+            repository="where to work",
+            rigor_level="L0..L3",
+            actor="who",
+            budget="tokens, calls, money for all its deliberations; where its author gave one",
+        ),
         _spec(_E.STORY_CHANGED, _C.STORIES, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
         _spec(
             _E.STORY_TRANSITIONED, _C.STORIES, _STORY, from_state="before", to_state="after", event="what led there", actor="who"
@@ -90,7 +101,17 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             start="where it failed: the commit on which it is changed",
             why="why it was left, or failed",
         ),
-        _spec(_E.STORY_COMMENTED, _C.STORIES, _STORY, comment="the words", actor="who"),
+        _spec(
+            _E.STORY_COMMENTED,
+            _C.STORIES,
+            _STORY,
+            comment="the words",
+            actor="who",
+            task_id="of a line of a diff: the deliberation that it is of",
+            path="its file",
+            line="its number there",
+            quoted="the line, with its sign",
+        ),
         _spec(
             _E.PLAN_DERIVED,
             _C.STORIES,
@@ -132,6 +153,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             duration_ms="from request to decision",
         ),
         _spec(_E.DELIBERATION_CANCELLED, _C.RESPONSES, _TASK, reason="why"),
+        _spec(_E.DELIBERATION_STEERED, _C.WORDS, _TASK, message="what the seats hear at their next turn", by="who says it"),
         _spec(
             _E.DELIBERATION_DAMAGED,
             _C.RESULTS,
@@ -179,6 +201,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             usage="tokens, calls, money",
             answer="the whole answer or its reference",
             finish_reason="stop, length, …",
+            told="ids of the deliberation.steered events that the prompt tells of; left out where it tells of none",
             duration_ms="wall time",
         ),
         _spec(

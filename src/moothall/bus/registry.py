@@ -76,7 +76,7 @@ def _whole(*channels: Channel) -> tuple[str, ...]:
 
 EVENTS = StreamSpec(
     "EVENTS",
-    _whole(Channel.STORIES, Channel.RESULTS, Channel.RESPONSES, Channel.PROGRESS, Channel.TOOLS),
+    _whole(Channel.STORIES, Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.PROGRESS, Channel.TOOLS),
     "limits",
     "The log. Its sequence is `seq` everywhere. Kept until pruned.",
 )
@@ -132,6 +132,7 @@ class SignalSpec:
 
 SIGNALS = (
     SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
+    SignalSpec(Channel.STEER, "Something was said to a deliberation; the log has it.", {"task_id": "which"}),
     SignalSpec(
         Channel.TAKEN,
         "A host took up work that was delivered before: whoever had it has lost it.",

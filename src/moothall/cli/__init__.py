@@ -34,7 +34,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "clean": ("clean:clean", "Remove environments and checkouts, with their sizes."),
     },
     "House": {
+        "open": ("opening:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
+        "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),
         "doctor": ("doctor:doctor", "Try every part of this machine that is needed."),
         "config": ("config:config", "Print the settings and the file that they come from."),
         "completion": ("completion:completion", "Print the completion script of a shell."),

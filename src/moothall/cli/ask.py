@@ -142,7 +142,7 @@ async def _ask(settings: Settings, request: DeliberationRequest, named: Named, *
     request = replace(request, repository=repository, about_text=repository is None)
     with narrator.watching():
         async with open_house(settings, narrator.say, asked=asked) as house:
-            outcome = await hold_council(house.desk, request, narrator)
+            outcome = await hold_council(house.desk, request, narrator.take)
     return _Asked(outcome, files_of(settings, repository) if repository else None)
 
 
@@ -168,7 +168,7 @@ async def _ask_server(
     request = replace(request, repository=repository, about_text=repository is None)
     async with kernel_of(settings, server, token_file) as kernel:
         with narrator.watching():
-            return _Asked(await hold_council(kernel, request, narrator), files)
+            return _Asked(await hold_council(kernel, request, narrator.take), files)
 
 
 def _is_wanted(*, yes: bool, quiet: bool) -> bool:

@@ -189,9 +189,12 @@ def _reason(detail: str) -> str:
     """Return the line of a traceback that says what was wrong."""
     lines = [line.strip() for line in detail.splitlines() if line.strip()]
     errors = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
+    if errors and errors[0].endswith("Traceback (most recent call last):"):
+        errors.reverse()  # of another process, told as it was printed: its last line is the error
     panicked = [after for line, after in pairwise(lines) if "panicked at" in line]
+    values = ", ".join(line for line in lines if line.startswith(("expected: ", "actual: ")))  # TAP's
     last = [line for line in lines if not line.startswith("note: run with")][-1:]
-    return plain((errors or panicked or last or [""])[0], 200)
+    return plain((errors or panicked or [values] * bool(values) or last or [""])[0], 200)
 
 
 def document(checked: Checked, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
@@ -11,10 +12,9 @@ import click
 from rich.console import Console
 
 from moothall.cli.exits import exit_code
-from moothall.cli.narrator import Narrator
 from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
-from moothall.domain.event import EventType
+from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -28,14 +28,16 @@ if TYPE_CHECKING:  # whoever calls has one of them
 _CANCEL_SECONDS = 5.0
 
 
-async def hold_council(desk: Desk | RemoteKernel, request: DeliberationRequest, narrator: Narrator) -> Outcome:
-    """Submit and follow to the end. Interrupted, it cancels the deliberation and waits until its hands are still."""
+async def hold_council(
+    desk: Desk | RemoteKernel, request: DeliberationRequest, take: Callable[[Recorded], Awaitable[None] | None]
+) -> Outcome:
+    """Submit and follow to the end; `take` is given every event. Interrupted, it cancels the deliberation and waits until its hands are still."""
     ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
     request = replace(request, task_id=request.task_id or new_task_id())
     try:
         await desk.submit(request, LOCAL)
         ours = True
-        return await _follow(desk, request.task_id, narrator)
+        return await _follow(desk, request.task_id, take)
     except BaseException:
         if ours:
             with suppress(MoothallError):
@@ -43,10 +45,11 @@ async def hold_council(desk: Desk | RemoteKernel, request: DeliberationRequest, 
         raise
 
 
-async def _follow(desk: Desk | RemoteKernel, task_id: str, narrator: Narrator) -> Outcome:
-    """Show every event until the decision and return it."""
+async def _follow(desk: Desk | RemoteKernel, task_id: str, take: Callable[[Recorded], Awaitable[None] | None]) -> Outcome:
+    """Give every event until the decision and return that."""
     async for recorded in desk.watch(task_id, 0, LOCAL):
-        narrator.take(recorded)
+        if (taken := take(recorded)) is not None:
+            await taken
         if recorded.event.type == EventType.DELIBERATION_DECIDED:
             return load(Outcome, recorded.event.data)
     return await desk.result(task_id, LOCAL)

@@ -119,7 +119,7 @@ async def _deliberate(settings: Settings, request: DeliberationRequest, named: N
     request = replace(request, repository=repository, about_text=named.text)
     with narrator.watching():
         async with open_house(settings, narrator.say, asked=asked) as house:
-            outcome = await hold_council(house.desk, request, narrator)
+            outcome = await hold_council(house.desk, request, narrator.take)
             narrator.rest()
             complete.remember(settings.data_dir, outcome.task_id)
             return tell_outcome(outcome, out, json_wanted=as_json)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -15,11 +17,21 @@ from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.cli.show import first_added
 from moothall.config import Settings
+from moothall.domain.identity import LOCAL
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
 
 TASK = "Add hello_world() function to src/utils.py"
+STORY = (
+    "Greet the world from src/utils.py",
+    "As a visitor, I want the helpers to greet me, so that I know that they work.",
+    (
+        "Given src/utils.py, when hello_world() is called, then it returns 'Hello, World!'",
+        "Given tests/test_utils.py, when the tests are run, then test_hello_world passes",
+    ),
+)
+_LOOK_SECONDS = 0.2
 _TURNS = 4
 """The small model is right within three turns or goes in circles."""
 
@@ -27,15 +39,64 @@ _TURNS = 4
 @click.command(epilog=example("moothall demo --seed 7"))
 @click.option("--agents", type=int, default=3, show_default=True, help="Seats.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
+@click.option(
+    "--page", "on_page", is_flag=True, help="As a story on the board: its page opens, and the house serves until Ctrl-C."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 @click.pass_context
 @errors_spoken
-def demo(context: click.Context, *, agents: int, seed: int | None, as_json: bool) -> None:
+def demo(context: click.Context, *, agents: int, seed: int | None, on_page: bool, as_json: bool) -> None:
     """A council of three adds a function to a sample repository whose test fails until it is there.
 
     Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 a broken part.
     """
+    if on_page:
+        run(_on_page(settings_of(context, narrated=True)))
     run(_demo(settings_of(context, narrated=True), agents, seed, as_json=as_json))
+
+
+async def _on_page(settings: Settings) -> int:
+    """Put the task on the board as a story, have its council begin, and open its page."""
+    from moothall.cli.opening import show
+    from moothall.cli.serve import serve_until_stopped
+    from moothall.repositories.sample import make_sample_repository
+    from moothall.wiring.opening import page_link
+    from moothall.wiring.stories import registered
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    sample = settings.data_dir / "demo" / new_task_id()
+    await make_sample_repository(sample)
+    say(f"sample repository: {sample}")
+    repository = await registered(settings, str(sample))
+
+    async def ready(link: str) -> None:
+        await show(link, await _told(settings, repository, say))
+
+    if (link := await page_link(settings, say)) is None:
+        return await serve_until_stopped(settings, ready)
+    await ready(link)
+    return 0
+
+
+async def _told(settings: Settings, repository: str, say: Callable[[str], None]) -> str:
+    """Return the id of the demo's story, once its design is accepted."""
+    from moothall.planning.coach import Draft
+    from moothall.planning.lifecycle import Blocked
+    from moothall.wiring.stories import open_stories
+
+    async with open_stories(settings, say) as stories:
+        card = await stories.board.create(Draft(*STORY), LOCAL, key=new_task_id(), repository=repository)
+        for event in ("refine", "submit", "accept_design"):
+            while True:
+                try:
+                    await stories.board.move(card.story.id, event, LOCAL)
+                except Blocked:  # its tasks are still being derived
+                    await asyncio.sleep(_LOOK_SECONDS)
+                else:
+                    break
+    return card.story.id
 
 
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
@@ -64,7 +125,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
         repository=await register(settings, str(sample), ""),
     )
     async with open_house(settings, narrator.say) as house:
-        outcome = await hold_council(house.desk, request, narrator)
+        outcome = await hold_council(house.desk, request, narrator.take)
         code = tell_outcome(outcome, out, json_wanted=as_json)
     if not as_json:
         _say_what_next(sample, outcome, time.monotonic() - started)

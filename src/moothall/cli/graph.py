@@ -98,14 +98,10 @@ async def _query_line(settings: Settings, given: Mapping[str, str], place: tuple
     from dataclasses import asdict
 
     from moothall.cli.plain import plain
-    from moothall.wiring.asking import line_origin
-    from moothall.wiring.graph import open_answers
+    from moothall.wiring.asking import line_provenance
 
-    repo, ref, path, line = place
-    origin = await line_origin(settings, repo, ref, path, line)
-    asked = {"tenant": LOCAL.tenant, "path": origin.path, **given, "commit_sha": origin.commit}
-    async with open_answers(settings) as answers:
-        rows = await answers.ask("provenance", **asked)
+    _, _, path, line = place
+    origin, rows = await line_provenance(settings, place, given)
     if as_json:
         click.echo(json.dumps({"line": asdict(origin), "proposals": rows}, indent=2))
     else:

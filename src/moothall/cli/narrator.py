@@ -15,6 +15,7 @@ from rich.text import Text
 
 from moothall.cli.plain import plain
 from moothall.cli.show import BASE, line_of, said_of, thought_of
+from moothall.collector.lanes import AWAITED, ENDED
 from moothall.collector.progress import Progress, describe
 from moothall.domain.event import EventType, Recorded
 
@@ -33,15 +34,6 @@ _IMPORTANT = {
     EventType.DELIBERATION_CANCELLED,
 }
 """What is printed without `-v` where no live lines can be shown; steps of the preparation are, too."""
-
-_NEXT = {
-    EventType.SEAT_STARTED: "waits for the model",
-    EventType.SEAT_TURN: "waits for the model",
-    EventType.SEAT_PROPOSED: "waits for the clean re-check",
-    EventType.SEAT_REVISED: "waits for the clean re-check",
-    EventType.SEAT_FAILED: "ended",
-    EventType.SEAT_FINISHED: "ended",
-}
 
 
 @dataclass(slots=True)
@@ -70,15 +62,15 @@ class Board:
         event = recorded.event
         self._progress, step = describe(self._progress, recorded)
         if event.type is EventType.DELIBERATION_REQUESTED:
-            self._lines |= {str(seat): _Line(waits="waits for its turn") for seat in event.data["seats"]}
+            self._lines |= {seat: _Line(waits=lane.waits) for seat, lane in self._progress.lanes.items()}
         seat = str(event.data.get("seat") or "")
-        if seat in self._lines:
+        if seat in self._progress.lanes:
             said = said_of(recorded)
             known = self._lines[seat]
             words, style = said or (known.words, known.style)
             if event.type is EventType.MODEL_CALLED:  # figures: with -v
                 words, style = known.words, known.style
-            self._lines[seat] = _Line(words, style, _NEXT.get(event.type, known.waits))
+            self._lines[seat] = _Line(words, style, self._progress.lanes[seat].waits)
         elif event.type in {EventType.AGENT_PROGRESS, EventType.DELIBERATION_STARTED}:
             self.tell(step.step)
         if event.type is EventType.DELIBERATION_STARTED:  # what it asks for its seats, before any of them begins
@@ -91,7 +83,7 @@ class Board:
         """What the council and seats at work wait for, in words; '' while none is at work."""
         found: dict[str, list[str]] = {}
         for name, line in self._lines.items():
-            if line.waits in set(_NEXT.values()) - {"ended"}:
+            if line.waits in AWAITED:
                 found.setdefault(line.waits, []).append(name)
         return "; ".join(
             f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}" for waits, names in found.items()
@@ -107,9 +99,9 @@ class Board:
         for name, line in self._lines.items():
             waited = now - line.since
             words = f"{self._progress.percent} %  {line.words}" if name == _COUNCIL else line.words
-            waits = line.waits if line.waits and (not line.words or waited > _WAIT_SECONDS) and line.waits != "ended" else ""
+            waits = line.waits if line.waits and (not line.words or waited > _WAIT_SECONDS) and line.waits != ENDED else ""
             shown = "  ".join(part for part in (words, waits) if part)
-            ended = line.waits == "ended"
+            ended = line.waits == ENDED
             clock = "" if ended or waited <= _WAIT_SECONDS else f"{waited:.0f} s"
             bold = "bold" if name == _COUNCIL else "bold cyan"
             table.add_row(Text(name, style=bold), Text(shown, style=line.style), Text(clock, style="dim"))

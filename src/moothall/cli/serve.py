@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import click
 
@@ -22,10 +23,11 @@ def serve(context: click.Context, port: int | None) -> None:
     settings = settings_of(context)
     if port is not None:
         settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})
-    run(_serve(settings))
+    run(serve_until_stopped(settings))
 
 
-async def _serve(settings: Settings) -> int:
+async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> int:
+    """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there is none."""
     from moothall.wiring.house import open_house
 
     async with open_house(settings, lambda line: click.echo(line, err=True), serving=True) as house:
@@ -33,10 +35,12 @@ async def _serve(settings: Settings) -> int:
             click.echo(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics", err=True)
         if house.http_port:
             click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: /health, /tasks, /v1/tools", err=True)
-        if house.link:
+        if house.link and ready is None:
             click.echo(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}", err=True)
         click.echo(
             f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; the token is in {settings.data_dir / 'token'}", err=True
         )
+        if ready is not None:
+            await ready(house.link)
         await asyncio.Event().wait()
     return 0

@@ -130,6 +130,10 @@ def _tell_cancellation(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"cancelled: {data['reason']}", "yellow"
 
 
+def _tell_words(data: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{data['by']} says: {data['message']}", "bold"
+
+
 def _tell_damage(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"the log lost {data['count']} records that may be of this deliberation (seq {data['missing'][0]} …)", _BAD
 
@@ -147,6 +151,7 @@ _LINES = {
     EventType.SEAT_FAILED: _tell_failure,
     EventType.SEAT_FINISHED: _tell_end,
     EventType.DELIBERATION_CANCELLED: _tell_cancellation,
+    EventType.DELIBERATION_STEERED: _tell_words,
     EventType.DELIBERATION_DAMAGED: _tell_damage,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -16,8 +17,10 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import new_task_id
 
 if TYPE_CHECKING:  # imported by the command that needs it
+    from moothall.domain.budget import Budget
     from moothall.planning.board import Card
     from moothall.planning.coach import Draft
+    from moothall.planning.rounds import RoundTask
     from moothall.wiring.stories import Stories
 
 _BOARD = "reading the board"
@@ -45,22 +48,29 @@ def story() -> None:
 @click.option("--ac", multiple=True, help="A criterion: Given …, when …, then …; repeatable.")
 @click.option("--repo", "repository", default="", help="The id, path or URL of the repository; without one it is about text.")
 @click.option("--rigor", type=click.Choice(["L0", "L1", "L2", "L3"]), default="L1", show_default=True, help="How much evidence.")
+@click.option("--tokens", default=0, metavar="N", help="What all its councils together may use; 0: limits.story_tokens.")
+@click.option("--calls", default=0, metavar="N", help="Model calls of them all; 0: limits.story_calls.")
+@click.option("--cost", "cost_usd", default=0.0, metavar="USD", help="Their cost; 0: limits.story_cost_usd.")
 @click.pass_context
 @errors_spoken
-def new(context: click.Context, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str) -> None:
+def new(
+    context: click.Context, /, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str, **budget: float
+) -> None:
     """Put a story with TITLE on the board, and say what it lacks."""
+    from moothall.domain.budget import Budget
     from moothall.planning.coach import Draft, check
 
-    run(_new(settings_of(context, narrated=True), check(Draft(title, brief, ac)), repository, rigor), _BOARD)
+    given = Budget(tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"])
+    run(_new(settings_of(context, narrated=True), check(Draft(title, brief, ac)), repository, rigor, given), _BOARD)
 
 
-async def _new(settings: Settings, draft: Draft, repository: str, rigor: str) -> int:
+async def _new(settings: Settings, draft: Draft, repository: str, rigor: str, budget: Budget) -> int:
     from moothall.planning.coach import score
     from moothall.wiring.stories import open_stories, registered
 
     named = await registered(settings, repository) if repository else ""
     async with open_stories(settings, _say) as stories:
-        card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor)
+        card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=budget)
     click.echo(card.story.id)
     _say(f"in {card.stand.state}, {card.stand.points} points of the coach")
     for finding in score(draft).findings:
@@ -118,13 +128,17 @@ def show(context: click.Context, *, story_id: str, as_json: bool) -> None:
 
 
 async def _show(settings: Settings, story_id: str, *, as_json: bool) -> int:
+    from moothall.planning.rounds import rounds, task_ids
     from moothall.wiring.stories import open_stories
 
     async with open_stories(settings, _say) as stories:
         card = await stories.board.card(story_id, LOCAL)
         history = await stories.board.history(story_id, LOCAL)
+        book = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
+        made = rounds(history, await stories.tasks.views(task_ids(history)), card.stand.state)
     if as_json:
-        click.echo(json.dumps(_row(card), indent=2))
+        budget = {name: asdict(getattr(book, name)) for name in ("limit", "spent", "reserved", "left")}
+        click.echo(json.dumps(_row(card) | {"budget": budget}, indent=2))
         return 0
     click.echo(f"{plain(card.story.title, 200)}\n{plain(card.story.brief, 4000)}".rstrip())
     for criterion in card.story.ac:
@@ -133,8 +147,20 @@ async def _show(settings: Settings, story_id: str, *, as_json: bool) -> int:
     for event in history:
         if line := _line(event):
             click.echo(f"{event.time[:19]}  {line}")
+    for line in book.lines():
+        click.echo(line)
+    for step in made[-1].steps if made else ():
+        click.echo(_step(step))
     click.echo(f"\nin {card.stand.state}" + ("" if stories.served else f"; {_IDLE}"))
     return 0
+
+
+def _step(step: RoundTask) -> str:
+    """How a task of the last round stands, in a line, and what to do about it in the next."""
+    after = f", builds on {', '.join(map(str, step.after))}" if step.after else ""
+    words = plain(f"{step.stand}: {step.why}" if step.why else step.stand, 1000)
+    line = f"{step.number}. {step.task_id} ({plain(step.role, 40)}{after}): {words}"
+    return f"{line}\n   next: {step.next}" if step.next else line
 
 
 def _line(event: Event) -> str:

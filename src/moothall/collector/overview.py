@@ -7,34 +7,46 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from cachetools import LRUCache
+
 from moothall.collector.fold import UNDATED, State
-from moothall.collector.progress import percent_of, status_of
+from moothall.collector.progress import Progress, describe, percent_of, status_of
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import key_of, own_id
+from moothall.domain.ids import check_id, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.overview import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
-from moothall.domain.topic import Channel
+from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
 
 _TOPICS = (Channel.RESPONSES.all,)
 _KEPT = 1000  # of a tenant
 _TENANTS = 1000
+_FOLLOWED = 100
 _TEXT = 500
 _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a deliberation's events were read, and what they said. Two hosts at once record the same fact twice: it counts once."""
+
+    seq: int = 0
+    known: set[str] = field(default_factory=set)
+    progress: Progress = field(default_factory=Progress)
 
 
 class Overview:
     """Deliberations at a glance. `under_way` gives what is known of the deliberations that are not decided yet.
 
-    Memory: a few lines of each tenant's last thousand tasks.
+    Memory: a few lines of each tenant's last thousand tasks, and the facts of the hundred that were looked at last.
     """
 
     def __init__(self, log: Log, under_way: Callable[[], Iterable[State]]) -> None:
@@ -43,6 +55,8 @@ class Overview:
         self._ended: OrderedDict[str, OrderedDict[str, TaskView]] = OrderedDict()
         self._seq = 0
         self._reading = asyncio.Lock()
+        self._followed: LRUCache[str, _Reading] = LRUCache(_FOLLOWED)
+        self._following = asyncio.Lock()
 
     async def latest(self, who: Principal, state: str = "", limit: int = 50) -> Sequence[TaskView]:
         """Return the tenant's tasks: those under way, then those that ended, the latest first. `state` narrows: live, ended, failed."""
@@ -62,6 +76,30 @@ class Overview:
         if found is None:
             raise NotFound(f"no task {task_id!r}")
         return await self._shown(found, who)
+
+    async def find(self, task_ids: Iterable[str], who: Principal) -> Mapping[str, TaskView]:
+        """Return those of a tenant's tasks, by id; what is not known is left out."""
+        ended = await self._read(who.tenant)
+        known = {**{view.task_id: view for view in self._live(who.tenant, ended)}, **ended}
+        return {name: known[key] for name in task_ids if (key := key_of(name, who.tenant)) in known}
+
+    async def progress(self, task_id: str, who: Principal) -> Progress:
+        """Return how far a deliberation is, seat by seat. Read from the log since it was last asked for. Raises `NotFound`, also for
+        another tenant's.
+        """
+        key = key_of(check_id(task_id, "task_id"), who.tenant)
+        async with self._following:
+            reading = self._followed.get(key) or _Reading()
+            async for recorded in self._log.replay(deliberation_topics(key), reading.seq):
+                reading.seq = recorded.seq
+                if recorded.event.tenant == who.tenant and recorded.event.id not in reading.known:
+                    reading.known.add(recorded.event.id)
+                    reading.progress, _ = describe(reading.progress, recorded)
+            state = reading.progress.state
+            if state is None or state.requested is None:
+                raise NotFound(f"no task {task_id!r}")
+            self._followed[key] = reading
+            return reading.progress
 
     def _live(self, tenant: str, ended: OrderedDict[str, TaskView]) -> Sequence[TaskView]:
         found = (live_view(state) for state in self._under_way() if state.requested and state.requested.value.tenant == tenant)
@@ -114,7 +152,7 @@ def live_view(state: State) -> TaskView:
     if state.requested is None:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
     asked = state.requested
-    seats = tuple(_seat(state, seat) for seat in asked.value.seats)
+    seats = tuple(seat_of(state, seat) for seat in asked.value.seats)
     view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state))
     return _with_request(view, asked.value, _stamp(asked.time))
 
@@ -156,7 +194,8 @@ def _stamp(time: datetime) -> str:
     return "" if time == UNDATED else time.isoformat(timespec="milliseconds")
 
 
-def _seat(state: State, seat: str) -> TaskSeat:
+def seat_of(state: State, seat: str) -> TaskSeat:
+    """Return how a seat stands."""
     ended = state.finished.get(seat) or state.failures.get(seat)
     if ended is not None:
         value = ended.value

@@ -7,10 +7,11 @@ decision 100. Whoever asks gets the same: of the events so far, in whatever orde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall.collector.fold import State, fold
+from moothall.collector.lanes import ENDED, Lanes, advance
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
 from moothall.errors import InvalidRequest
@@ -18,15 +19,37 @@ from moothall.errors import InvalidRequest
 _WORK, _PROPOSED, _CHECKED, _REVIEWED = 0.6, 0.7, 0.8, 0.9  # of a seat's way, where its calls, then these are behind it
 _BEGUN, _MOST = 5, 95
 _CHARS = 300
+_PREPARING = "Preparing"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was seen so far; `percent` never falls."""
+    """What was seen so far; `percent` never falls. `words` is what was said to it, and by whom, by event id; `said` is the last step in words, `seq` its place in the log."""
 
     state: State | None = None
     status: DeliberationStatus = DeliberationStatus.PENDING
     percent: int = 0
+    lanes: Lanes = field(default_factory=dict)
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    said: str = ""
+    seq: int = 0
+
+    @property
+    def phase(self) -> str:
+        """What the council as a whole is at, in a word or two."""
+        state, lanes = self.state or State(""), self.lanes.values()
+        proposed = {fact.value.seat for fact in state.proposals.values()}
+        phases = {
+            "decided": self.status.ended,
+            "stopping": state.cancelled is not None,
+            "preparing": state.started is None and self.said.startswith(_PREPARING),
+            "asked for": state.started is None,
+            "ranking": bool(lanes) and all(lane.waits == ENDED for lane in lanes),
+            "revising": any(lane.phase == "revise" for lane in lanes),
+            "reviewing": bool(state.reviews) or any(lane.phase == "critique" for lane in lanes),
+            "re-checking": all(lane.seat in proposed or lane.waits == ENDED for lane in lanes),
+        }
+        return next((name for name, holds in phases.items() if holds), "proposing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +100,18 @@ def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
     """Return the progress with one event more and the step that it is. Begin with `Progress()`."""
     event = recorded.event
     agent = str(event.data.get("seat") or "")
-    after = _advance(progress, recorded)
+    said = _plain(_sentence(event.type, agent, event.data))
+    words = progress.words
+    if event.type is EventType.DELIBERATION_STEERED:
+        words = {**words, event.id: (str(event.data.get("by", "")), str(event.data.get("message", "")))}
+    after = replace(
+        _advance(progress, recorded), words=words, lanes=advance(progress.lanes, recorded), said=said, seq=recorded.seq
+    )
     step = Step(
         seq=recorded.seq,
         status=after.status,
         percent=after.percent,
-        step=_plain(_sentence(event.type, agent, event.data)),
+        step=said,
         agent=agent,
         event_type=event.type.value,
         data=event.data,
@@ -146,7 +175,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.DELIBERATION_REQUESTED: lambda _, data: (
         f"Asked for: {len(_strings(data.get('seats')))} seats, protocol {data.get('protocol', '')}."
     ),
-    EventType.AGENT_PROGRESS: lambda _, data: f"Preparing: {data.get('current_task', '')}",
+    EventType.AGENT_PROGRESS: lambda _, data: f"{_PREPARING}: {data.get('current_task', '')}",
     EventType.DELIBERATION_STARTED: lambda *_: "The council has begun.",
     EventType.SEAT_STARTED: lambda agent, data: f"{agent} begins: {data.get('approach') or 'no particular approach'}.",
     EventType.SEAT_TURN: _tell_turn,
@@ -158,6 +187,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.SEAT_FAILED: _tell_failure,
     EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {_object(data.get('outcome')).get('status', '')}.",
     EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",
+    EventType.DELIBERATION_STEERED: lambda _, data: f"{data.get('by', '')} says: {data.get('message', '')}",
     EventType.DELIBERATION_DECIDED: _tell_decision,
 }
 

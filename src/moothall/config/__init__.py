@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from moothall.config.environment import environment
 from moothall.config.file import default_file
-from moothall.config.hands import Guard, Limits, Runner, Sandbox, Wasm, Workspace
+from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
 from moothall.config.packages import Indexes, read_indexes
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
 from moothall.config.settings import Settings, read_settings, secret_values
 
 __all__ = [
+    "Agents",
     "Bus",
     "Graph",
     "Grpc",
@@ -30,6 +31,7 @@ __all__ = [
     "Sandbox",
     "Section",
     "Settings",
+    "Tools",
     "Trace",
     "Wasm",
     "Web",

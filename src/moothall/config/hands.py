@@ -95,6 +95,29 @@ class Sandbox(Section):
     toolchains: tuple[Path, ...] = Field((), description="folders outside /usr to show read-only; their bin is put on PATH")
 
 
+class Agents(Section):
+    """The agent service: what other orchestrators ask of an agent."""
+
+    tasks: int = Field(64, ge=1, description="queries under way; more are refused")
+    tokens: int = Field(100_000, ge=100, description="of a query with its history and context, about; a longer one is refused")
+    calls_a_second: float = Field(10.0, gt=0, description="queries that one caller may begin a second")
+    timeout_seconds: float = Field(900.0, gt=0, description="the longest that a query may take, whatever its caller says")
+    breaker_calls: int = Field(20, ge=1, description="queries in the window from which on it says something")
+    breaker_share: float = Field(
+        0.5, gt=0, le=1, description="of them that failed, from which on none is let through for a while"
+    )
+    breaker_seconds: float = Field(30.0, gt=0, description="the window, and how long none is let through")
+    session_seconds: int = Field(1800, ge=10, description="a session's workspace, from its last opening; then it begins anew")
+    history: int = Field(20, ge=0, le=200, description="queries and answers of a session that are kept and told, the newest")
+    answer_chars: int = Field(4_000, ge=100, description="of each answer that a session keeps")
+
+
+class Tools(Section):
+    """Tools that a caller asks for several of at once."""
+
+    parallelism: int = Field(1, ge=1, le=32, description="calls of one sequence that run side by side")
+
+
 class Runner(Section):
     """Blocks of Python that a model wrote, with tools as functions. See docs/tools.md."""
 
@@ -128,6 +151,7 @@ class Limits(Section):
     rounds: int = Field(8, ge=0)
     turns: int = Field(12, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
     task_chars: int = Field(20_000, ge=100)
+    steer_chars: int = Field(4_000, ge=0, description="what may be said to one deliberation under way, all together; 0: nothing")
     map_files: int = Field(1000, ge=0, description="source files that are parsed for what a council is shown first; 0: none")
     map_bytes: int = Field(4_000_000, ge=0, description="of these files, together")
     map_seconds: float = Field(15.0, gt=0, le=15, description="after which a council goes on without")
@@ -135,6 +159,11 @@ class Limits(Section):
     tokens: int = Field(1_000_000, ge=0, description="of a deliberation; 0: no limit")
     calls: int = Field(500, ge=0)
     cost_usd: float = Field(0.0, ge=0)
+    story_tokens: int = Field(
+        20_000_000, ge=0, description="of all deliberations of a story that names no budget of its own; 0: no limit"
+    )
+    story_calls: int = Field(10_000, ge=0)
+    story_cost_usd: float = Field(0.0, ge=0)
     malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
     attempts: int = Field(3, ge=1, description="how often a seat that goes in circles starts anew, the first time included")
     stuck_turns: int = Field(3, ge=2, description="changes after which the same tests are red, and the seat starts anew")

@@ -135,7 +135,7 @@ class Grpc(Section):
     grace_seconds: float = Field(5.0, ge=0, description="what calls in flight get to end when the server stops")
     more_ports: tuple[int, ...] = Field(
         (),
-        description="listen there too, such as 50052 for the story coach, 50057 for the kernel, 50058 for the runner and 50059 for tools alone",
+        description="listen there too, such as 50052 for the story coach, 50056 for the agent service, 50057 for the kernel, 50058 for the runner and 50059 for tools alone",
     )
 
 

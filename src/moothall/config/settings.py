@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from moothall.config.file import place_of, read_toml, unknown
-from moothall.config.hands import Guard, Limits, Runner, Sandbox, Wasm, Workspace
+from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     secrets: Secrets = Secrets()
     guard: Guard = Guard()
     wasm: Wasm = Wasm()
+    agents: Agents = Agents()
+    tools: Tools = Tools()
     grpc: Grpc = Grpc()
     web: Web = Web()
     graph: Graph = Graph()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -26,6 +26,7 @@ from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
+from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
 from moothall.ports import ChatModel, CodeRunner, Log, MergeCommits, ReadFile, Workspaces
 from moothall.tools.catalogue import ToolSpec
@@ -59,6 +60,10 @@ class Parts:
     python: Runner = field(default_factory=Runner)
     surveyor: Surveyor | None = None
     merge: MergeCommits | None = None
+    purse: Purse | None = None
+    """What the deliberation draws on, where it belongs to a story."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What is said to the deliberation while it is under way, by event id; others add to it."""
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -186,7 +191,15 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         parts=parts,
         facts=facts,
         model=RecordedModel(
-            parts.model, ledger=ledger, facts=facts, recording=recording, settings=parts.llm, clean=parts.clean, ours=parts.ours
+            parts.model,
+            ledger=ledger,
+            facts=facts,
+            recording=recording,
+            settings=parts.llm,
+            clean=parts.clean,
+            ours=parts.ours,
+            purse=parts.purse,
+            words=parts.words,
         ),
         ledger=ledger,
         mode=mode,

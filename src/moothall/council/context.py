@@ -74,7 +74,8 @@ class _Room:
 async def show(prepared: Prepared, description: str, read: Read, budget: int, look: Look | None = None) -> Shown:
     """Return the excerpt of the base that fits into `budget` tokens. `read` gives a file of the base, `look` a survey of it."""
     profile = prepared.base.profile
-    red = red_cases(prepared.runs, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures))
+    deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
+    red = red_cases(deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures))
     tests = failing_files(red, prepared)
     texts = {path: await _text(read, path) for path in tests[:_CASES]}
     named = list(dict.fromkeys(_named(description, prepared.files)))
@@ -131,17 +132,19 @@ def _order(
 
 
 def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str], ...]:
-    """Return the red cases with what they said, as far as there is room, and then just their ids."""
+    """Return the red cases with what they said, each way to fail once and as far as there is room, and then just their ids."""
     end = room.left - most
-    shown = []
+    shown: list[tuple[str, str]] = []
+    ways = set[object]()
     for number, item in enumerate(red[:_CASES]):
         left = room.left - end
         if left < _LEAST:
             break
         room.left -= tokens(item.case)
-        text = (
-            room.clip(item.detail, left / (2 if number == 0 and len(red) > 1 else 1)) if item.detail and left > 2 * _LEAST else ""
-        )
+        text = ""
+        if item.detail and item.way not in ways and left > 2 * _LEAST:
+            text = room.clip(item.detail, left / (2 if number == 0 and len(red) > 1 else 1))
+            ways.add(item.way)
         shown.append((item.case, text))
     if len(red) > len(shown):
         shown.append((f"… and {len(red) - len(shown)} more", ""))

@@ -146,10 +146,15 @@ class Conversation:
             most = min(most, max(self._llm.function_tokens, function.file_tokens))
         way = function and (function.whole if self.exchanges else function.way(voice.way))
         head = way.head if way else self._head
+        call_id = f"{self._seat}/{step}"
+        told = "\n\n".join(self._model.told(call_id))
+        messages = window(head, self.exchanges, self._llm.context_tokens - most - (tokens(told) if told else 0))
+        if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
+            messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))
         reply = await self._model.ask(
             ChatRequest(
-                call_id=f"{self._seat}/{step}",
-                messages=window(head, self.exchanges, self._llm.context_tokens - most),
+                call_id=call_id,
+                messages=messages,
                 max_tokens=most,
                 deadline=deadline,
                 schema=turn_schema(() if must_finish else specs, may_finish=may_finish, python=self._python and not must_finish)

@@ -5,8 +5,7 @@ Stateless over the bus, so any process that reaches the bus can have one.
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,8 @@ from moothall.config import Limits
 from moothall.council import params
 from moothall.council.roster import Roster
 from moothall.council.text import tokens
-from moothall.domain.budget import Budget
+from moothall.domain.briefing import BriefingRequest
+from moothall.domain.budget import Budget, check_budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Council
@@ -35,13 +35,19 @@ from moothall.domain.task import (
     check_deliberation,
 )
 from moothall.domain.topic import Channel, deliberation_topics
-from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
+from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound
 from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write, write_of
+
+log = telemetry.get_logger(__name__)
 
 _REMEMBERED = 10_000
 _NAMED = ("task_id", "call_id", "agent_id")
 """What in an event's data is a task's key, or begins with it."""
+
+
+Tell = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
+"""`Briefings.tell`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,8 @@ class Defaults:
 
 class Desk:
     """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the house by their keys (`ids.key_of`): here is
-    where the one becomes the other. Remembers the last deliberations that came through it.
+    where the one becomes the other. Remembers the last deliberations that came through it. `tell`: what councils are told of
+    their story, once: it is recorded with the request, and the graph is not asked again.
     """
 
     def __init__(
@@ -64,9 +71,12 @@ class Desk:
         repositories: Repositories,
         defaults: Defaults,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
         councils: Roster | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self._councils = councils
+        self._tell = tell
         self._bus = bus
         self._repositories = repositories
         self._defaults = defaults
@@ -103,6 +113,7 @@ class Desk:
                 repository=RepositoryRef(id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref),
                 base_sha=base.sha,
             )
+        deliberation = replace(deliberation, context=await self._told(request, deliberation, who))
         asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
         event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:
@@ -116,6 +127,31 @@ class Desk:
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=True)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
+
+    async def _told(self, request: DeliberationRequest, deliberation: Deliberation, who: Principal) -> str:
+        """Return what the council is told beside its task: what those before it decided, and what the graph knows of the story. One that
+        brings words from elsewhere has those alone; a merge asks no model.
+        """
+        brought = request.context
+        if self._tell is None or not request.story_id or request.merge or (brought and request.origin != "plan"):
+            return brought
+        asked = BriefingRequest(
+            task_id=own_id(deliberation.task_id, who.tenant),
+            story_id=request.story_id,
+            role=deliberation.role,
+            phase="design" if request.about_text else "build",
+            description=deliberation.description,
+            repository=deliberation.repository.id if deliberation.repository else "",
+        )
+        room = self._defaults.limits.context_tokens - (tokens(brought) if brought else 0)
+        try:
+            told = await self._tell(asked, who, room)
+        except GraphUnavailable as error:
+            log.warning(
+                "a council is told nothing of its story: the graph does not answer", task_id=asked.task_id, reason=error.message
+            )
+            return brought
+        return "\n\n".join(part for part in (told, brought) if part)
 
     async def _again(self, known: Recorded, request_digest: str) -> Deliberation:
         """Return what is recorded of the same request. Raises `AlreadyExists` where it is another one."""
@@ -168,6 +204,31 @@ class Desk:
                 yield _told_to(who, recorded)
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
+
+    async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
+        """Record what the seats hear at their next turn, and tell its host that there is something."""
+        await self._visible(task_id, who)
+        task, message = key_of(task_id, who.tenant), message.strip()
+        if not message:
+            raise InvalidRequest("the message is empty; say in a sentence what the seats should know")
+        if await self._decided(task) is not None:
+            raise InvalidRequest(f"deliberation {task_id!r} has ended: nobody hears this any more")
+        data = {"task_id": task, "message": message, "by": who.name}
+        event = write(
+            EventType.DELIBERATION_STEERED,
+            task,
+            data,
+            ordinal=digest(who.name, key),
+            causationid=requested_id(task),
+            tenant=who.tenant,
+            time=self._clock().isoformat(),
+        )
+        said = {recorded.event.id: recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))}
+        most = self._defaults.limits.steer_chars
+        if sum(len(str(one.data.get("message", ""))) for one in ({**said, event.id: event}).values()) > most:
+            raise InvalidRequest(f"all that is said to a deliberation has at most {most} characters (limits.steer_chars)")
+        await self._bus.publish(event)
+        await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""
@@ -242,9 +303,7 @@ def plan(
         raise InvalidRequest("the task is empty; say in a sentence what should be done")
     if len(description) > limits.task_chars:
         raise InvalidRequest(f"the task has {len(description)} characters; at most {limits.task_chars} (limits.task_chars)")
-    budget = request.budget
-    if not (min(budget.tokens, budget.seconds, budget.calls) >= 0 and 0 <= budget.cost_usd < math.inf):
-        raise InvalidRequest(f"a budget is made of numbers from 0 (the default) up; this one is {budget}")
+    check_budget(request.budget)
     texts = (request.constraints.rubric, *request.constraints.requirements, *request.constraints.metadata.values())
     if sum(map(len, texts)) > limits.task_chars:
         raise InvalidRequest(f"rubric, requirements and metadata together have more than {limits.task_chars} characters")

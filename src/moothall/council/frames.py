@@ -11,10 +11,11 @@ from moothall.domain.evidence import CheckRun, Verdict
 
 _RED = {"failed", "errored"}
 # `File "src/a.py", line 12`, `src/a.py:12: ValueError`, `(lib/a.js:3:5)`, `foo_test.go:12:`, `src/lib.rs:10:5`
-_FRAME = re.compile(r'([\w@.+/-]*[\w@+-]\.(?:pyi?|[cm]?[jt]sx?|go|rs))(?:", line |:)(\d{1,6})\b')
+_FRAME = re.compile(r'([\w@.+/-]*[\w@+-]\.(?:pyi?|[cm]?[jt]sx?|go|rs|cc|[ch](?:pp|xx)?))(?:", line |:)(\d{1,6})\b')
 _NAME = re.compile(r"[^\W\d]\w*")
 _MOST_FRAMES = 40
 _READ_CHARS = 20_000
+_SAID, _LINE = 4, 300  # lines by which failures are told apart, and as much of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,23 @@ class Red:
         """The identifiers in its id, the last first: the innermost is the test's own."""
         return tuple(reversed(_NAME.findall(self.case.partition("[")[0])))
 
+    @property
+    def way(self) -> object:
+        """The same for cases that fail in the same way: the innermost line of the repository and what is said there; else the case."""
+        if not self.frames:
+            return self.case
+        lines = [line.strip()[:_LINE] for line in self.detail[-_READ_CHARS:].split("\n") if line.strip()]
+        said = [line for line in lines if not _FRAME.search(line) and not line.startswith(("===", "---", "note:"))][:_SAID]
+        return self.frames[0], tuple(line for line in lines if line.startswith("E ")) or tuple(said)
+
 
 def red_cases(
     runs: Mapping[str, CheckRun], files: Sequence[str], folders: Mapping[str, str], skipped: Sequence[str] = ()
 ) -> list[Red]:
-    """Return the red cases in the order of the runs; those that have text of their own first. `skipped` ids are left out."""
-    found = []
+    """Return the red cases in the order of the runs: one for each way to fail, then those that fail as another one does, then those
+    without a text of their own. `skipped` ids are left out.
+    """
+    found: list[Red] = []
     for check, run in runs.items():
         red = [case for case, outcome in run.cases.items() if outcome in _RED and case not in skipped]
         folder = folders.get(check, "")
@@ -49,7 +61,8 @@ def red_cases(
         for case in red:
             detail = run.details.get(case, "") or (run.output if alone or not run.cases else "")
             found.append(Red(check, case, detail, known.frames(detail)))
-    return sorted(found, key=lambda item: not item.detail)
+    firsts = {item.way: item for item in reversed(found) if item.detail}
+    return sorted(found, key=lambda item: (not item.detail, firsts.get(item.way) is not item))
 
 
 class Known:

@@ -127,6 +127,7 @@ def _first(group: BaseExceptionGroup[E]) -> E:
 
 
 async def _finish(council: Council) -> None:
+    await council.model.close()  # before the end is on record: what follows it may need the rest
     if leader := _leader(council):
         await _take(council, leader, time_left=False)  # there was no time left to put it to the test
     # A seat's end lets its deliberation be decided: it is never on record before what was said earlier (`Log.post`).

@@ -106,13 +106,9 @@ class Bench:
         found = self._compared(proposal, runs, self._prepared.flaky, applies=applies)
         if gone := _gone(found, runs, self._prepared):
             found = self._compared(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
-        if doubtful := _doubtful(found, runs, self._prepared):
-            # What decides is run once more on the same tree: what differs is no evidence.
-            again = await self._runs.run(doubtful, "check", key[:12], "2", diff=proposal.diff)
-            flaky = {case for check, run in again.runs.items() for case in differing(runs[check], run)}
-            if flaky:
-                known = (*self._prepared.flaky, *await self._unsteady(gone))
-                found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
+        if flaky := await self._differing(proposal.diff, runs, _doubtful(found, runs, self._prepared)):
+            known = (*self._prepared.flaky, *await self._unsteady(gone))
+            found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
         if own := await self._own_tests(proposal, runs):
             runs = own
             flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
@@ -125,6 +121,22 @@ class Bench:
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
+
+    async def _differing(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
+        """Return what is no evidence: the cases that differ when they are run once more on the same tree.
+
+        They are run alone. What differs then, but each time in the same way, depends on what runs before it, and is steady.
+        """
+
+        async def told(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
+            ran = await self._runs.run(checks, "check", digest(diff)[:12], name, diff=diff)
+            return {case for check in checks for case in (differing(first[check], ran.runs[check]) if check in ran.runs else ())}
+
+        alone = await told(doubtful, "2") if doubtful else set[str]()
+        some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
+        if not some:
+            return alone
+        return alone ^ await told(some, "3") | await told(dict.fromkeys(some, ()), "4")
 
     async def _read(self, proposal: Proposal, found: Assessment) -> Assessment:
         """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code."""

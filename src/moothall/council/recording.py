@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from moothall import telemetry
 from moothall.config import Llm
 from moothall.council.facts import Facts
-from moothall.council.text import tokens
+from moothall.council.text import fence, tokens
 from moothall.council.watching import model_call
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message
@@ -17,6 +17,7 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import BudgetExceeded, InvalidRequest
+from moothall.guard.accounts import Purse
 from moothall.ports import ChatModel
 
 log = telemetry.get_logger(__name__)
@@ -27,33 +28,51 @@ _MILLION = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What an earlier run of the same deliberation left: its answers by call id, and by `<seat>/<phase>/<round>.<turn>` what it
-    found of a turn (why the seat went in circles, or nothing).
+    found of a turn (why the seat went in circles, or nothing). `words` is what was said to it, by event id; `told` which of that a call heard.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
     circles: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     """The ids of what is on record."""
+
+    @property
+    def spent(self) -> Usage:
+        """What its answers cost."""
+        return sum((reply.usage for reply in self.answers.values()), Usage())
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
         """Read the answers out of a replay; other events, and those that are malformed, are passed over."""
         answers: dict[str, ChatReply] = {}
         circles: dict[str, str] = {}
+        words: dict[str, str] = {}
+        told: dict[str, tuple[str, ...]] = {}
         known: set[str] = set()
         for event in events:
             known.add(event.id)
+            if event.type is EventType.DELIBERATION_STEERED:
+                words[event.id] = said_to(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
                 where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
                 circles.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
+                if isinstance(heard := data.get("told"), list | tuple):
+                    told.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
                 said = {name: data[name] for name in ("finish_reason", "usage", "model", "duration_ms") if name in data}
                 try:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
                     log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
-        return cls(answers, circles, frozenset(known))
+        return cls(answers, circles, words, told, frozenset(known))
+
+
+def said_to(event: Event) -> str:
+    """Return what an event says to a council, fenced: who says it is known, and the system message says what counts."""
+    return fence(f"the task, added to by {event.data.get('by', '')} meanwhile", str(event.data.get("message", "")))
 
 
 class RecordedModel:
@@ -69,6 +88,8 @@ class RecordedModel:
         settings: Llm,
         clean: Callable[[str], str] = scrub,
         ours: Callable[[], bool] = lambda: True,
+        purse: Purse | None = None,
+        words: Mapping[str, str] | None = None,
     ) -> None:
         self._model = model
         self._ledger = ledger
@@ -77,6 +98,9 @@ class RecordedModel:
         self._settings = settings
         self._clean = clean
         self._ours = ours
+        self._purse = purse
+        self._words = words if words is not None else {}
+        self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
         self._circles = dict(recording.circles)
@@ -89,6 +113,14 @@ class RecordedModel:
     def used(self, seat: str) -> Usage:
         """Return what a seat's calls used, those of earlier runs included."""
         return self._used.get(seat, Usage())
+
+    def told(self, call_id: str) -> tuple[str, ...]:
+        """Return what was said to the council that this call hears: all until now, or, of one that was made before, what it heard then."""
+        words = {**self._recording.words, **self._words}
+        if call_id not in self._told:
+            known = call_id in self._recording.answers
+            self._told[call_id] = self._recording.told.get(call_id, ()) if known else tuple(words)
+        return tuple(words[name] for name in self._told[call_id] if name in words)
 
     def circle(self, step: str, found: str) -> str:
         """Return what was found of a turn the first time, in an earlier run or in a workspace that was lost; `found` where this
@@ -109,12 +141,15 @@ class RecordedModel:
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
         messages = tuple(self._cleaned(message) for message in request.messages)
+        estimate = self._estimate(messages, request.max_tokens)
         try:
-            self._ledger.reserve(request.call_id, self._estimate(messages, request.max_tokens))
+            self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
         try:
+            if self._purse is not None:
+                await self._covered(self._purse, estimate)
             with model_call(request, messages, self._clean) as noted:
                 # Where this process stood still another may have asked meanwhile: not a word more.
                 asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
@@ -137,9 +172,22 @@ class RecordedModel:
             answer=self._clean(reply.text),
             finish_reason=reply.finish_reason,
             duration_ms=reply.duration_ms,
+            **({"told": list(told)} if (told := self._told.get(request.call_id)) else {}),
         )
         self._heard[request.call_id] = reply
         return reply
+
+    async def close(self) -> None:
+        """Give back to the story what its budget held for calls that were not made. Raises `BusUnavailable`."""
+        if self._purse is not None:
+            await self._purse.close(self._ledger.spent)
+
+    async def _covered(self, purse: Purse, estimate: Usage) -> None:
+        try:
+            await purse.cover(self._ledger, estimate)
+        except BudgetExceeded:
+            telemetry.metrics.BUDGET_REFUSALS.add("story")
+            raise
 
     def _cleaned(self, message: Message) -> Message:
         known = self._clean_ones.get(message)

@@ -27,6 +27,7 @@ class EventType(StrEnum):
     DELIBERATION_STARTED = "moothall.deliberation.started"
     DELIBERATION_DECIDED = "moothall.deliberation.decided"
     DELIBERATION_CANCELLED = "moothall.deliberation.cancelled"
+    DELIBERATION_STEERED = "moothall.deliberation.steered"
     DELIBERATION_DAMAGED = "moothall.deliberation.damaged"
     SEAT_STARTED = "moothall.seat.started"
     SEAT_TURN = "moothall.seat.turn"

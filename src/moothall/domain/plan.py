@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moothall.domain.budget import Budget
 from moothall.domain.task import Constraints, RepositoryRef
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the product owner asks for, as far as it is known."""
+    """What the product owner asks for, as far as it is known. `budget`: for all its deliberations together; zeros are the house's default."""
 
     id: str
     title: str = ""
     brief: str = ""
     ac: tuple[str, ...] = ()
     repository: RepositoryRef | None = None
+    budget: Budget = field(default_factory=Budget)
 
     @property
     def told(self) -> bool:
@@ -37,8 +39,22 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What somebody says of a line of a candidate's diff: its file, its number there (as it was, where the line is removed), and the line as the diff
+    has it, with its sign. `task_id` is the deliberation's.
+    """
+
+    task_id: str
+    path: str
+    line: int
+    quoted: str
+    comment: str
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AtomicTask:
-    """The smallest unit that one council handles. `priority` from 1, which goes first."""
+    """The smallest unit that one council handles. `priority` from 1, which goes first. `context` is what its council is shown besides: text of others."""
 
     task_id: str
     role: str
@@ -49,6 +65,7 @@ class AtomicTask:
     plan_id: str = ""
     priority: int = 1
     repository: RepositoryRef | None = None
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Self
 
 from moothall.domain.budget import Budget
-from moothall.domain.ids import ROLES, check_id, check_key
+from moothall.domain.ids import ROLES, check_id, check_key, is_id
 from moothall.domain.protocol import PROTOCOLS, ProtocolName
 from moothall.errors import InvalidRequest
 
@@ -34,6 +35,11 @@ class RepositoryRef:
     id: str = ""
     url: str = ""
     ref: str = ""
+
+    @classmethod
+    def named(cls, name: str, ref: str = "") -> Self:
+        """Return the repository of a name that may be an id, a path or a URL: what could be an id is one."""
+        return cls(id=name, ref=ref) if is_id(name) else cls(url=name, ref=ref)
 
 
 @dataclass(frozen=True, slots=True)

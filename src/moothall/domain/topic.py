@@ -15,6 +15,8 @@ class Channel(StrEnum):
     """What happens in a deliberation, but for its end; by task."""
     RESPONSES = "responses"
     """How a deliberation ended, or that it is to end; by task."""
+    WORDS = "words"
+    """What somebody says to a deliberation that is under way; by task."""
     PROGRESS = "progress"
     """What an agent is at."""
     TOOLS = "tools"
@@ -29,6 +31,8 @@ class Channel(StrEnum):
     """Tool calls to be taken, by workspace."""
     CANCEL = "cancel"
     """Signal: stop a deliberation; by task."""
+    STEER = "steer"
+    """Signal: something was said to a deliberation; by task."""
     TAKEN = "taken"
     """Signal: a host took up work that was delivered before; by task."""
     FIGURES = "figures"
@@ -58,4 +62,4 @@ class Topic:
 
 def deliberation_topics(task_id: str) -> tuple[Topic, ...]:
     """Return the topics that tell the story of one deliberation."""
-    return Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.PROGRESS.of(task_id)
+    return Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.PROGRESS.of(task_id), Channel.WORDS.of(task_id)

@@ -11,15 +11,18 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
-from moothall.council.recording import Recording
+from moothall.council.recording import Recording, said_to
+from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared
@@ -34,6 +37,8 @@ from moothall.errors import (
     Temporary,
     WorkspaceFailed,
 )
+from moothall.guard.accounts import Accounts, Purse
+from moothall.planning.board import Board
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
 from moothall.telemetry.events import write_of
@@ -56,6 +61,8 @@ class _Running:
     """When the log is first asked whether it is over, of one that nothing was asked of when it was taken up (monotonic seconds)."""
     lost: bool = False
     """Another has it, or shall have it: it is neither done nor over."""
+    words: dict[str, str] = field(default_factory=dict)
+    """What was said to it, by event id."""
 
 
 @dataclass(slots=True)
@@ -71,6 +78,8 @@ class Host:
     repositories: Repositories
     parts: Parts
     concurrency: int
+    accounts: Accounts | None = None
+    """The budgets of stories; without them a deliberation has its own alone."""
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     look_seconds: float = 5.0
@@ -89,6 +98,7 @@ class Host:
         """Pull and work until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_for_cancels(), name="cancels")
+            group.create_task(self._listen_for_words(), name="words")
             group.create_task(self._listen_for_takers(), name="takers")
             group.create_task(self._look_for_ends(), name="ends")
             group.create_task(self._keep_beating(), name="beat")
@@ -103,6 +113,13 @@ class Host:
     async def _listen_for_cancels(self) -> None:
         async for data in self.bus.signals(Channel.CANCEL.all):
             self._stop(str(data.get("task_id", "")))
+
+    async def _listen_for_words(self) -> None:
+        async for data in self.bus.signals(Channel.STEER.all):
+            task_id = str(data.get("task_id", ""))
+            if (running := self._running.get(task_id)) is not None:
+                with suppress(Temporary):  # the next look hears it
+                    await self._hear(task_id, running)
 
     async def _listen_for_takers(self) -> None:
         async for data in self.bus.signals(Channel.TAKEN.all):
@@ -140,7 +157,7 @@ class Host:
         return running is not None and not running.lost
 
     async def _look_for_ends(self) -> None:
-        """Stop what is over though no signal said so: it was lost, or the end came from elsewhere."""
+        """Stop what is over though no signal said so: it was lost, or the end came from elsewhere. Words that a signal lost are heard too."""
         looked = time.monotonic()
         while True:
             await asyncio.sleep(min(self.look_seconds, _UNSEEN_SECONDS / 2))
@@ -152,17 +169,21 @@ class Host:
                     continue
                 running.unseen_from = math.inf
                 try:
-                    over = await self._is_over(task_id)
+                    over = await self._hear(task_id, running)
                 except Temporary as error:
                     log.info("could not look whether it is over", task_id=task_id, reason=error.message)
                     break
                 if over is not None:
                     self._stop(task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS)
 
-    async def _is_over(self, task_id: str) -> EventType | None:
-        async for recorded in self.bus.replay((Channel.RESPONSES.of(task_id),)):
-            if recorded.event.type in _OVER:
-                return recorded.event.type
+    async def _hear(self, task_id: str, running: _Running) -> EventType | None:
+        """Give it what was said to it; return how it is over, if it is."""
+        async for recorded in self.bus.replay((Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))):
+            event = recorded.event
+            if event.type in _OVER:
+                return event.type
+            if event.type is EventType.DELIBERATION_STEERED:
+                running.words[event.id] = said_to(event)
         return None
 
     def _stop(self, task_id: str, message: str | None = None) -> None:
@@ -233,10 +254,21 @@ class Host:
             # What came here before the answer to that includes the word of whoever took it up later.
             self._yield_to_later(deliberation.task_id, deliveries)
         recording, over = (Recording(), False) if fresh else await self._remember(deliberation.task_id)
+        purse = await self._purse(deliberation)
         if not over:
-            await self._deliberate(deliberation, recording)
+            await self._deliberate(deliberation, recording, purse)
+        elif purse is not None:  # whoever had it may have been killed over the end
+            await purse.close(recording.spent)
 
-    async def _deliberate(self, deliberation: Deliberation, recording: Recording) -> None:
+    async def _purse(self, deliberation: Deliberation) -> Purse | None:
+        """Return what a deliberation of a story draws on; a merge asks no model."""
+        if self.accounts is None or not deliberation.story_id or deliberation.merge:
+            return None
+        card = await Board(self.bus).find(deliberation.story_id, Principal(deliberation.principal, deliberation.tenant))
+        budget = card.story.budget if card else Budget()
+        return self.accounts.purse(deliberation.story_id, deliberation.tenant, deliberation.task_id, budget)
+
+    async def _deliberate(self, deliberation: Deliberation, recording: Recording, purse: Purse | None) -> None:
         prepared, refusal = None, None
         try:
             with telemetry.span("prepare"):
@@ -249,7 +281,8 @@ class Host:
             await self._give_up(deliberation, refusal)
         else:
             ours = functools.partial(self._ours, deliberation.task_id)
-            await deliberate(deliberation, prepared, replace(self.parts, ours=ours), recording)
+            words = self._running[deliberation.task_id].words
+            await deliberate(deliberation, prepared, replace(self.parts, ours=ours, purse=purse, words=words), recording)
 
     async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
         if deliberation.repository is None or deliberation.base_sha is None:

@@ -168,6 +168,118 @@ RETURN {_map_of("st", "headline brief criteria repository rigor state told_at mo
 )
 
 
+def _scoped(scope: str, start: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
+    """As `_gather`, where the scope is among `$scopes`: what is not allowed isn't even looked up."""
+    return (
+        f"CALL {{ WITH {start} MATCH {pattern} WHERE '{scope}' IN $scopes "
+        f"WITH DISTINCT {variable} ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS {scope} }}\n"
+    )
+
+
+_BRIEFLY = 300
+"""Characters of a text that only says whether something is like something else."""
+_OF_STORY = "(st)-[:HAS_TASK]->(:Task)-[:DELIBERATED_IN]->(d:Deliberation)"
+_WINNER = _map_of("p", "summary paths reasons")
+_SUMMARY = _map_of(
+    "d",
+    "description role status final_state proven error_message",
+    task_id="d.key",
+    winner=_or_null("p", _WINNER),
+    reviews="reviews",
+)
+
+_FOR_STORY = """
+OPTIONAL MATCH (st:Story {uid: $story_id_uid})
+OPTIONAL MATCH (me:Deliberation {uid: $task_id_uid})
+"""
+# Apart: the embedded store looks at all stories where there is no such deliberation.
+_FOR_TASK = """
+OPTIONAL MATCH (me:Deliberation {uid: $task_id_uid})
+OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(:Task)-[:DELIBERATED_IN]->(me)
+"""
+_CONTEXT = (
+    """WITH st, me ORDER BY st.uid LIMIT 1
+WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline + ' ' + st.brief, ''), 2000) AS about,
+  CASE WHEN $repository <> '' THEN $repository ELSE coalesce(me.repository, st.repository, '') END AS repository
+"""
+    + _scoped(
+        "decisions",
+        "st",
+        "(st)-[:DECIDED_BY]->(dec:Decision)",
+        "dec",
+        _map_of("dec", "approver decision comment made_at", about="[(dec)-[:DECIDES]->(what:Deliberation) | what.key]"),
+        order="dec.made_at DESC, dec.key",
+    )
+    + _scoped(
+        "comments",
+        "st",
+        "(st)-[:HAS_COMMENT]->(c:Comment)",
+        "c",
+        _map_of("c", "comment actor made_at"),
+        order="c.made_at DESC, c.key",
+    )
+    + _scoped(
+        "plan",
+        "st",
+        "(st)-[:PLANNED_AS]->(pl:Plan)",
+        "pl",
+        _map_of("pl", "status derived_at finished_at", plan_id="pl.key"),
+        order="pl.derived_at DESC, pl.key",
+    )
+    + _scoped(
+        "tasks",
+        "st",
+        "(st)-[:HAS_TASK]->(t:Task)",
+        "t",
+        _map_of(
+            "t",
+            "role description place",
+            task_id="t.key",
+            after="[(t)-[:DEPENDS_ON]->(b:Task) | b.key]",
+            ends="[(t)-[:DELIBERATED_IN]->(r:Deliberation) | r.final_state]",
+        ),
+        order="t.planned_at DESC, t.place, t.key",
+    )
+    + _scoped(
+        "milestones",
+        "st",
+        "(st)-[:MOVED_BY]->(m:Transition)",
+        "m",
+        _map_of("m", "from_state to_state event actor made_at"),
+        order="m.made_at DESC, m.key",
+    )
+    + f"""CALL {{ WITH st MATCH {_OF_STORY} WHERE 'summaries' IN $scopes AND d.status <> '' AND d.key <> $task_id
+WITH DISTINCT d ORDER BY d.decided_at DESC, d.key LIMIT $limit
+OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
+CALL {{ WITH p MATCH (p)<-[:JUDGES]-(r:Review) WITH r ORDER BY r.made_at, r.key LIMIT 3 RETURN collect(r.comment) AS reviews }}
+WITH d, p, reviews ORDER BY d.decided_at DESC, d.key
+RETURN collect({_SUMMARY}) AS summaries }}
+RETURN CASE WHEN 'story' IN $scopes AND st IS NOT NULL THEN {_map_of("st", "headline state rigor", story_id="st.key")} ELSE null END AS story,
+  CASE WHEN 'brief' IN $scopes AND st IS NOT NULL THEN {_map_of("st", "brief criteria")} ELSE null END AS brief,
+  decisions, comments, summaries, plan, tasks, milestones, about, repository, here AS of_story
+"""
+)
+
+
+def context(story_id: str) -> str:
+    """`story_id` is empty where the deliberation says which story is meant."""
+    return (_FOR_STORY if story_id else _FOR_TASK) + _CONTEXT
+
+
+def similar(limit: int) -> str:
+    """`limit` is a checked number: with a parameter in its place the embedded store sorts all rows before it takes some."""
+    return f"""
+MATCH (d:Deliberation)
+WHERE d.repository = $repository AND $allowed AND d.tenant = $tenant AND d.decided_at > '' AND d.winner <> ''
+  AND d.key <> $task_id AND ($story_id = '' OR d.story <> $story_id)
+WITH d ORDER BY d.repository DESC, d.decided_at DESC LIMIT {limit}
+OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
+RETURN d.key AS task_id, d.role AS role, left(d.description, {_BRIEFLY}) AS description, left(p.summary, {_BRIEFLY}) AS summary,
+  p.paths AS paths
+ORDER BY d.decided_at DESC, task_id
+"""
+
+
 _ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
     # kind: (what to match beyond the deliberation or story, time, task_id, seat, text)
     "deliberation.requested": ("(d:Deliberation)", "d.asked_at", "d.key", "''", "d.description"),
@@ -219,6 +331,10 @@ _ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
 }
 
 
+KINDS = tuple(_ENTRIES)
+"""What a timeline tells of."""
+
+
 def _entry(kind: str) -> str:
     pattern, time, task_id, seat, text = _ENTRIES[kind]
     of_story = pattern.startswith("(st")
@@ -237,6 +353,7 @@ TIMELINE = (
     + "\nUNION ALL\n".join(_entry(kind) for kind in _ENTRIES)
     + """
 }
+WITH time, kind, task_id, seat, text WHERE NOT kind IN $hidden
 WITH time, kind, task_id, seat, text ORDER BY time DESC, kind DESC, task_id DESC, seat DESC LIMIT $limit
 RETURN time, kind, task_id, seat, text ORDER BY time, kind, task_id, seat
 """

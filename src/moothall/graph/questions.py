@@ -12,6 +12,7 @@ from moothall.errors import InvalidRequest
 from moothall.graph import cypher
 from moothall.graph.shape import LABELS
 from moothall.graph.upserts import bound_name, uid
+from moothall.planning.scopes import Scope, scopes
 
 Row = dict[str, Any]
 _LIMIT, _DEPTH = 1000, 3
@@ -48,6 +49,8 @@ class Question:
     keys: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any]], None] = lambda _: None
     finish: Callable[[Row], Row] = field(default=lambda row: row)
+    bound: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    """Further parameters of the query, which no caller gives."""
 
 
 _TENANT = Parameter("whose data")
@@ -61,12 +64,36 @@ def _commit(values: Mapping[str, Any]) -> None:
 
 def _some(values: Mapping[str, Any]) -> None:
     if not values["task_id"] and not values["story_id"]:
-        raise InvalidRequest("whose timeline? give task_id or story_id")
+        raise InvalidRequest("of what? give task_id or story_id")
 
 
 def _label(values: Mapping[str, Any]) -> None:
     if values["label"] not in LABELS:
         raise InvalidRequest(f"no label {values['label'][:60]!r}; the labels are {', '.join(LABELS)}")
+
+
+def _scopes(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What may be told, by the table alone: a caller can only want less."""
+    allowed = scopes().allowed(values["role"].strip().lower(), values["phase"])
+    wanted = scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
+    return {"scopes": [scope for scope in allowed if scope in wanted]}
+
+
+def _may_compare(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"allowed": "similar" in scopes().allowed(values["role"].strip().lower(), values["phase"])}
+
+
+_TOLD_OF: Mapping[str, Scope] = {"decision": "decisions", "deliberation": "summaries", "seat": "summaries"}
+_OF_STORY: Mapping[str, Scope] = {"story.commented": "comments", "story.transitioned": "milestones", "story.changed": "brief"}
+
+
+def _hidden(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Kinds of entries whose scope a role does not have in a phase; without a phase nothing is hidden."""
+    if not values["phase"]:
+        return {"hidden": []}
+    allowed = scopes().allowed(values["role"].strip().lower(), values["phase"])
+    told_of = {kind: _OF_STORY.get(kind) or _TOLD_OF[kind.partition(".")[0]] for kind in cypher.KINDS}
+    return {"hidden": [kind for kind, scope in told_of.items() if scope not in allowed]}
 
 
 def _in_shape(row: Row) -> Row:
@@ -152,6 +179,59 @@ QUESTIONS: Mapping[str, Question] = {
         lambda _: cypher.TASK_CONTEXT,
         keys={"task_id": "Deliberation"},
     ),
+    "context": Question(
+        "What should a role know of a story before it begins? One row; what may not be told, or isn't known, is empty.",
+        {
+            "story": "story_id, headline, state, rigor",
+            "brief": "brief, criteria",
+            "decisions": "of the product owner, each with the deliberations that it is about; latest first, as all that follow",
+            "comments": "words on the story",
+            "summaries": "its decided deliberations, with winner and reviews",
+            "plan": "its plans",
+            "tasks": "in the order of the latest plan, each with those that it waits for and how its deliberations ended",
+            "milestones": "its moves",
+            "about": "what the deliberation, else the story, is about: what similar ones are like",
+            "repository": "where it works, or empty",
+            "of_story": "the story's id, or empty",
+        },
+        {
+            "story_id": Parameter("the story", ""),
+            "task_id": Parameter(
+                "a deliberation, whose story and repository are meant where they aren't given; itself is left out", ""
+            ),
+            "repository": Parameter("a repository's id", ""),
+            "role": Parameter("whose prompt it is for", ""),
+            "phase": Parameter("what it is for, such as build or review", ""),
+            "only": Parameter(
+                "scopes, with commas between them, that are wanted of those that the role may have in the phase", ""
+            ),
+            "limit": _MANY,
+        },
+        lambda values: cypher.context(values["story_id"]),
+        keys={"story_id": "Story", "task_id": "Deliberation"},
+        check=_some,
+        bound=_scopes,
+    ),
+    "similar": Question(
+        "What was done in a repository, for other stories? Won deliberations in a few words, latest first.",
+        {
+            "task_id": "the deliberation",
+            "role": "kind of work",
+            "description": "its task",
+            "summary": "the winner's words",
+            "paths": "what the winner changed",
+        },
+        {
+            "repository": Parameter("a repository's id"),
+            "story_id": Parameter("a story that is left out", ""),
+            "task_id": Parameter("a deliberation that is left out", ""),
+            "role": Parameter("whose prompt it is for", ""),
+            "phase": Parameter("what it is for, such as build or review", ""),
+            "limit": Parameter("at most so many rows", 100, 1, _LIMIT),
+        },
+        lambda values: cypher.similar(values["limit"]),
+        bound=_may_compare,
+    ),
     "timeline": Question(
         "What happened? The latest entries, oldest first.",
         {
@@ -164,11 +244,14 @@ QUESTIONS: Mapping[str, Question] = {
         {
             "task_id": Parameter("a deliberation", ""),
             "story_id": Parameter("a story, with its deliberations", ""),
+            "role": Parameter("whose prompt it is for, where it is for one", ""),
+            "phase": Parameter("what it is for; empty: not for a prompt", ""),
             "limit": Parameter("at most so many entries", 100, 1, _LIMIT),
         },
         lambda _: cypher.TIMELINE,
         keys={"task_id": "Deliberation", "story_id": "Story"},
         check=_some,
+        bound=_hidden,
     ),
     "story": Question(
         "A story, with what became of it. One row, or none.",
@@ -217,7 +300,11 @@ def prepare(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], C
     question.check(values)
     tenant = values["tenant"]
     found_by = {f"{key}_uid": uid(label or values["label"], tenant, values[key]) for key, label in question.keys.items()}
-    return question.cypher(values), {**values, "tenant": bound_name(tenant), **found_by}, question.finish
+    return (
+        question.cypher(values),
+        {**values, "tenant": bound_name(tenant), **found_by, **question.bound(values)},
+        question.finish,
+    )
 
 
 def _value(question: str, name: str, parameter: Parameter, value: Any) -> Any:

@@ -33,13 +33,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A kind of node. `indexed` are properties besides `uid` that questions look nodes up by."""
+    """A kind of node. `indexed` are properties besides `uid` that questions look nodes up by, or several together."""
 
     name: str
     about: str
     key: str
     groups: tuple[Group, ...] = ()
-    indexed: tuple[str, ...] = ()
+    indexed: tuple[tuple[str, ...], ...] = ()
 
     @property
     def properties(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ _LABELS = (
                 },
             ),
         ),
-        indexed=("repository", "story"),
+        indexed=(("repository",), ("repository", "decided_at"), ("story",)),
     ),
     Label("Repository", "a repository that councils work on", "repository id", (Group("seen", _words("text", "url")),)),
     Label("Commit", "a commit: a base, a proposal's or a delivered one", "sha"),

@@ -40,9 +40,10 @@ def schema() -> tuple[str, ...]:
         for name in (*LABELS, POSITION)
     ]
     made += [
-        f"CREATE INDEX moothall_{label.name.lower()}_{name} IF NOT EXISTS FOR (n:{label.name}) ON (n.{name})"
+        f"CREATE INDEX moothall_{label.name.lower()}_{'_'.join(names)} IF NOT EXISTS FOR (n:{label.name}) "
+        f"ON ({', '.join(f'n.{name}' for name in names)})"
         for label in LABELS.values()
-        for name in label.indexed
+        for names in label.indexed
     ]
     return tuple(made)
 

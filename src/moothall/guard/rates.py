@@ -101,6 +101,10 @@ async def check_rate(rates: Rates, together: SharedRates | None, seat: SeatConte
             reason = f"how often {spec.name} was called cannot be asked ({error.message}); try again"
             raise Stopped(ToolStatus.RATE_LIMITED, reason) from error
     if seconds > 0:
-        most = " and ".join(f"{limit} a {'minute' if span == _MINUTE else 'hour'}" for limit, span in _windows(spec))
-        reason = f"{spec.name} may be called {most}; the next may go in {seconds:.0f} seconds"
-        raise Stopped(ToolStatus.RATE_LIMITED, reason)
+        raise Stopped(ToolStatus.RATE_LIMITED, too_often(spec, seconds))
+
+
+def too_often(spec: ToolSpec, seconds: float) -> str:
+    """Say that a tool was called as often as it may be, and when the next call may go."""
+    most = " and ".join(f"{limit} a {'minute' if span == _MINUTE else 'hour'}" for limit, span in _windows(spec))
+    return f"{spec.name} may be called {most}; the next may go in {seconds:.0f} seconds"

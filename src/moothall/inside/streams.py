@@ -115,16 +115,20 @@ _NEXTEST_GREEN = frozenset({"PASS", "LEAK", "FLAKY"})
 _TAP = re.compile(r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?: +-)? *(?P<name>.*)$")
 _TAP_START = re.compile(r"TAP version \d+$| *1\.\.\d+(?: |$)")
 _TAP_NOTE = re.compile(r"(?P<indent> *)# (?:Subtest: )?(?P<name>.+)$")
+# What runs the scripts of several packages at once puts the package before each line: pnpm, yarn, turbo.
+_MEMBER = re.compile(r"(?:(?P<path>[\w@.+/-]{1,200})[ :][\w:-]{1,60}|\[(?P<name>[\w@.+/-]{1,200})\]): ")
 _DIRECTIVE = re.compile(r"(?:^|\s+)# (?P<word>SKIP|TODO|time=[\d.]+ms)\b.*$", re.IGNORECASE)
 
 
 class Plain:
     """Output for people: libtest's, nextest's and TAP, each known by its first lines. Libtest's cases are
-    `crate src/lib.rs::module::test`, TAP's `above > name`.
+    `crate src/lib.rs::module::test`, TAP's `above > name`, and `package > above > name` where lines begin with a package.
     """
 
-    def __init__(self, cases: Cases) -> None:
+    def __init__(self, cases: Cases, member: str = "") -> None:
         self._cases = cases
+        self._member = member
+        self._members: dict[str, Plain] = {}
         self._place = ""
         self._places: dict[str, int] = {}
         self._open = False
@@ -132,6 +136,9 @@ class Plain:
         self._nextest = False
         self._tap = False
         self._above: list[str] = []
+        self._tap_red = ""
+        self._tap_inset = ""
+        self._tap_open = False
 
     def line(self, text: str) -> str:
         """Read one."""
@@ -145,7 +152,9 @@ class Plain:
                 self._begin(text)
             elif text[:1] == " " and _NEXTEST_START.match(text):
                 self._nextest = True
-            if "ok" in text or "#" in text or "1.." in text or text[:4] == "TAP ":
+            if (self._tap_red and self._tap_says(text)) or (self._members and self._of_member(text)):
+                return text
+            if "ok" in text or "#" in text or "1.." in text or "TAP " in text:
                 self._read_tap(text)
         return text
 
@@ -209,9 +218,37 @@ class Plain:
         elif self._said_of and text.strip():
             self._cases.say(self._said_of, text.removeprefix("    "))
 
+    def _of_member(self, text: str) -> bool:
+        """Read a line that begins with a package; was it one?"""
+        found = _MEMBER.match(text) if ": " in text and not self._member else None
+        member = found and (found["path"] or found["name"])
+        if not found or not member:
+            return False
+        rest = text[found.end() :]
+        if member not in self._members and len(self._members) < _KEPT and _TAP_START.match(rest):
+            self._members[member] = Plain(self._cases, member)
+        if member in self._members:
+            self._members[member].line(rest)
+        return member in self._members
+
+    def _tap_says(self, text: str) -> bool:
+        """Read a line of the block that may follow a red case, set in from it; was it one?"""
+        inner, bare = text.removeprefix(self._tap_inset), text.strip()
+        if (inner == text and bare) or (not self._tap_open and bare != "---"):
+            self._tap_red = ""
+            return False
+        if bare == "...":
+            self._tap_red = ""
+        elif self._tap_open:
+            self._cases.say(self._tap_red, inner)
+        self._tap_open = True
+        return True
+
     def _read_tap(self, text: str) -> None:
         if _TAP_START.match(text):
             self._tap = True
+        elif ": TAP version" in text and self._of_member(text):
+            return
         elif self._tap and (found := _TAP.match(text)):
             self._tap_case(len(found["indent"]) // 4, found["name"], found["number"] or "", bad=bool(found["bad"]))
         elif self._tap and (found := _TAP_NOTE.match(text)) and len(found["indent"]) // 4 < _DEEPEST:
@@ -226,7 +263,9 @@ class Plain:
             above = above[:-1]  # node: the subtest's own line comes after those within it
         word = directive["word"].upper() if directive else ""
         result = SKIPPED if word in {"SKIP", "TODO"} else FAILED if bad else PASSED
-        self._cases.tell(self._cases.next_id(" > ".join([*filter(None, above), name])), result)
+        case = self._cases.next_id(" > ".join([*filter(None, (self._member, *above)), name]))
+        self._cases.tell(case, result)
+        self._tap_red, self._tap_inset, self._tap_open = case if result == FAILED else "", f"{' ' * 4 * depth}  ", False
 
 
 def _milliseconds(seconds: str) -> int:

@@ -66,6 +66,7 @@ class Front:
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/tokenize", self._tokenize)
         return app
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -88,6 +89,24 @@ class Front:
             return _error(400, "`n` is 1 here: ask again for another answer")
         async with self.states.slot_for(body["messages"]) as slot:
             return await self._pass_on(request, {**body, "id_slot": slot.number, "cache_prompt": True})
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        """As vLLM and llama.cpp name it; how many there are is all that is said."""
+        if not self._authorised(request):
+            return _error(401, "wrong or missing API key")
+        try:
+            body = await request.json()
+        except ValueError:
+            return _error(400, "the body is not JSON")
+        text = body.get("prompt", body.get("content")) if isinstance(body, dict) else None
+        if not isinstance(text, str):
+            return _error(400, "`prompt` is a text")
+        try:
+            async with self.session.post("/tokenize", json={"content": text}) as answer:
+                found = (await answer.json())["tokens"]
+        except (aiohttp.ClientError, ValueError, KeyError) as error:
+            return _error(503, f"the engine did not answer: {error}")
+        return web.json_response({"count": len(found)})
 
     async def _pass_on(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response: web.StreamResponse | None = None

@@ -45,10 +45,11 @@ def design_task(plan_id: str) -> str:
     return f"design-{plan_id.removeprefix('plan-')}"
 
 
-def question(story: Story, task_id: str, plan_id: str, *, seats: int, most: int) -> DeliberationRequest:
-    """Return what architects are asked: to divide a story into at most `most` tasks."""
+def question(story: Story, task_id: str, plan_id: str, *, seats: int, most: int, comment: str = "") -> DeliberationRequest:
+    """Return what architects are asked: to divide a story into at most `most` tasks. `comment`: what was said when it came to them."""
     criteria = "\n".join(f"{number}. {line}" for number, line in enumerate(story.ac, 1)) or "(none)"
-    told = "\n\n".join(part for part in (story.title, story.brief, f"Criteria:\n{criteria}") if part)
+    said = f"Said when it came to you: {comment}" if comment else ""
+    told = "\n\n".join(part for part in (story.title, story.brief, f"Criteria:\n{criteria}", said) if part)
     return DeliberationRequest(
         description=f"Divide this story into tasks.\n\n{told}\n\n{_SHAPE % (', '.join(ROLES), most)}",
         role="architect",

@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from moothall.domain.budget import NO_BUDGET, Budget, check_budget
+from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
-from moothall.domain.plan import Story
+from moothall.domain.plan import Remark, Story
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Permanent
 from moothall.planning import coach
@@ -22,7 +24,8 @@ from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, Need, Stand, deci
 from moothall.ports import Log
 from moothall.telemetry.events import write
 
-_COMMENT = 4_000
+_COMMENT, _PATH, _QUOTED = 4_000, 400, 400
+_REMARKS = 100
 COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
 """How a plan, and the check of a story's result as a whole, end where all is well; how what can't be delivered ends."""
 _GATES = ("accept", "reject")
@@ -35,7 +38,7 @@ class Card:
     nobody put it on the board. `entered` is the event that moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how
     they ended since then, `worn` that they ended before. `commits` are what they came to since the story was designed, newest first,
     `check` is the last check of all that as a whole, of `checks`; `delivery` what approval did with it last. `decided`
-    is the last move that is recorded as a decision.
+    is the last move that is recorded as a decision. `remarks` are what was said of lines since its tasks were derived.
     """
 
     story: Story
@@ -52,6 +55,7 @@ class Card:
     checks: int = 0
     delivery: Event | None = None
     decided: str = ""
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def moved(self) -> str:
@@ -70,8 +74,11 @@ class Board:
     def __init__(self, bus: Log) -> None:
         self._bus = bus
 
-    async def create(self, draft: coach.Draft, who: Principal, *, key: str, repository: str = "", rigor: str = "") -> Card:
+    async def create(
+        self, draft: coach.Draft, who: Principal, *, key: str, repository: str = "", rigor: str = "", budget: Budget = NO_BUDGET
+    ) -> Card:
         """Put a story on the board. `key` names the request: the same again is the same story. Raises `InvalidRequest`, `AlreadyExists`."""
+        check_budget(budget)
         draft = coach.check(draft)
         if not draft.title:
             raise InvalidRequest("the story has no title: say what is possible afterwards, such as 'Export invoices as CSV'")
@@ -86,6 +93,7 @@ class Board:
             "repository": repository,
             "rigor_level": rigor,
             "actor": who.name,
+            **({"budget": dump(budget)} if budget != NO_BUDGET else {}),
         }
         event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=who.tenant)
         try:
@@ -138,13 +146,17 @@ class Board:
         replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),))
         return [recorded.event async for recorded in replayed if recorded.event.tenant == who.tenant]
 
-    async def comment(self, story_id: str, text: str, who: Principal, *, key: str) -> None:
-        """Say something about a story; `key` names the request. Raises `NotFound`, `InvalidRequest`."""
+    async def comment(self, story_id: str, text: str, who: Principal, *, key: str, on: Remark | None = None) -> None:
+        """Say something about a story, or about a line of what was built for it (`on`, whose words these are); `key` names the request. Raises
+        `NotFound`, `InvalidRequest`.
+        """
         if not text.strip():
             raise InvalidRequest("the comment is empty")
         _check_comment(text)
         await self.card(story_id, who)
-        data = {"story_id": story_id, "comment": text, "actor": who.name}
+        data: dict[str, object] = {"story_id": story_id, "comment": text, "actor": who.name}
+        if on is not None:
+            data |= {"task_id": on.task_id, "path": on.path[:_PATH], "line": on.line, "quoted": on.quoted[:_QUOTED]}
         await self._bus.publish(
             write(EventType.STORY_COMMENTED, story_id, data, ordinal=digest(who.name, key), tenant=who.tenant)
         )
@@ -223,7 +235,7 @@ def _decision(card: Card) -> Event | None:
         "story_id": card.story.id,
         "task_id": design_task(plan_id) if designed else checked,
         "approver": moved.data.get("actor"),
-        "decision": "approved" if said.startswith("accept") else "changes" if comment else "rejected",
+        "decision": "approved" if said.startswith("accept") else "changes" if comment or card.remarks else "rejected",
         "comment": comment,
     }
     origin = {"ordinal": moved.id, "causationid": moved.id, "tenant": moved.tenant}
@@ -248,7 +260,9 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
     begun = event.type is EventType.STORY_CREATED and event.data.get("rigor_level") in lifecycle().ready
     card = replace(card, stand=stand, created=card.created or begun)
     if event.type is EventType.PLAN_DERIVED:
-        return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False)
+        return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
+    if event.type is EventType.STORY_COMMENTED and (said := remark(event)) is not None:
+        return replace(card, remarks=(*card.remarks, said)[-_REMARKS:])
     if event.type is EventType.PLAN_FINISHED and _of_plan(card, event):
         made = event.data.get("commits")
         made = [str(sha) for sha in made] if isinstance(made, list | tuple) else []
@@ -260,6 +274,17 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
     elif event.type is EventType.DECISION_MADE:
         card = replace(card, decided=event.causationid)
     return card
+
+
+def remark(event: Event) -> Remark | None:
+    """Return what an event says of a line of a diff; None for any other, and what is malformed."""
+    data = event.data
+    line = data.get("line")
+    named = [value for name in ("task_id", "path", "comment") if isinstance(value := data.get(name), str) and value]
+    if event.type is not EventType.STORY_COMMENTED or len(named) < 3 or not isinstance(line, int):  # noqa: PLR2004 - all of them
+        return None
+    task_id, path, comment = named
+    return Remark(task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or ""))
 
 
 def _enter(card: Card, stand: Stand, event: Event) -> Card:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from moothall.domain.ids import check_id, digest, read_role
-from moothall.domain.plan import AtomicTask, Story, Strategy
+from moothall.domain.plan import AtomicTask, Remark, Story, Strategy
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
 
@@ -63,10 +64,18 @@ def derive(
     return tuple(tasks)
 
 
-def repair(story: Story, plan_id: str, comment: str, start: str, *, tenant: str, chars: int) -> AtomicTask:
-    """Return the task of a story that was sent back with a comment: on the commit `start`, where there is one."""
+def repair(
+    story: Story, plan_id: str, comment: str, start: str, *, tenant: str, chars: int, remarks: Sequence[Remark] = ()
+) -> AtomicTask:
+    """Return the task of a story that was sent back with a comment, and with remarks on lines: on the commit `start`, where there is one. What people
+    said is the task; the lines themselves, which a model wrote, are shown beside it.
+    """
     repository = story.repository
     said = f"What was built for this story was sent back{': ' if comment else '.'}{comment}"
+    if remarks:
+        places = "".join(f"\n{number}. {_place(item)}: {item.comment}" for number, item in enumerate(remarks, 1))
+        said += f"\n\nThis was said of lines of it, which are shown below:{places}"
+    said = said[: chars // 2]
     return AtomicTask(
         task_id=f"task-{digest(tenant, story.id, plan_id, 'repair')[:16]}",
         role="dev",
@@ -75,7 +84,13 @@ def repair(story: Story, plan_id: str, comment: str, start: str, *, tenant: str,
         case_id=story.id,
         plan_id=plan_id,
         repository=replace(repository, ref=start or repository.ref) if repository else None,
+        context="\n".join(f"{number}. {_place(item)}:\n{item.quoted}" for number, item in enumerate(remarks, 1)),
     )
+
+
+def _place(remark: Remark) -> str:
+    """A file's name may be anything: it is quoted."""
+    return f"{json.dumps(remark.path)}, line {remark.line}"
 
 
 def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:

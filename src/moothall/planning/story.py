@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from moothall.domain.budget import Budget, check_budget
+from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
 from moothall.domain.plan import Story, Strategy
 from moothall.domain.task import RepositoryRef
@@ -26,6 +28,7 @@ def fold(story: Story, event: Event) -> Story:
         brief=_text(data.get("brief")) or story.brief,
         ac=_texts(data.get("ac")) or story.ac,
         repository=_repository(data.get("repository"), _text(data.get("ref"))) or story.repository,
+        budget=_budget(data.get("budget")) or story.budget,
     )
 
 
@@ -62,6 +65,15 @@ def _text(value: object) -> str:
 
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(text for item in value if (text := _text(item))) if isinstance(value, list | tuple) else ()
+
+
+def _budget(value: object) -> Budget | None:
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        return check_budget(load(Budget, value))
+    except InvalidRequest:
+        return None
 
 
 def _repository(value: object, ref: str) -> RepositoryRef | None:

@@ -149,7 +149,7 @@ class Work:
         """Derive a story's tasks, by architects where they are asked and their answer can be taken, by its roles otherwise."""
         plan = Plan(card.story.id, plan_id, (), publish=True, actor=who.name, by="roles")
         if self._architects:
-            plan = await self._by_architects(card.story, plan, who)
+            plan = await self._by_architects(card, plan, who)
         if not plan.tasks:
             plan = replace(plan, tasks=self._planner.tasks(card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant))
         entered = card.moved
@@ -158,10 +158,11 @@ class Work:
         ):
             card = await self._board.card(card.story.id, who)
 
-    async def _by_architects(self, story: Story, plan: Plan, who: Principal) -> Plan:
+    async def _by_architects(self, card: Card, plan: Plan, who: Principal) -> Plan:
         """Return the plan with the tasks of a council of architects, or with the reason why it has none."""
-        most = self._limits.plan_tasks
-        asked = question(story, design_task(plan.plan_id), plan.plan_id, seats=self._architects, most=most)
+        most, story = self._limits.plan_tasks, card.story
+        comment = str(card.entered.data.get("comment") or "") if card.entered else ""
+        asked = question(story, design_task(plan.plan_id), plan.plan_id, seats=self._architects, most=most, comment=comment)
         end = await ask(self._desk, asked, who)
         if not end.results or not end.winner_id:
             return replace(plan, why=f"the architects have no answer: {why_not(end)[:2000]}")
@@ -276,14 +277,18 @@ def _told(story: Story) -> str:
 
 def _repair(card: Card, plan_id: str, limits: Limits) -> AtomicTask:
     """Return the task of a story that was sent back, or does not go together with its base: on what there is of it, told why."""
+
+    def told(why: str, start: str) -> AtomicTask:
+        return repair(card.story, plan_id, why, start, tenant=_tenant(card), chars=limits.task_chars, remarks=card.remarks)
+
     entered = card.entered.data if card.entered else {}
     if card.delivery is not None and card.delivery.data.get("status") == FAILED and not card.commits:
         said = card.delivery.data
-        return repair(card.story, plan_id, str(said["why"]), str(said["start"]), tenant=_tenant(card), chars=limits.task_chars)
+        return told(str(said["why"]), str(said["start"]))
     checked = str(card.check.data.get("commit_sha") or "") if card.check else ""
     start = checked or next(iter(card.commits), "")
     comment = str(entered.get("comment") or "") or (str(card.check.data.get("why") or "") if card.check else "")
-    return repair(card.story, plan_id, comment, start, tenant=_tenant(card), chars=limits.task_chars)
+    return told(comment, start)
 
 
 def _aim(task: AtomicTask) -> Aim:
@@ -295,7 +300,8 @@ def _request(task: AtomicTask, held: Sequence[str], done: Sequence[Outcome], lim
     repository = task.repository
     if repository is not None and held:
         repository = RepositoryRef(id=repository.id, url=repository.url, ref=held[0])
-    texts = [f"{outcome.role}: {outcome.results[0].content}" for outcome in done if outcome.results and not outcome.commit_sha]
+    texts = [task.context] if task.context else []
+    texts += [f"{outcome.role}: {outcome.results[0].content}" for outcome in done if outcome.results and not outcome.commit_sha]
     # Three characters a token, as prompts count: what is longer would be refused.
     room = limits.context_tokens * 3 // max(1, len(texts))
     return DeliberationRequest(

@@ -33,6 +33,12 @@ class FileDiff:
                 number += 1
         return found
 
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """The lines that it takes away."""
+        body = self.body.partition("\n")[2]
+        return tuple(line[1:] for line in body.split("\n") if line[:1] == "-")
+
     def applied(self, base: str) -> str:
         """Return the file's text after it. `base` is the text before; where the two do not fit, the result is of no use."""
         lines, found, at = base.split("\n"), list[str](), 0

@@ -76,6 +76,7 @@ _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ),
 }
 _ENDINGS = {".go": ".go", ".rs": ".rs"} | dict.fromkeys((".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx"), ".js")
+_WORD = re.compile(r"\w+")
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
 
@@ -182,8 +183,14 @@ def _others(part: FileDiff, added: Mapping[int, str]) -> Iterator[int]:
     pattern = _PATTERNS.get(_ENDINGS.get(f".{name.rpartition('.')[2]}", ""))
     if pattern is None:
         return
+    before = {_reach(line, pattern) for line in part.removed}
     for number, line in added.items():
-        if line.lstrip().startswith(("//", "*", "/*")):
+        if line.lstrip().startswith(("//", "*", "/*")) or _reach(line, pattern) in before:
             continue
         if pattern.search(line) and not (line.strip() == "#[cfg(test)]" and _RUST_TESTS.match(added.get(number + 1, ""))):
             yield number
+
+
+def _reach(line: str, pattern: re.Pattern[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a line reaches for and its words: where both were there before, only an operator was changed."""
+    return tuple(match[0] for match in pattern.finditer(line)), tuple(_WORD.findall(line))

@@ -1,8 +1,9 @@
-"""A small repository to try Moothall on: its test fails until somebody adds hello_world()."""
+"""Small repositories of our own: one to try Moothall on, whose test fails until somebody adds hello_world(), and one with nothing in it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import git
@@ -39,18 +40,23 @@ pythonpath = ["."]
 
 async def make_sample_repository(path: Path) -> str:
     """Make it at `path` and return its only commit."""
-    return await asyncio.to_thread(_make, path)
+    return await asyncio.to_thread(_make, path, _FILES, "A sample to work on")
 
 
-def _make(path: Path) -> str:
-    for name, text in _FILES.items():
+async def make_blank_repository(path: Path) -> str:
+    """Make one at `path` with one empty commit and return that."""
+    return await asyncio.to_thread(_make, path, {}, "Nothing yet")
+
+
+def _make(path: Path, files: Mapping[str, str], message: str) -> str:
+    for name, text in files.items():
         target = path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     repository = git.Repo.init(path, initial_branch="main")
     try:
         author = git.Actor("Moothall", "moothall@localhost")
-        repository.index.add(sorted(_FILES))
-        return repository.index.commit("A sample to work on", author=author, committer=author).hexsha
+        repository.index.add(sorted(files))
+        return repository.index.commit(message, author=author, committer=author).hexsha
     finally:
         repository.close()

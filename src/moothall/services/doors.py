@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from moothall.agents.service import AgentTasks
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.council.author import Author
-from moothall.council.briefing import Briefings
+from moothall.council.briefing import Ask, Briefings
 from moothall.council.roster import Roster
+from moothall.guard.accounts import Accounts
+from moothall.guard.decisions import Decisions
 from moothall.guard.parking import Parking
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
@@ -23,7 +26,7 @@ from moothall.workflows.running import Workflows
 @dataclass(frozen=True, slots=True)
 class Doors:
     """The rooms behind the services; `model` is the name of the model that seats use, where one is configured. `visits`: where callers may use
-    tools themselves. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
+    tools themselves. `ask` asks the graph. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
     """
 
     desk: Deliberations
@@ -31,13 +34,17 @@ class Doors:
     plans: Planner
     author: Author
     board: Board
+    accounts: Accounts
     tallies: Tally
+    tasks: Overview
+    decisions: Decisions
     briefings: Briefings
+    ask: Ask
     checkup: Checkup
     model: str = ""
     visits: Visits | None = None
     parking: Parking | None = None
     executions: Executions | None = None
     workflows: Workflows | None = None
-    tasks: Overview | None = None
+    agents: AgentTasks | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from google.protobuf import json_format, struct_pb2, timestamp_pb2
 
 from moothall.domain.budget import Budget
 from moothall.domain.event import Recorded
-from moothall.domain.ids import ID_PATTERN, check_id, key_of
+from moothall.domain.ids import check_id, key_of
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
@@ -81,14 +80,12 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
 
 
 def _repository(workspace: str, ref: str) -> RepositoryRef | None:
-    """Return which repository: what could be an id is one."""
+    """Return which repository; None for none."""
     if not workspace:
         if ref:
             raise InvalidRequest("ref names a commit of a workspace, and none is given")
         return None
-    if re.fullmatch(ID_PATTERN, workspace):
-        return RepositoryRef(id=workspace, ref=ref)
-    return RepositoryRef(url=workspace, ref=ref)
+    return RepositoryRef.named(workspace, ref)
 
 
 def _event(recorded: Recorded) -> pb.TaskEvent:

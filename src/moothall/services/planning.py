@@ -35,7 +35,7 @@ class StoryCalls:
             briefing = await self._doors.briefings.brief(
                 _briefing(request.context_options, asked.task_id, asked.story_id, request.role, ""), who
             )
-            told = "\n\n".join(part for part in (briefing.context, briefing.history) if part)
+            told = "\n\n".join(part for part in (briefing.told, briefing.history) if part)
             asked = replace(asked, context=told)
         return convert.orchestrate_response(await self._decided(asked, who))
 

@@ -8,13 +8,17 @@ from typing import Any, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from moothall.pb.context.v1 import context_pb2, context_pb2_grpc
 from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 from moothall.pb.planning.v1 import planning_pb2, planning_pb2_grpc
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
+from moothall.pb.shannon.agent import agent_pb2, agent_pb2_grpc
 from moothall.pb.storycoach.v1 import storycoach_pb2, storycoach_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
 from moothall.pb.workspace.v1 import workspace_pb2, workspace_pb2_grpc
+from moothall.services.agent import AgentService
+from moothall.services.context import Context
 from moothall.services.doors import Doors
 from moothall.services.kernel import AgentKernel
 from moothall.services.orchestrator import OrchestratorService
@@ -40,9 +44,10 @@ def services_of(doors: Doors) -> list[Service]:
     """Return what can be called."""
     found = [
         _service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors)),
-        _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors.board)),
+        _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors.board, doors.accounts)),
         _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
         _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
+        _service("ContextService", context_pb2, context_pb2_grpc, Context(doors.briefings, doors.ask)),
     ]
     if doors.visits is not None:
         tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))
@@ -50,6 +55,9 @@ def services_of(doors: Doors) -> list[Service]:
             _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
             _service("AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)),
         ]
+    if doors.agents is not None:
+        agents = AgentService(doors.agents, doors.checkup, doors.model)
+        found.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
     if doors.executions is not None:
         found.append(_service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions)))
     return found

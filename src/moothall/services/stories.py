@@ -6,8 +6,10 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from moothall.domain.budget import Account, Amount, Budget
 from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Refused
+from moothall.guard.accounts import Accounts
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.planning.board import PASSED, Board, Card
@@ -19,8 +21,9 @@ from moothall.services.identity import caller
 class Planning(pb_grpc.PlanningServiceServicer):
     """The gRPC door of the board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, accounts: Accounts) -> None:
         self._board = board
+        self._accounts = accounts
 
     async def CreateStory(self, request: pb.CreateStoryRequest, context: Any) -> pb.CreateStoryResponse:
         """Put a story on the board."""
@@ -34,6 +37,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             key=key,
             repository=request.repository,
             rigor=request.rigor_level,
+            budget=Budget(tokens=request.budget.tokens, calls=request.budget.calls, cost_usd=request.budget.cost_usd),
         )
         return pb.CreateStoryResponse(story_id=card.story.id, state=card.stand.state, dor_score=card.stand.points)
 
@@ -43,8 +47,12 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def GetStory(self, request: pb.GetStoryRequest, context: Any) -> pb.GetStoryResponse:
         """Tell all of one."""
-        card = await self._board.card(request.story_id, caller())
-        return pb.GetStoryResponse(story=_story(card), ac=card.story.ac, plan_json=_plan(card), check=_check(card))
+        who = caller()
+        card = await self._board.card(request.story_id, who)
+        book = await self._accounts.of(card.story.id, who.tenant, card.story.budget)
+        return pb.GetStoryResponse(
+            story=_story(card), ac=card.story.ac, plan_json=_plan(card), check=_check(card), account=_account(book)
+        )
 
     async def Transition(self, request: pb.TransitionRequest, context: Any) -> pb.TransitionResponse:
         """Move one, or say what is missing."""
@@ -79,6 +87,13 @@ class Planning(pb_grpc.PlanningServiceServicer):
 def _story(card: Card) -> pb.Story:
     story, stand = card.story, card.stand
     return pb.Story(story_id=story.id, title=story.title, state=stand.state, dor_score=stand.points, brief=story.brief)
+
+
+def _account(book: Account) -> pb.Account:
+    def amount(value: Amount) -> pb.Amount:
+        return pb.Amount(tokens=value.tokens, calls=value.calls, cost_usd=value.cost_usd)
+
+    return pb.Account(limit=amount(book.limit), spent=amount(book.spent), reserved=amount(book.reserved), left=amount(book.left))
 
 
 def _check(card: Card) -> pb.Check | None:

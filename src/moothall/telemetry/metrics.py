@@ -38,7 +38,9 @@ MODEL_RETRIES = _counter("moothall_model_retries_total", "Attempts that failed a
 MODEL_REPLAYED = _counter(
     "moothall_model_calls_replayed_total", "Answers taken from the record of an earlier run instead of being asked for again."
 )
-BUDGET_REFUSALS = _counter("moothall_budget_refusals_total", "Calls that a budget refused; of is model or tool.", "of")
+BUDGET_REFUSALS = _counter(
+    "moothall_budget_refusals_total", "Calls that a budget refused; of is model, story (its budget has no room) or tool.", "of"
+)
 
 # tools and checks
 TOOL_CALLS = _counter(

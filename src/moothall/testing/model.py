@@ -90,7 +90,8 @@ class ScriptedModel:
     seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
     `peak` is the largest number of calls that were in flight together, `connections` how many connections
     brought a call. `streams` False: whole answers only; `counts` False: no usage is told; `details` False: and no cached
-    tokens. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty).
+    tokens. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty), `tokenize`
+    what /tokenize answers to a body (404 without it), which it was asked for `tokenized` times.
     """
 
     answer: Answer
@@ -110,6 +111,8 @@ class ScriptedModel:
     details: bool = True
     owner: str = "moothall"
     metrics: str = ""
+    tokenize: Callable[[Mapping[str, Any]], Any] | None = None
+    tokenized: int = 0
     probe_answer: str = '{"wet": true}'
     _in_flight: int = 0
     _blocks: set[int] = field(default_factory=set)
@@ -121,7 +124,16 @@ class ScriptedModel:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._figures)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/tokenize", self._tokens)
         return app
+
+    async def _tokens(self, request: web.Request) -> web.StreamResponse:
+        self.tokenized += 1
+        if refusal := self._unauthorised(request):
+            return refusal
+        if self.tokenize is None:
+            return web.Response(status=404)
+        return web.json_response(self.tokenize(await request.json()))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self.model_lists += 1

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, RepositoryError
+from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files, changed_files
 from moothall.repositories.blame import Origin, origin_of
@@ -112,6 +113,20 @@ async def take_over(settings: Settings, top: Path, diff: str) -> tuple[str, ...]
 
 def _git(settings: Settings) -> GitRunner:
     return GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
+
+
+async def line_provenance(
+    settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING
+) -> tuple[Origin, Sequence[Mapping[str, Any]]]:
+    """Return which commit a line comes from (repository, ref, path, line), and what the graph knows of that; `given` are further parameters of the
+    question. Raises what `line_origin` raises, `GraphUnavailable`.
+    """
+    from moothall.wiring.graph import open_answers
+
+    origin = await line_origin(settings, *place)
+    asked = {"tenant": LOCAL.tenant, "path": origin.path, **given, "commit_sha": origin.commit}
+    async with open_answers(settings) as answers:
+        return origin, await answers.ask("provenance", **asked)
 
 
 async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> Origin:

@@ -20,6 +20,7 @@ from moothall.fleet import in_process
 from moothall.fleet.host import Host
 from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import Process, registered, this_process
+from moothall.guard.accounts import BUCKET, Accounts
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
@@ -94,7 +95,8 @@ async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
-        host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, settings.bus.ack_wait_seconds)
+        accounts = Accounts(bus.bucket(BUCKET), settings.limits)
+        host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, accounts, settings.bus.ack_wait_seconds)
         ready()
         await host.run()
 

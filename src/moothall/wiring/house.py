@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from moothall.config import Llm, Ray, Settings, secret_values
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.ids import digest
+from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.fleet.owner import end_left
 from moothall.sandbox.probe import Layer
@@ -108,6 +110,8 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         check_ports(settings)
     walls = await _check_parts(settings, tell, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
+    from moothall.council.briefing import Briefings
+    from moothall.model.counting import counting
     from moothall.wiring.graph import remembering
     from moothall.wiring.host import open_fleet
 
@@ -139,7 +143,10 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
         alive = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
-    desk = Desk(bus, repositories, defaults(settings), councils=roster)
+    count = await stack.enter_async_context(counting(settings.llm, answering))
+    clean = functools.partial(scrub, known=secret_values(settings))
+    briefed = functools.partial(Briefings, graph.ask, settings.limits, count=count, clean=clean)
+    desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
     house = House(desk, 0, attached=False)
     if serving:
         from moothall.wiring.bus import watch_log
@@ -152,11 +159,11 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         from moothall.wiring.serving import Behind, open_doors
 
         ports = await stack.enter_async_context(
-            open_doors(settings, Behind(bus, desk, roster, collector, graph, alive, walls, answering))
+            open_doors(settings, Behind(bus, desk, roster, collector, graph, alive, walls, answering, briefed))
         )
         house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http, link=ports.link)
     settle()
-    lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings)))
+    lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link)))
     stack.callback(lock.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
     return house, collector
@@ -188,6 +195,11 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
             with said(tell, "the model server to answer"):
                 await asking
     return walls
+
+
+def page_at(link: str) -> str:
+    """Return where the page is that a link signs in to."""
+    return link.partition("/sign-in")[0]
 
 
 def _on_ray(ray: Ray, *, serving: bool) -> bool:

@@ -15,12 +15,15 @@ from moothall.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach the process that serves this data directory. Holds the bus's credentials: mode 0600."""
+    """How to reach the process that serves this data directory. Holds the bus's credentials: mode 0600. `page`: where a browser of this
+    machine finds the page, empty where it does not.
+    """
 
     pid: int
     bus_url: str
     grpc_port: int
     fingerprint: str
+    page: str = ""
 
 
 class Taken(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ from moothall.domain.overview import Condition
 from moothall.errors import Temporary
 from moothall.fleet.in_process import Alive
 from moothall.graph.store import CypherGraph
+from moothall.guard.accounts import BUCKET, Accounts
+from moothall.guard.decisions import Decisions
+from moothall.guard.rules import Rules
 from moothall.model.looking import look
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
@@ -35,7 +38,7 @@ from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import trusted_repositories
-from moothall.wiring.visits import execution_service, tool_service, workflow_service
+from moothall.wiring.visits import agent_service, execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
 
 Found = tuple[Condition, str]
@@ -91,6 +94,7 @@ class Behind:
     alive: Alive
     walls: Sequence[Layer]
     model_url: str
+    briefed: Callable[[Rules], Briefings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +128,18 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             councils=behind.roster,
             plans=planner,
             board=Board(bus),
+            accounts=Accounts(bus.bucket(BUCKET), settings.limits),
             author=Author(desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None),
             tallies=Tally(bus, behind.roster, behind.collector.deliberations),
-            briefings=Briefings(behind.graph.ask, settings.limits, rules),
+            briefings=behind.briefed(rules),
+            ask=behind.graph.ask,
             model=settings.llm.model,
             visits=visits,
             executions=execution_service(settings.runner, visits),
             parking=rules.parking,
             workflows=workflows,
+            agents=agent_service(settings, bus, desk, visits),
+            decisions=Decisions(bus),
             tasks=Overview(bus, behind.collector.states),
             checkup=checkup(
                 settings.llm, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls

@@ -8,19 +8,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.config import Settings
+from moothall.council.desk import Defaults
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import is_id
+from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, open_log
+from moothall.wiring.tasks import Tasks
 from moothall.wiring.trusted import trusted_repositories
 
 
 @dataclass(frozen=True, slots=True)
 class Stories:
-    """The board, and whether another process works on its stories."""
+    """The board, the tasks of its stories, and whether another process works on them."""
 
     board: Board
+    accounts: Accounts
+    tasks: Tasks
     served: bool
 
 
@@ -28,7 +33,9 @@ class Stories:
 async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]:
     """The stories of this data directory. Needs no Ray and no model."""
     async with open_log(settings, tell) as bus:
-        yield Stories(Board(bus), lock.find(settings.data_dir) is not None)
+        served = lock.find(settings.data_dir) is not None
+        tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+        yield Stories(Board(bus), Accounts(bus.bucket(BUCKET), settings.limits), tasks, served)
 
 
 async def registered(settings: Settings, named: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,11 @@ class Tasks:
         """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
         under_way = [] if state in {"ended", "failed"} else await self._under_way()
         return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
+
+    async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
+        """Return how tasks stand, by id; what is not known is left out."""
+        under_way = await self._under_way() if task_ids else []
+        return await Overview(self._bus, lambda: under_way).find(task_ids, LOCAL)
 
     async def ids(self) -> Sequence[str]:
         """Return the ids of all of its tasks that the log tells of."""

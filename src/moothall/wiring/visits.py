@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from moothall.agents.service import AgentTasks
+from moothall.agents.sessions import BUCKET as SESSIONS
+from moothall.agents.sessions import Sessions
 from moothall.aio import beside
 from moothall.config import Guard, Runner, Settings, secret_values
 from moothall.domain.event import Recorded
@@ -15,13 +19,15 @@ from moothall.domain.task import RepositoryRef
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.rules import Rules
+from moothall.ports import Deliberations
+from moothall.repositories.sample import make_blank_repository
 from moothall.visits.executions import Executions
 from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus, bus_url, found, open_bus
 from moothall.wiring.rules import audit_key
-from moothall.wiring.trusted import Leaving, open_hands
+from moothall.wiring.trusted import Leaving, open_hands, trusted_repositories
 from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest
 from moothall.workflows.running import BUCKET, Begun, Workflows, entries
@@ -53,6 +59,26 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncItera
             rules.parking.on_resolved(visits.resolved)
         await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
         yield visits
+
+
+def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Visits) -> AgentTasks:
+    """Return what answers other orchestrators."""
+    repositories, folder, making = trusted_repositories(settings), settings.data_dir / "blank", asyncio.Lock()
+
+    async def blank(tenant: str) -> RepositoryRef:
+        async with making:
+            if not (folder / ".git").exists():
+                await make_blank_repository(folder)
+        return RepositoryRef(id=(await repositories.register(str(folder), tenant=tenant, push="none")).id)
+
+    return AgentTasks(
+        desk,
+        visits,
+        Sessions(bus.bucket(SESSIONS), visits, blank, settings.agents),
+        settings.agents,
+        parallelism=settings.tools.parallelism,
+        memory_mb=settings.sandbox.memory_bytes // 1_000_000,
+    )
 
 
 def execution_service(settings: Runner, visits: Visits) -> Executions | None:

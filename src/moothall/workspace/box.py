@@ -33,7 +33,10 @@ _LOOK_PAUSE = 0.25
 _DISK_ENTRIES = 200_000
 _LONG = frozenset({"setup", "check"})  # whose limits are said by who asks
 _OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_PROXIES = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
+    *("YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"),  # yarn reads no others from its second version on
+)
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
 
 Answer = dict[str, Any]
@@ -317,6 +320,7 @@ class Box:
             "PATH": ":".join(dict.fromkeys(path)),
             "HOME": HOME,
             "USER": "agent",
+            "SHELL": "/bin/sh",
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox

@@ -31,18 +31,20 @@ from moothall.workspace.starter import Starter
 from moothall.workspace.toolchains import choose
 
 _SAYS_WHY = re.compile(
-    r"error|fatal|cannot|could not|couldn't|unable|no matching|not found|no such|denied|unsupported|requires? |exception|traceback"
-    r"|unmet|conflict|missing|failed",
+    r"error|fatal|cannot|could not|couldn't|unable|no matching|no candidates|not found|no such|denied|unsupported|requires? |exception|traceback"
+    r"|unmet|conflict|missing|failed|forbidden",
     re.IGNORECASE,
 )
 # Lines that say no more than that something failed.
 _SAYS_NOTHING = re.compile(
     r"subprocess-exited-with-error|did not run successfully|exit code: ?\d|\[end of output\]|\[\d+ lines of output\]"
     r"|This error originates from a subprocess|hint: See above|note: This|^\s*[╰│─>]*\s*$|npm error A complete log"
-    r"|Encountered error while|npm error (?:code|path|command)\b|warning",
+    r"|Encountered error while|Failed with errors in|npm error (?:code|path|command)\b|warning",
     re.IGNORECASE,
 )
 _LINE, _FIRST, _TAIL, _MOST, _HOSTS = 300, 12, 25, 8000, 5
+_BEFORE = 3
+"""Lines of each kind that are said of a first choice, where what was run instead of it failed too."""
 
 
 def reason(output: str) -> str:
@@ -53,13 +55,13 @@ def reason(output: str) -> str:
     return ((raised or telling)[-1 if raised else 0])[:_LINE] if telling else ""
 
 
-def excerpt(output: str) -> str:
-    """Return the first lines that say why and the last lines of all, in order, at most 8,000 characters."""
+def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
+    """Return the `first` lines that say why and the last `tail` lines of all, in order, at most 8,000 characters."""
     lines = [line.rstrip()[:_LINE] for line in output.strip().splitlines() if line.strip()]
-    cut = max(0, len(lines) - _TAIL)
+    cut = max(0, len(lines) - tail)
     why = [at for at, line in enumerate(lines[:cut]) if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)]
     parts, last = list[str](), -1
-    for at in (*why[:_FIRST], *range(cut, len(lines))):
+    for at in (*why[:first], *range(cut, len(lines))):
         if at > last + 1:
             parts.append("…")
         parts.append(lines[at])
@@ -67,11 +69,11 @@ def excerpt(output: str) -> str:
     return "\n".join(parts)[-_MOST:]
 
 
-def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "") -> str:
-    """Return the message of a set-up that failed: which command, how, why, and what to write where."""
+def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str = "") -> str:
+    """Return the message of a set-up that failed: which command, how, why, what had failed `before` it, and what to write where."""
     why = reason(output)
     return (
-        f"set-up command {' '.join(argv)[:_LINE]!r} failed, {ended}{hint}{f': {why}' if why else ''}\n{excerpt(output)}\n"
+        f"set-up command {' '.join(argv)[:_LINE]!r} failed, {ended}{hint}{f': {why}' if why else ''}\n{excerpt(output)}\n{before}"
         'Say which commands do it: setup = ["…"] in the repository\'s .moothall.toml (it need not be committed), '
         "or `moothall repo add PATH --setup '…'`."
     )
@@ -163,10 +165,10 @@ class _Steps:
         self._end = end
         self._tell = tell
 
-    async def run(self, steps: Sequence[Step], instead_of: str = "") -> None:
+    async def run(self, steps: Sequence[Step], before: str = "") -> None:
         """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
 
-        `instead_of` is why these are run: the failure that they may mend, said where they fail too.
+        `before` is why these are run: the failure of the first choice, said where they fail too.
         """
         for step in steps:
             where = f" in {step.folder}" if step.folder else ""
@@ -183,8 +185,9 @@ class _Steps:
             output = str(answer.get("output") or answer.get("error") or "")
             if step.instead and answer.get("status") == "success":
                 self._tell(f"that failed{_because(output)}; trying with less")
+                said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
                 try:
-                    await self.run(step.instead, output)
+                    await self.run(step.instead, before or f"Before it {' '.join(step.argv)[:_LINE]!r} had failed:\n  {said}\n")
                 except RepositoryError as error:
                     if not step.optional:
                         raise
@@ -192,7 +195,7 @@ class _Steps:
             elif step.optional and answer.get("status") == "success":
                 self._tell(f"left out{where}: {command_line(step.argv)[-150:]}{_because(output)}")
             else:
-                raise RepositoryError(self._why(step, answer, output, instead_of))
+                raise RepositoryError(self._why(step, answer, output, before))
 
     def _why(self, step: Step, answer: dict[str, object], output: str, before: str) -> str:
         status, code = answer.get("status"), answer.get("exit_code")
@@ -202,7 +205,7 @@ class _Steps:
         hint = "" if self._box.place.reach else " (without network: workspace.setup_network is 'off')"
         if refused := self._box.refused:
             hint = f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not reach: workspace.setup_hosts)"
-        return explain(step.argv, ended, output or before, hint=hint)
+        return explain(step.argv, ended, output, hint=hint, before=before)
 
 
 def command_line(argv: Sequence[str]) -> str:

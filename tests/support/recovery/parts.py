@@ -22,11 +22,14 @@ from moothall.settings import load_settings
 async def serve() -> None:
     """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
     from moothall.bus.nats.jetstream import open_bus
+    from moothall.collector.overview import Overview
     from moothall.collector.tally import Tally
     from moothall.council.author import Author
     from moothall.council.briefing import Briefings
     from moothall.council.desk import Defaults, Desk
     from moothall.council.roster import Roster
+    from moothall.guard.accounts import BUCKET, Accounts
+    from moothall.guard.decisions import Decisions
     from moothall.planning.board import Board
     from moothall.planning.planner import Planner
     from moothall.services.checkup import Checkup
@@ -45,9 +48,13 @@ async def serve() -> None:
             councils=roster,
             plans=Planner(bus, settings.limits),
             board=Board(bus),
+            accounts=Accounts(bus.bucket(BUCKET), settings.limits),
             author=Author(desk, 1, model=False),
             tallies=Tally(bus, roster, tuple),
+            decisions=Decisions(bus),
+            tasks=Overview(bus, tuple),
             briefings=Briefings(MemoryGraph().ask, settings.limits),
+            ask=MemoryGraph().ask,
             checkup=Checkup({}),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

@@ -102,6 +102,18 @@ def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> Non
     assert f"red   {RED}  2 + 3 is 5" in said
 
 
+def test_of_a_red_case_of_tap_its_values_are_shown() -> None:
+    told = "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n    at f (a.js:1:1)"
+    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: told})})))
+    assert f"red   {RED}  expected: 2, actual:   1" in said
+
+
+def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
+    printed = 'E   Exception: Traceback (most recent call last):\nE     File "a.py", line 1\nE   TypeError: no'
+    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: printed})})))
+    assert f"red   {RED}  TypeError: no" in said
+
+
 @pytest.mark.parametrize(
     ("checked", "wanted"),
     [

@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from moothall.config import Limits
+from moothall.council.briefing import Briefings
 from moothall.council.desk import Defaults, Desk, plan
+from moothall.council.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, NotFound
 from moothall.testing.bus import MemoryBus
+from support.graph import MemoryGraph
 from support.story import Remembering
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,3 +147,65 @@ async def test_cancelling_is_recorded_once_and_changes_no_end(desk: Desk, bus: M
         new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)))
     )
     assert await desk.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED
+
+
+OF_STORY = DeliberationRequest(description="Build it", role="dev", story_id="story-1", task_id="task-1", origin="plan")
+
+
+async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
+    first = await bus.first(Channel.RESULTS.of(task_id))
+    assert first is not None
+    return str(first.event.data["context"])
+
+
+def _telling(bus: MemoryBus, graph: MemoryGraph, limits: Limits | None = None) -> Desk:
+    limits = limits or Limits()
+    return Desk(bus, Remembering(), Defaults(limits), clock=lambda: NOW, tell=Briefings(graph.ask, limits).tell)
+
+
+async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_again(bus: MemoryBus) -> None:
+    graph = MemoryGraph()
+    graph.tell("context", {"story": {"headline": "Greet", "state": "build"}, "comments": [{"actor": "ann", "comment": "soon"}]})
+    told = await _telling(bus, graph).submit(OF_STORY, LOCAL)
+    assert await _recorded(bus) == told.context == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
+    asked = dict(graph.asked)["context"]
+    assert (asked["role"], asked["phase"], asked["story_id"], asked["task_id"]) == ("dev", "build", "story-1", "task-1")
+    graph.tell("context", {"story": {"headline": "Something else", "state": "done"}})
+    assert (await _telling(bus, graph).submit(OF_STORY, LOCAL)).context == told.context
+    assert await _recorded(bus) == told.context
+
+
+async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
+    graph = MemoryGraph()
+    graph.tell("context", {"story": {"headline": "Greet"}, "comments": [{"actor": "ann", "comment": "soon " * 70}] * 9})
+    limits = Limits(context_tokens=400)
+    design = "architect: a function. " * 20
+    told = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
+    assert told.context.startswith("the story:\n- Greet")
+    assert told.context.endswith(design)
+    assert tokens(told.context) <= limits.context_tokens
+    check_deliberation(told)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(OF_STORY, story_id=""),
+        replace(OF_STORY, merge=("a" * 40,)),
+        replace(OF_STORY, origin="orchestrate", context="what the caller chose"),
+    ],
+    ids=["no story", "a merge", "told by its caller"],
+)
+async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(bus: MemoryBus, request_: DeliberationRequest) -> None:
+    graph = MemoryGraph()
+    told = await _telling(bus, graph).submit(request_, LOCAL)
+    assert told.context == request_.context
+    assert graph.asked == []
+
+
+async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None:
+    async def away(*_: object, **__: object) -> list[dict[str, object]]:
+        raise GraphUnavailable("it is away")
+
+    desk = Desk(bus, Remembering(), Defaults(Limits()), clock=lambda: NOW, tell=Briefings(away, Limits()).tell)
+    assert (await desk.submit(replace(OF_STORY, context="a design"), LOCAL)).context == "a design"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.council.frames import Known, red_cases
+from moothall.council.frames import Known, Red, red_cases
 from moothall.domain.evidence import CheckRun, Verdict
 
 FILES = (
@@ -12,6 +12,7 @@ FILES = (
     "pkg/other/cart.go",
     "src/lib.rs",
     "src/x.py",
+    "tests/test_sgr.c",
     "tests/test_x.py",
 )
 
@@ -28,6 +29,7 @@ FILES = (
         ("    cart_test.go:12: got 1\n", (("pkg/cart/cart_test.go", 12),)),
         ("\t/workspace/pkg/other/cart.go:7 +0x1d\n", (("pkg/other/cart.go", 7),)),
         ("thread panicked at src/lib.rs:10:5:\n", (("src/lib.rs", 10),)),
+        ("tests/test_sgr.c:9: failed: a == b\n", (("tests/test_sgr.c", 9),)),
         ("cart.go:7: which of two?\n/usr/lib/python3.11/json/decoder.py:1: x\n", ()),
     ],
 )
@@ -49,6 +51,18 @@ def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
         ("tests/test_x.py::test_a", ()),
     ]
     assert found[0].names[0] == "test_b"
+
+
+def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
+    same, other = "tests/test_x.py:{}: in f\nsrc/x.py:1: in g\nE   TypeError: no", "src/x.py:1: in g\nE   TypeError: but"
+    details = {"a": same.format(3), "b": same.format(5), "c": other, "d": "src/x.py:2: in g\nE   TypeError: no"}
+    run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)
+    found = red_cases({"tests": run}, FILES, {})
+    assert [item.case for item in found] == ["a", "c", "d", "b"]
+    assert found[0].way == found[-1].way != found[1].way
+    panics = [f"thread '{name}' (44{at}) panicked at src/lib.rs:1:5:\nno {{}}\nnote: run" for at, name in enumerate("ab")]
+    ways = [Red("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way for at, text in enumerate(panics) for end in "xy"]
+    assert ways[0] == ways[2] != ways[1] == ways[3]
 
 
 def test_a_check_without_cases_is_one_case() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +202,41 @@ async def test_what_is_red_in_new_tests_of_its_author_speaks_against_it(council:
     tests = next(data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "tests")
     assert (tests["verdict"], tests["proven"]) == ("failed", True)
     assert any("tests/test_more.py" in case for case in tests["red"]), tests
+
+
+_NEEDS_OTHERS = """import os
+
+def test_a():
+    os.environ["MADE"] = "1"
+
+def test_b():
+    assert os.environ.pop("MADE")
+    import utils
+    utils.hello_world()
+"""
+_EVERY_OTHER_TIME = """from pathlib import Path
+
+def test_b():
+    import utils
+    utils.hello_world()
+    seen = Path({!r})
+    seen.write_text(str(int(seen.read_text()) + 1))
+    assert int(seen.read_text()) % 2 == 0  # first its seat looks, then the re-check
+"""
+
+
+@pytest.mark.parametrize(("text", "proven"), [(_NEEDS_OTHERS, True), (_EVERY_OTHER_TIME, False)])
+async def test_a_case_that_needs_those_before_it_proves_and_one_that_is_green_at_times_does_not(
+    council: Any, tmp_path: Path, text: str, *, proven: bool
+) -> None:
+    count = tmp_path / "count"
+    count.write_text("0", encoding="utf-8")
+    files = {**SAMPLE, "tests/test_utils.py": text.format(str(count))}
+    async with council(by_seat(one=append()), files=files, limits=Limits(counter_proofs=0, apart_seconds=0)) as house:
+        house.workspaces.forgetful = True
+        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
+    assert applies["assessment"]["proven"] is proven, applies
 
 
 async def test_what_answers_do_on_the_same_inputs_is_recorded_and_decides_before_reviews(council: Any) -> None:

@@ -163,6 +163,22 @@ async def test_many_red_cases_are_named_and_counted() -> None:
     assert shown.cases[-1] == ("… and 29 more", "")
 
 
+async def test_what_fails_as_another_case_does_is_named_and_not_shown_again() -> None:
+    ready = prepared(**{f"tests/test_money.py::test_{name}": "failed" for name in "abc"})
+    run = ready.runs["tests"]
+    said = {case: f"src/pkg/money.py:1: in pay\nE   {'KeyError' if case.endswith('c') else 'TypeError'}" for case in run.cases}
+    shown = await show(replace(ready, runs={"tests": replace(run, details=said)}), "Mend", read, 4000)
+    assert [(case[-1], bool(text)) for case, text in shown.cases] == [("a", True), ("c", True), ("b", False)]
+
+
+async def test_what_a_check_says_that_only_advises_is_not_shown() -> None:
+    ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
+    lint = CheckRun("lint", Verdict.FAILED, output="src/pkg/money.py:1:1: D100 missing docstring")
+    base = replace(ready.base, profile=replace(ready.base.profile, advisory=("lint",)))
+    shown = await show(replace(ready, base=base, runs={**ready.runs, "lint": lint}), "Mend", read, 4000)
+    assert [case for case, _ in shown.cases] == ["tests/test_money.py::test_pay"]
+
+
 def test_a_module_that_the_task_names_is_shown() -> None:
     assert list(_named("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
 

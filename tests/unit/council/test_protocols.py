@@ -88,7 +88,7 @@ async def test_the_local_model_is_not_led_by_approaches(council: Any) -> None:
 
 async def test_prompts_share_their_beginning(council: Any) -> None:
     async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG))) as house:
-        await house.run(house.deliberation("vote", max_turns=1))
+        await house.run(house.deliberation("vote", max_turns=1, context="the story:\n- Greet"))
     plan, *seats = house.server.requests
     systems = {call.body["messages"][0]["content"] for call in house.server.requests}
     assert len(systems) == 1
@@ -97,6 +97,7 @@ async def test_prompts_share_their_beginning(council: Any) -> None:
     assert len(shared) > 400
     assert all(user.startswith(shared) for user in users)
     assert "def test_hello_world" in shared.partition("src/utils.py [")[0]
+    assert "the story:\n- Greet" in shared
 
 
 async def test_a_failing_seat_does_not_take_the_others_along(council: Any) -> None:

@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 from moothall.council.protocols import Parts
+from moothall.domain.budget import Amount, Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.identity import LOCAL
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
 from moothall.errors import Superseded, WorkspaceFailed
 from moothall.fleet.host import Host
+from moothall.guard.accounts import BUCKET, Accounts
+from moothall.planning.board import Board
+from moothall.planning.coach import Draft
 from moothall.ports import Bus
 from moothall.testing.bus import MemoryBus
 from support.council import CouncilHouse, finish, forever, open_council, scripted
@@ -239,3 +244,57 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
         await host._work(Recorded(1, request(house.deliberation("single", 1))))
         steps = [item.event.data["current_task"] async for item in house.bus.replay((Channel.PROGRESS.all,))]
         assert [step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step]
+
+
+async def _with_story(house: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, Accounts]:
+    """A host, a deliberation of a story with a budget, and the books."""
+    card = await Board(house.bus).create(Draft("Write a haiku"), LOCAL, key="one", budget=budget)
+    accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
+    host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
+    return host, house.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id), accounts
+
+
+async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as house:
+        host, d, accounts = await _with_story(house, Budget(calls=3))
+        await host._work(Recorded(1, request(d)))
+        ends = [event.data["outcome"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        refused = [end for end in ends if end["error_code"] == "BUDGET_EXCEEDED"]
+        assert len(house.server.requests) == 3
+        assert refused
+        assert "the story's budget of 3 calls" in refused[0]["error_message"]
+        book = await accounts.of(d.story_id, d.tenant, Budget(calls=3))
+        assert (book.spent.calls, book.reserved, book.left.calls) == (3, Amount(), 0)
+        assert book.spent.tokens > 0
+
+
+async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_the_work_up(tmp_path: Path) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house:
+        host, d, accounts = await _with_story(house, Budget(calls=100))
+        await house.bus.create(request(d))
+        work = asyncio.create_task(gone(host._work(Recorded(1, request(d)))))
+        await until(lambda: len(house.server.requests) >= 3)
+        work.cancel()
+        await asyncio.wait({work})
+        book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
+        assert book.reserved.calls >= 3
+        over = new_event(EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": "enough"})
+        await house.bus.publish(over)
+        other = Host("other", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
+        await other._work(Recorded(1, request(d), {"deliveries": "2"}))
+        book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
+        assert book.reserved == Amount()
+        assert book.spent.calls < 3, "what was not answered is not on record, and not counted"
+
+
+async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as house:
+        host, d, accounts = await _with_story(house, Budget(calls=1))
+        assert await host._purse(replace(d, merge=("a" * 40,))) is None
+        assert await host._purse(replace(d, story_id="")) is None
+        assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from moothall.domain.event import EventType
+from moothall.domain.ids import ROLES
 from moothall.errors import GraphUnavailable, InvalidRequest
 from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, RELATIONS
 from moothall.graph.store import CypherGraph, Store
+from moothall.planning.scopes import scopes
 from support.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
 
 Lines = list[tuple[str, ...]]
@@ -276,3 +278,86 @@ async def test_wrong_questions_say_what_would_be_right(graph: CypherGraph) -> No
             await graph.ask(question, tenant="local", **parameters)
     with pytest.raises(InvalidRequest, match="needs tenant"):
         await graph.ask("deliberation", task_id="task-a")
+
+
+async def test_a_pack_holds_a_story_with_what_came_of_it(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle("task-a").whole().events))
+    await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+    (row,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev")
+    assert row["story"] == {"story_id": "story-2", "headline": "Greeting", "state": "ready", "rigor": "L1"}
+    assert row["brief"] == {"brief": "Greet everybody.", "criteria": ["greets the world"]}
+    assert [(item["approver"], item["about"]) for item in row["decisions"]] == [("ann", ["task-b"])]
+    assert [item["comment"] for item in row["comments"]] == ["soon, please"]
+    (summary,) = row["summaries"]
+    assert (summary["task_id"], summary["winner"]["paths"], summary["reviews"]) == ("task-b", [PATH], ["reads well"])
+    assert [item["plan_id"] for item in row["plan"]] == ["plan-story-2"]
+    assert [(item["task_id"], item["after"], item["ends"]) for item in row["tasks"]] == [
+        ("task-b", [], ["committed"]),
+        ("task-b-check", ["task-b"], []),
+    ]
+    assert (row["repository"], row["of_story"]) == ("sample", "story-2")
+    elsewhere = await graph.ask("similar", tenant="local", repository="sample", story_id="story-2", role="dev")
+    assert [(item["task_id"], item["description"], item["paths"]) for item in elsewhere] == [("task-a", "add it", [PATH])]
+    everywhere = await graph.ask("similar", tenant="local", repository="sample", role="dev")
+    assert [item["task_id"] for item in everywhere] == ["task-b", "task-a"]
+    assert (
+        await graph.ask("similar", tenant="local", repository="sample", role="dev", task_id="task-b", limit=1) == everywhere[1:]
+    )
+    assert [(item["from_state"], item["to_state"]) for item in row["milestones"]] == [("draft", "ready")]
+    (of_task,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
+    assert of_task["story"] == row["story"]
+    assert (of_task["summaries"], of_task["about"]) == ([], "add it"), "itself is left out"
+    (unknown,) = await graph.ask("context", tenant="local", story_id="nothing")
+    assert not any(value for value in unknown.values())
+
+
+async def test_a_task_without_a_story_has_its_repository(graph: CypherGraph) -> None:
+    await graph.project(recorded(Chronicle("task-a").whole().events))
+    await graph.project(recorded(Chronicle("task-b", "", days=1).deliberated().decided().events, 100))
+    (row,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
+    assert (row["story"], row["of_story"], row["about"], row["repository"]) == (None, "", "add it", "sample")
+
+
+_ABOUT = {"about", "repository", "of_story"}
+
+
+async def test_a_pack_never_holds_what_is_outside_its_scopes(graph: CypherGraph) -> None:
+    """The query itself leaves it out: by the table, whatever the caller wants."""
+    await graph.project(recorded(Chronicle("task-a").whole().events))
+    await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+    for phase in scopes().phases:
+        for role in ("", *ROLES):
+            (row,) = await graph.ask(
+                "context", tenant="local", story_id="story-2", role=role, phase=phase, only=",".join(scopes().worth)
+            )
+            allowed = set(scopes().allowed(role, phase)) - {"timeline"}
+            assert {name for name, value in row.items() if value} - _ABOUT == allowed - {"similar"}, (role, phase)
+            similar = await graph.ask("similar", tenant="local", repository="sample", role=role, phase=phase)
+            assert bool(similar) == ("similar" in allowed)
+            events = await graph.ask("timeline", tenant="local", story_id="story-2", role=role, phase=phase)
+            kinds = {event["kind"] for event in events}
+            assert ("story.commented" in kinds, "decision.made" in kinds) == ("comments" in allowed, "decisions" in allowed)
+    (few,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev", only="plan,tasks")
+    assert {name for name, value in few.items() if value} - _ABOUT == {"plan", "tasks"}
+
+
+async def test_a_pack_never_holds_what_is_another_tenants(graph: CypherGraph) -> None:
+    """The same story, tasks and repository in two tenants."""
+    await graph.project(recorded(Chronicle("task-a", tenant="one").whole().events))
+    await graph.project(recorded(Chronicle("task-b", "story-2", tenant="one", days=1).whole().events, 100))
+    await graph.project(recorded(Chronicle("task-a", tenant="two", days=2).told().events, 200))
+    (one,) = await graph.ask("context", tenant="one", story_id="story-1", role="dev")
+    assert [item["task_id"] for item in one["summaries"]] == ["task-a"]
+    for given in (
+        {"story_id": "story-1"},
+        {"story_id": "story-1", "repository": "sample"},
+        {"story_id": "story-1", "task_id": "task-b"},
+    ):
+        (two,) = await graph.ask("context", tenant="two", role="dev", **given)
+        assert (two["story"] or {}).get("headline") == "Greeting"
+        assert (two["summaries"], two["decisions"]) == ([], [])
+        assert [item["ends"] for item in two["tasks"]] == [[], []]
+    (none,) = await graph.ask("context", tenant="two/Story", story_id="story-1", task_id="task-a", repository="sample")
+    assert not {name for name, value in none.items() if value} - {"repository"}
+    assert len(await graph.ask("similar", tenant="one", repository="sample", role="dev")) == 2
+    assert await graph.ask("similar", tenant="two", repository="sample", role="dev") == []

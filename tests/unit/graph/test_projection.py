@@ -98,6 +98,7 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.WORKFLOW_FINISHED,
         EventType.GUARD_ALERTED,
         EventType.DELIBERATION_DAMAGED,
+        EventType.DELIBERATION_STEERED,
     }
     assert set(EventType) - READERS.keys() == left_out
 

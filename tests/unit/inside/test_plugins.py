@@ -125,6 +125,19 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
     assert second.ended
 
 
+def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_path: Path) -> None:
+    case = "import unittest\nclass TestA(unittest.TestCase):\n    def test_a(self): pass\n"
+    for name, text in (("a", f"{case}unittest.main()\n"), ("b", f"{case}raise SystemExit('no')\n"), ("c", case)):
+        (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "-m", "pytest"), 5)
+    assert cases.results == {
+        "test_a.py::TestA::test_a": "passed",
+        "test_b.py": "errored",
+        "test_c.py::TestA::test_a": "passed",
+    }
+    assert "it ended the process: SystemExit('no')" in cases.said["test_b.py"]
+
+
 def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
     text = "import subprocess, sys\ndef test_inner(): pass\ndef test_outer():\n    subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")

@@ -153,6 +153,47 @@ def test_tap_by_its_comments_and_subtests() -> None:
         "outer > inner": "passed",
         "outer": "passed",
     }
+    assert cases.said == {"adds > should be equal": "  expected: 3"}
+
+
+_SEVERAL = """packages/a test$ tape test.js
+packages/b test: TAP version 13
+packages/a test: TAP version 13
+packages/a test: # sums
+packages/b test: # sums
+packages/a test: ok 1 two and three: five
+packages/b test: not ok 1 two and three: five
+packages/b test:   ---
+packages/a test:   ---
+packages/b test:     at: add (test.js:3:1)
+packages/a test: 1..1
+packages/b test:   ...
+packages/b test: ok 2 later
+[c]: TAP version 13
+[c]: ok 1 one
+d:test: TAP version 13
+d:test: ok 1 one
+packages/e test: ok 1 - of no TAP
+"""
+
+
+def test_tap_of_several_packages_at_once_is_told_apart_by_what_their_lines_begin_with() -> None:
+    cases, shown = read(_SEVERAL, "npm")
+    assert cases.results == {
+        "packages/a > sums > two and three: five": "passed",
+        "packages/b > sums > two and three: five": "failed",
+        "packages/b > sums > later": "passed",
+        "c > one": "passed",
+        "d > one": "passed",
+    }
+    assert cases.said == {"packages/b > sums > two and three: five": "  at: add (test.js:3:1)"}
+    assert shown == _SEVERAL
+
+
+def test_what_a_red_case_of_tap_says_ends_where_it_is_not_set_in_any_more() -> None:
+    cases, _ = read("TAP version 13\n# a\nnot ok 1 b\n  ---\n  at: x\n\n  ok 9 c\nnot ok 2 d\n    ok 1 e\nok 3 f\n", "npm")
+    assert cases.results == {"a > b": "failed", "a > d": "failed", "a > e": "passed", "a > f": "passed"}
+    assert cases.said == {"a > b": "at: x\nok 9 c"}
 
 
 def test_what_only_looks_like_tap_is_none() -> None:

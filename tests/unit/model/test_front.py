@@ -13,6 +13,7 @@ import pytest
 from moothall.config import Llm
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
+from moothall.model.counting import counting
 from moothall.model.front import serve_front
 from moothall.testing.chat import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
@@ -74,3 +75,20 @@ async def test_nobody_enters_without_the_key(tmp_path: Path) -> None:
                 with pytest.raises(ConfigurationError, match="401"):
                     await stranger.chat(ask())
     assert not engine.requests
+
+
+async def test_tokens_are_counted_by_the_engine(tmp_path: Path) -> None:
+    async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
+        engine.tokenize = lambda body: {"tokens": body["content"].split()}
+        async with counting(Llm(), url.replace("//", "//outer@")) as count:
+            assert await count("one two three four") == 4
+        async with counting(Llm(), url.replace("//", "//wrong@")) as count:
+            await count("another text")
+        assert engine.tokenized == 1, "nobody enters without the key"
+        async with aiohttp.ClientSession(headers={"Authorization": "Bearer outer"}) as session:
+            for body, status in ((b"{", 400), (b"[]", 400), (b'{"prompt": 1}', 400)):
+                async with session.post(url.replace("/v1", "/tokenize"), data=body) as response:
+                    assert response.status == status
+            engine.tokenize = None
+            async with session.post(url.replace("/v1", "/tokenize"), json={"prompt": "x"}) as response:
+                assert response.status == 503

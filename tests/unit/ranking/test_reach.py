@@ -97,6 +97,23 @@ def test_only_what_is_added_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        ("const stack = err.stack && ''", "const stack = err.stack || ''", False),
+        ("const stack = err.message || ''", "const stack = err.stack || ''", True),
+        ("if (err.stack) return a", "if (err.stack) return b", True),
+        ("console.log(told)", "console.log = told", True),
+        ("process.exit(1)", "process.exit(0)", True),
+    ],
+)
+def test_a_line_that_reached_before_and_of_which_an_operator_changed_reaches_no_further(
+    before: str, after: str, *, shown: bool
+) -> None:
+    said = f"diff --git a/m.js b/m.js\n--- a/m.js\n+++ b/m.js\n@@ -1,2 +1,2 @@\n-{before}\n+{after}\n x()\n"
+    assert bool(reaches(said, {"m.js": f"{before}\nx()\n"}, ())) is shown
+
+
+@pytest.mark.parametrize(
     ("path", "text", "shown"),
     [
         ("a.go", "func init() { os.Exit(0) }", True),

@@ -237,6 +237,11 @@ def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str)
 def test_the_package_manager_that_is_named_goes_first() -> None:
     named = {"scripts": {"test": "ava"}, "packageManager": "pnpm@9.1.2+sha512.abc"}
     assert any("pnpm@9.1.2" in said for said in commands(found({"package.json": json.dumps(named), "yarn.lock": ""}).steps))
+    berry = {"package.json": json.dumps(named | {"packageManager": "yarn@4.5.3"})}
+    (first,) = (
+        said for said in commands(found(berry).steps[1:2]) if said.endswith("--no-immutable")
+    )  # there is no lock to keep to
+    assert first.startswith("env YARN_NODE_LINKER")
 
 
 MONOREPO = {

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from moothall.config import Agents
 from moothall.testing.bus import MemoryBus
+from support.agents import Agent, serving_agents
 from support.callers import Client, Serving, doors_of, serving
 from support.desk import MemoryDesk
 from support.rest import Web, serving_http
@@ -39,4 +41,15 @@ async def behind(tmp_path: Path) -> AsyncIterator[Visiting]:
 async def web(behind: Visiting) -> AsyncIterator[Web]:
     doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
     async with serving_http(doors, body_bytes=20_000) as found:
+        yield found
+
+
+@pytest.fixture
+def settings() -> Agents:
+    return Agents(calls_a_second=1000)
+
+
+@pytest.fixture
+async def agent(tmp_path: Path, desk: MemoryDesk, settings: Agents) -> AsyncIterator[Agent]:
+    async with serving_agents(tmp_path, desk, settings) as found:
         yield found

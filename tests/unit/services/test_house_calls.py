@@ -231,7 +231,7 @@ async def test_orchestrate_dies_with_its_caller(desk: MemoryDesk, client: Client
 
 
 async def test_what_is_known_of_the_story_goes_into_the_task(desk: MemoryDesk, client: Client, graph: MemoryGraph) -> None:
-    graph.tell("story", {"story": {"headline": "Greet the world", "brief": "b", "criteria": []}})
+    graph.tell("context", {"story": {"headline": "Greet the world"}})
     asked = pb.OrchestrateRequest(task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions())
     call = client.Orchestrate(asked)
     await desk.submitted.wait()
@@ -275,9 +275,9 @@ async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
 
 
 async def test_a_tasks_context_is_told(client: Client, graph: MemoryGraph) -> None:
-    graph.tell("story", {"story": {"headline": "Greet", "brief": "Say hello", "criteria": ["polite"]}})
+    graph.tell("context", {"brief": {"brief": "Say hello", "criteria": ["polite"]}})
     graph.tell("timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"})
-    asked = pb.GetTaskContextRequest(case_id="story-1", role="DEV", phase="build", options=pb.ContextOptions(scopes=["story"]))
+    asked = pb.GetTaskContextRequest(case_id="story-1", role="DEV", phase="review", options=pb.ContextOptions(scopes=["brief"]))
     told = await client.GetTaskContext(asked)
     assert "Say hello" in told.blocks.context
     assert told.blocks.context in told.context_text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -17,69 +17,18 @@ from moothall.domain.plan import Story
 from moothall.planning.board import Board, Card
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Need, Stand, lifecycle
-from moothall.services.doors import Doors
 from moothall.services.page.routes import at_work, moves
 from moothall.services.page.sessions import Sessions
-from moothall.services.page.shown import diff_lines, visible
+from moothall.services.page.shown import visible
 from moothall.services.rest.server import http_server
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
+from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKEN, TOKENS, doors_of
 from support.desk import MemoryDesk
+from support.rest import serving_http
 
-HOSTILE = "<script>alert(1)</script>\u202egnp.exe"
-SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩gnp.exe"
 OURS = '<script src="/page.js" defer></script>'
-CRITERIA = (
-    "Given two invoices, when May is exported, then the file has two lines",
-    "Given none, when June is exported, then the answer is 404",
-)
-DRAFT = Draft(
-    "Export invoices as CSV",
-    "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
-    CRITERIA,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Got:
-    """What a browser got."""
-
-    status: int
-    headers: Any
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Browser:
-    """Keeps cookies, follows no redirect, and names its origin when it sends a form."""
-
-    http: aiohttp.ClientSession
-    url: str
-    doors: Doors
-
-    async def get(self, path: str) -> Got:
-        async with self.http.get(self.url + path, allow_redirects=False) as answer:
-            return Got(answer.status, answer.headers, await answer.text())
-
-    async def send(self, path: str, origin: str = "", **fields: str) -> Got:
-        headers = {"Origin": origin or self.url}
-        async with self.http.post(self.url + path, data=fields, headers=headers, allow_redirects=False) as answer:
-            return Got(answer.status, answer.headers, await answer.text())
-
-    async def sign_in(self, token: str = TOKEN) -> str:
-        """Sign in, and return the secret of the session's forms."""
-        got = await self.send("/sign-in", token=token)
-        if got.status != 303:
-            raise AssertionError(got.text)
-        return form_of((await self.get("/")).text)
-
-
-def form_of(text: str) -> str:
-    found = re.search(r'name="form" value="([^"]+)"', text)
-    if found is None:
-        raise AssertionError(text)
-    return found[1]
 
 
 @pytest.fixture
@@ -243,11 +192,7 @@ async def test_what_others_wrote_is_text(browser: Browser) -> None:
         assert "\u202e" not in shown
 
 
-def test_lines_of_a_diff_are_marked_and_bounded() -> None:
-    assert [kind for kind, _ in diff_lines("--- a\n+++ b\n@@ -1 +1 @@\n-old\n+new\n same")] == [
-        "place", "place", "place", "removed", "added", "same",
-    ]  # fmt: skip
-    assert len(diff_lines("+x\n" * 5_000)) == 2_001
+def test_what_cannot_be_seen_is_shown() -> None:
     assert visible("+" + HOSTILE) == "+" + SHOWN
 
 
@@ -296,3 +241,15 @@ async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browse
         assert answer.status == 303
     await browser.sign_in()
     assert (await browser.get("/tasks")).status == 401
+
+
+async def test_a_link_for_a_caller_leads_to_a_story_and_nowhere_else() -> None:
+    async with serving_http(doors_of(MemoryDesk())) as web:
+        assert (await web("POST", "/api/v1/sign-in-links", token=None)).status == 401
+        for story, place in (("story-1", "/stories/story-1"), ("../sign-out", "/"), ("//evil.example", "/"), ("", "/")):
+            made = await web("POST", "/api/v1/sign-in-links")
+            assert made.status == 201
+            url = f"http://127.0.0.1:{web.port}{made.json['path']}&story={quote(story, safe='')}"
+            async with web.session.get(url, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"]) == (303, place)
+                assert "HttpOnly" in answer.headers["Set-Cookie"]

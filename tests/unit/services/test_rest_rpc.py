@@ -50,6 +50,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(desk: MemoryDes
         "planning",
         "storycoach",
         "workspace",
+        "context",
     }
     paths = {route.path for route in rest.rpc_routes(services)}
     for service in services:

@@ -160,3 +160,13 @@ async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
     assert (again, told) == (moved, second)
     wrong = await web("GET", "/api/v1/events", headers={"Last-Event-ID": "-1"})
     assert problem(wrong)[:2] == (400, "INVALID_REQUEST")
+
+
+async def test_a_storys_budget_is_told(web: Web) -> None:
+    story = await made(web, budget={"tokens": "5000", "cost_usd": 1.5})
+    account = (await web("GET", f"{STORIES}/{story}")).json["account"]
+    assert account["limit"] == {"tokens": "5000", "calls": "10000", "cost_usd": 1.5}
+    assert account["left"] == account["limit"]
+    assert {*account["spent"].values(), *account["reserved"].values()} == {"0", 0.0}
+    wrong = await web("POST", STORIES, STORY | {"budget": {"tokens": -1}})
+    assert problem(wrong)[:2] == (400, "INVALID_REQUEST")

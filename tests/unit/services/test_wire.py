@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -15,6 +16,8 @@ from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.runner.v1 import runner_pb2
+from moothall.pb.shannon.agent import agent_pb2
+from moothall.pb.shannon.common import common_pb2 as shannon_pb2
 
 # Fields in number order from 1, "= n" where a number is skipped. s string, i int32, l int64, d double, b bool,
 # [] repeated, map<…> of strings to…; everything else is a message or an enum.
@@ -132,6 +135,47 @@ RUNNER = {
     "ExecuteResponse": "status s, result Value, stdout s, error s, tool_call_count i, usage RunUsage",
     "RunUsage": "cpu_ms l, max_rss_bytes l, duration_ms l, tier s, reason s",
 }
+SHANNON = {
+    agent_pb2: {
+        "ExecuteTaskRequest": "metadata TaskMetadata, query s, context Struct, mode ExecutionMode, available_tools []s, config AgentConfig, "
+        "session_context SessionContext",
+        "SessionContext": "session_id s, history []s, persistent_context Struct, files_created []s, tools_used []s, total_tokens_used i, "
+        "total_cost_usd d, user_id s",
+        "AgentConfig": "max_iterations i, timeout_seconds i, enable_sandbox b, memory_limit_mb l, enable_learning b",
+        "ExecuteTaskResponse": "task_id s, status StatusCode, result s, tool_calls []ToolCall, tool_results []ToolResult, "
+        "metrics ExecutionMetrics, error_message s, final_state AgentState, metadata Struct",
+        "TaskUpdate": "task_id s, state AgentState, message s, tool_call ToolCall, tool_result ToolResult, progress d, delta s",
+        "GetCapabilitiesResponse": "supported_tools []s, supported_modes []ExecutionMode, max_memory_mb l, max_concurrent_tasks i, "
+        "version s",
+        "HealthCheckResponse": "healthy b, message s, uptime_seconds l, active_tasks i, memory_usage_percent d",
+        "DiscoverToolsRequest": "query s, categories []s, tags []s, exclude_dangerous b, max_results i",
+        "DiscoverToolsResponse": "tools []ToolCapability",
+        "GetToolCapabilityRequest": "tool_id s",
+        "GetToolCapabilityResponse": "tool ToolCapability",
+        "ToolCapability": "id s, name s, description s, category s, input_schema Struct, output_schema Struct, "
+        "required_permissions []s, estimated_duration_ms l, is_dangerous b, version s, author s, tags []s, examples []ToolExample, "
+        "rate_limit RateLimit, cache_ttl_ms l",
+        "ToolExample": "description s, input Struct, output Struct",
+        "RateLimit": "requests_per_minute i, requests_per_hour i",
+    },
+    shannon_pb2: {
+        "TaskMetadata": "task_id s, user_id s, session_id s, tenant_id s, created_at Timestamp, labels map<s>, max_agents i, "
+        "token_budget d",
+        "TokenUsage": "prompt_tokens i, completion_tokens i, total_tokens i, cost_usd d, model s, tier ModelTier, provider s",
+        "ExecutionMetrics": "latency_ms l, token_usage TokenUsage, cache_hit b, cache_score d, agents_used i, mode ExecutionMode",
+        "ToolCall": "name s, parameters Struct, tool_id s",
+        "ToolResult": "tool_id s, output Value, status StatusCode, error_message s, execution_time_ms l",
+    },
+}
+SHANNON_ENUMS = {
+    agent_pb2: {"AgentState": "IDLE PLANNING EXECUTING WAITING COMPLETED FAILED"},
+    shannon_pb2: {
+        "StatusCode": "OK ERROR TIMEOUT RATE_LIMITED BUDGET_EXCEEDED",
+        "ExecutionMode": "SIMPLE STANDARD COMPLEX",
+        "ModelTier": "SMALL MEDIUM LARGE",
+        "CognitiveStrategy": "DIRECT DECOMPOSE EXPLORATORY REACT RESEARCH SCIENTIFIC",
+    },
+}
 SCALARS = {
     FieldDescriptor.TYPE_STRING: "s",
     FieldDescriptor.TYPE_INT32: "i",
@@ -220,6 +264,30 @@ def test_the_rpcs_are_as_promised() -> None:
 def test_the_states_are_as_promised() -> None:
     names = ("UNKNOWN", "PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
     assert pb.DeliberationStatus.items() == [(f"DELIBERATION_STATUS_{name}", number) for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, named in SHANNON.items() for name in named])
+def test_the_agent_services_messages_are_as_promised(module: Any, name: str) -> None:
+    assert described(module.DESCRIPTOR.message_types_by_name[name]) == promised(SHANNON[module][name])
+
+
+def test_the_agent_service_is_called_as_promised() -> None:
+    assert (agent_pb2.DESCRIPTOR.package, shannon_pb2.DESCRIPTOR.package) == ("shannon.agent", "shannon.common")
+    methods = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].methods
+    called = {method.name: (method.input_type.name, method.output_type.name, method.server_streaming) for method in methods}
+    unary = ("GetCapabilities", "HealthCheck", "DiscoverTools", "GetToolCapability")
+    assert called == {
+        "ExecuteTask": ("ExecuteTaskRequest", "ExecuteTaskResponse", False),
+        "StreamExecuteTask": ("ExecuteTaskRequest", "TaskUpdate", True),
+        **{name: (f"{name}Request", f"{name}Response", False) for name in unary},
+    }
+    for module, enums in SHANNON_ENUMS.items():
+        for name, words in enums.items():
+            found = module.DESCRIPTOR.enum_types_by_name[name].values
+            assert [value.number for value in found] == list(range(len(words.split()) + 1))
+            assert all(
+                value.name.endswith(f"_{word}") for value, word in zip(found, ["UNSPECIFIED", *words.split()], strict=True)
+            )
 
 
 ROOT = Path(__file__).parents[3]

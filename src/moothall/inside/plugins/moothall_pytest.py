@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+import unittest
 
 import pytest
 from moothall_lines import Lines  # type: ignore[import-not-found] # beside it, on the path of the sandbox
@@ -102,8 +104,27 @@ class Limits:
         yield from self._over(item, _SETUP_FACTOR)
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_make_collect_report(self) -> Iterator[None]:
+    def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
+        collect = collector.collect
+
+        def ended() -> Any:
+            """A file that ends the process when it is imported is one red file: pytest would end with it, and collect no other."""
+            try:
+                return list(collect())
+            except SystemExit as error:
+                raise collector.CollectError(f"it ended the process: {error!r}") from error
+
+        collector.collect = ended
         yield from self._limit.over(_SETUP_FACTOR)
+
+
+class Main(unittest.TestProgram):
+    """`unittest.main()` at the end of a file, without asking whether that is what was started, is not meant for who imports it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        caller = sys._getframe(1)  # noqa: SLF001 - CPython's own way to ask who calls
+        if caller.f_code.co_name != "<module>" or caller.f_globals.get("__name__") == "__main__":
+            super().__init__(*args, **kwargs)
 
 
 class Workers:
@@ -192,6 +213,8 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 def pytest_configure(config: Any) -> None:
     """Begin, in the process that the command started and in its workers."""
     worker = getattr(config, "workerinput", None)
+    if worker is not None or FOLDER:
+        unittest.main = Main
     if worker is not None:
         config.pluginmanager.register(Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits")
     elif FOLDER:

@@ -134,7 +134,7 @@ def _yarn(project: Project, version: str, plain: Step) -> Iterator[Step]:
     # Its own way of linking needs a cache that lies outside the repository; node_modules need nothing.
     berry = ("env", "YARN_NODE_LINKER=node-modules", "YARN_ENABLE_TELEMETRY=0", "YARN_IGNORE_PATH=1", *yarn, "install")
     loose = Step((*berry, "--no-immutable", "--mode=skip-build"), folder, instead=(plain,))
-    yield Step((*berry, "--immutable"), folder, instead=(loose,))
+    yield Step((*berry, "--immutable" if "yarn.lock" in project.files else "--no-immutable"), folder, instead=(loose,))
 
 
 def _global(package: str, folder: str) -> Step:

@@ -53,7 +53,7 @@ class Sessions:
         self._known.pop(session.id, None)
 
     def link(self, who: Principal) -> str:
-        """Return a secret that signs in once."""
+        """Return a secret that signs in once, in place of a token."""
         secret = _secret()
         self._links[secret] = who
         return secret

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import Response
+
+from moothall.services.page.diffs import read_diff
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -17,7 +18,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_DIFF_LINES = 2_000
 
 
 def visible(value: Any) -> str:
@@ -27,18 +27,12 @@ def visible(value: Any) -> str:
     return escape(_CONTROL.sub(lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", str(value).replace("\r\n", "\n")))
 
 
-def diff_lines(diff: str) -> Sequence[tuple[str, str]]:
-    """Return the lines of a diff with what each is: added, removed, place or same; no more than a browser shows well."""
-    lines = diff.splitlines()
-    marked = [(_kind(line), line) for line in lines[:_DIFF_LINES]]
-    more = len(lines) - _DIFF_LINES
-    return [*marked, ("place", f"… {more} more lines; `moothall` shows them all")] if more > 0 else marked
-
-
-def _kind(line: str) -> str:
-    if line.startswith(("diff ", "index ", "--- ", "+++ ", "@@")):
-        return "place"
-    return {"+": "added", "-": "removed"}.get(line[:1], "same")
+def span(seconds: float) -> str:
+    """Return a time that somebody waits, in words."""
+    whole = max(0, int(seconds))
+    minutes, rest = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{whole} s"
 
 
 _TEMPLATES = Environment(
@@ -49,12 +43,12 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=visible,
 )
-_TEMPLATES.filters["diff_lines"] = diff_lines
+_TEMPLATES.filters |= {"read_diff": read_diff, "span": span}
 
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
     """Return a page."""
-    given = {"session": None, "refresh": 0} | told
+    given = {"session": None, "refresh": 0, "changes": "/changes"} | told
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
 
 

@@ -13,13 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
 from moothall.domain.ids import check_id
 from moothall.domain.overview import Condition
 from moothall.domain.task import RepositoryRef
-from moothall.errors import InvalidRequest, NotFound
+from moothall.errors import InvalidRequest
 from moothall.guard.parking import Parked
 from moothall.services.doors import Doors
 from moothall.services.identity import caller, is_known
@@ -69,11 +68,6 @@ class _Word(Body):
 def state_routes(doors: Doors) -> Sequence[Route]:
     """Return how the house stands, and what is under way in it."""
 
-    def known() -> Overview:
-        if doors.tasks is None:
-            raise NotFound("this server knows nothing of tasks")
-        return doors.tasks
-
     async def health(_request: Request) -> Response:
         """200, or 503 where a part is down that nothing works without. Details only to callers with a token."""
         found = await doors.checkup.look()
@@ -88,10 +82,10 @@ def state_routes(doors: Doors) -> Sequence[Route]:
             raise InvalidRequest(f"state is {state[:40]!r}; it is live, ended or failed, or left out for all")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
             raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are 1 to {_MOST}")
-        return document({"tasks": [dump(task) for task in await known().latest(caller(), state, int(limit))]})
+        return document({"tasks": [dump(task) for task in await doors.tasks.latest(caller(), state, int(limit))]})
 
     async def task(request: Request) -> Response:
-        return document(dump(await known().get(check_id(request.path_params["id"], "task_id"), caller())))
+        return document(dump(await doors.tasks.get(check_id(request.path_params["id"], "task_id"), caller())))
 
     return [Route("/health", health), Route("/tasks", tasks), Route("/tasks/{id}", task)]
 

@@ -23,7 +23,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
-from moothall.services.identity import Bearers, is_loopback
+from moothall.services.identity import Bearers, caller, is_loopback
 from moothall.services.page.routes import page_routes
 from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
@@ -81,7 +81,7 @@ def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Princip
     pages = page_routes(doors, bearers, sessions)
     operations = story_operations(doors)
     stories = [*(operation.route for operation in operations), _described(operations)]
-    routes = [*state_routes(doors), *tool_routes(doors), *stories, *rpc_routes(services_of(doors)), *pages]
+    routes = [*state_routes(doors), *tool_routes(doors), *stories, _links(sessions), *rpc_routes(services_of(doors)), *pages]
 
     def is_open(scope: Scope) -> bool:
         """Whether a path is anybody's, or the page's, which asks for a session instead of a token."""
@@ -101,6 +101,14 @@ def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Princip
     app.router.redirect_slashes = False
     app.state.settings = settings
     return app
+
+
+def _links(sessions: Sessions) -> Route:
+    async def link(_request: Request) -> Response:
+        """Return where a browser is signed in once as the caller: what `moothall open` opens."""
+        return document({"path": f"/sign-in?link={sessions.link(caller())}"}, 201)
+
+    return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
 
 def _described(operations: Iterable[Operation]) -> Route:

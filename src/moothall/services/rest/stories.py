@@ -60,7 +60,7 @@ class _Told(Body):
 
 def story_operations(doors: Doors) -> Sequence[Operation]:
     """Return the board, the coach and what came of deliberations."""
-    board, planning, scorer = doors.board, Planning(doors.board), StoryCoach(doors.author)
+    board, planning, scorer = doors.board, Planning(doors.board, doors.accounts), StoryCoach(doors.author)
     councils = OrchestratorService(doors)
 
     async def listing(_request: Request) -> Response:

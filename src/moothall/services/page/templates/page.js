@@ -1,25 +1,52 @@
 "use strict";
-// Keeps what is shown as the house has it: a change on the board, or time while a council runs, fetches this page anew and puts its
-// parts marked data-live in place of those shown. All of it works without this: then a page is as it was when it was loaded.
-const live = "[data-live]";
-const every = Number(document.querySelector("main").dataset.every) * 1000;
+// Keeps what is shown as the house has it: a change on the board or in a council, or time while a council runs, fetches this page anew and
+// puts its parts marked data-live in place of those shown. All of it works without this: then a page is as it was when it was loaded.
+const main = document.querySelector("main");
+const rest = 3000;
+const focusable = "a, button, summary, input, textarea, select, [tabindex]";
 let source = null;
-let wanted = 0;
+let renewing = false;
+let again = false;
 
 function isWrittenIn(part) {
   return part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)
     || [...part.querySelectorAll("input:not([type=hidden]), textarea")].some((field) => field.value !== field.defaultValue);
 }
 
-async function renew() {
-  const mine = ++wanted;
+// What a reader has opened, scrolled and reached by the keyboard stays so.
+function put(next, part) {
+  const at = [...part.querySelectorAll(focusable)].indexOf(document.activeElement);
+  for (const kept of next.querySelectorAll("[data-keep]")) {
+    const before = part.querySelector(`[data-keep="${kept.dataset.keep}"]`);
+    if (before) kept.open = before.open;
+  }
+  part.replaceWith(next);
+  if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
+}
+
+async function take() {
   const answer = await fetch(location.href, { redirect: "manual" });
   if (answer.type === "opaqueredirect") location.reload(); // not signed in any more
-  if (mine !== wanted || !answer.ok) return;
+  if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const part of document.querySelectorAll(live)) {
+  main.dataset.every = fresh.querySelector("main").dataset.every;
+  for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== part.innerHTML && !isWrittenIn(part)) part.replaceWith(document.importNode(next, true));
+    if (next && next.innerHTML !== part.innerHTML && !isWrittenIn(part)) put(document.importNode(next, true), part);
+  }
+}
+
+async function renew() {
+  again = true;
+  if (renewing) return;
+  renewing = true;
+  try {
+    while (again) {
+      again = false;
+      await take();
+    }
+  } finally {
+    renewing = false;
   }
 }
 
@@ -28,7 +55,7 @@ function tell(connected) {
 }
 
 function follow() {
-  source = new EventSource("/changes");
+  source = new EventSource(main.dataset.changes);
   source.onopen = () => { tell(true); renew().catch(() => tell(false)); };
   source.onmessage = () => renew().catch(() => tell(false));
   source.onerror = () => {
@@ -44,5 +71,5 @@ document.addEventListener("visibilitychange", () => {
   if (source) source.close();
   if (!document.hidden) follow();
 });
-if (every) setInterval(() => { if (!document.hidden) renew().catch(() => tell(false)); }, every);
+setInterval(() => { if (Number(main.dataset.every) && !document.hidden) renew().catch(() => tell(false)); }, rest);
 if (!document.hidden) follow();

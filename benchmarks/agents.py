@@ -1,0 +1,65 @@
+"""The agent service from outside: a tool without a model in a session and without one, and what a session that nobody uses costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from benchmarks.load import many
+from benchmarks.micro import Times
+from benchmarks.served import Served
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
+from moothall.pb.shannon.common import common_pb2 as common
+
+SETTINGS = {"MOOTHALL_AGENTS__CALLS_A_SECOND": "100000", "MOOTHALL_AGENTS__TASKS": "1000"}
+_AT_ONCE = 16
+
+
+async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
+    """Return milliseconds and calls a second of `count` direct tools, of a fresh workspace each, and kilobytes a session of `sessions`."""
+    stub: Any = pb_grpc.AgentServiceStub(house.channel)
+
+    async def call(query: str, session: str, context: dict[str, Any]) -> None:
+        request = pb.ExecuteTaskRequest(
+            query=query, mode=common.EXECUTION_MODE_SIMPLE, metadata=common.TaskMetadata(session_id=session)
+        )
+        request.context.update(context)
+        response = await stub.ExecuteTask(request, metadata=house.metadata, timeout=120)
+        if response.status != common.STATUS_CODE_OK:
+            raise RuntimeError(response.error_message)
+
+    look = {"tool_parameters": {"tool": "files.list"}}
+    for session in ("warm", ""):
+        await call("", session, look)
+    in_session = await _times(count, lambda: call("", "warm", look))
+    alone = await _times(max(count // 10, 3), lambda: call("", "", look))
+    began = time.perf_counter()
+    await many(lambda: call("", "warm", look), count, _AT_ONCE)
+    rate = count / (time.perf_counter() - began)
+    numbers = iter(range(sessions + 8))
+    for _ in range(8):
+        await call("Say something.", f"first-{next(numbers)}", {})
+    before = house.system.held().pss["serve"]
+    await many(lambda: call("Say something.", f"idle-{next(numbers)}", {}), sessions, _AT_ONCE)
+    await asyncio.sleep(1)
+    grown = (house.system.held().pss["serve"] - before) / 1024 / sessions
+    return {
+        "p50": in_session.p50,
+        "p99": in_session.p99,
+        "a_second": rate,
+        "alone_p50": alone.p50,
+        "sessions": sessions,
+        "session_kb": grown,
+    }
+
+
+async def _times(count: int, act: Callable[[], Awaitable[None]]) -> Times:
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await act()
+        seconds.append(time.perf_counter() - began)
+    return Times(tuple(seconds))

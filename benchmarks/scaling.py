@@ -1,0 +1,144 @@
+"""docs/scaling.md: the constants of the model of capacity, measured; what it says beside what really came; what a day takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.capacity import PHASES, Demand, Fleet, bound, hosts_for, simulate
+from benchmarks.report import figure, table
+from benchmarks.results import PLACE
+from benchmarks.spread import crowd, demand_of, may_slice, spread
+from benchmarks.stub import running_stub
+
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+_DELAY_MS = 50
+_HOST, _SERVE, _BUS = 0.2, 0.6, 0.4
+"""Cores: so little for a host that it is what the house waits for, and all of two nodes fits into one machine of two cores."""
+_CROWDS = (64, 16, 4)
+_A_DAY, _PEAK = 1_000_000, 5.0
+_TOKENS, _SERVER_TOKENS = 400, 2_500
+_BUSY = 0.7
+
+
+async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Take the constants from the first crowd on one node; hold the model against the others and against two nodes."""
+    if not may_slice():
+        raise SystemExit("scaling: parts get slices of a core by control groups, which needs root and a writable /sys/fs/cgroup")
+    rows: list[dict[str, Any]] = []
+    demand: Demand | None = None
+    for nodes in (1, 2):
+        fleet = Fleet((_HOST,) * nodes, serve=_SERVE, bus=_BUS)
+        async with running_stub() as stub, spread(folder / str(nodes), stub, fleet) as over:
+            await crowd(over, stub, delay_ms=0, at_once=8, seconds=2)
+            for at_once in _CROWDS:
+                run = await crowd(over, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds)
+                demand = demand or demand_of(run, _DELAY_MS)
+                expected = simulate(demand, fleet, at_once)
+                rows.append(
+                    {
+                        "nodes": nodes,
+                        "at_once": at_once,
+                        "rate": run.rate,
+                        "simulated": expected.rate,
+                        "bound": bound(demand, fleet, at_once),
+                        "wait": run.wait,
+                        "simulated_wait": expected.wait,
+                        "error": expected.rate / run.rate - 1,
+                    }
+                )
+                tell(f"{nodes} nodes, {at_once} at once: {run.rate:.1f} a second, simulated {expected.rate:.1f}")
+    if demand is None:
+        raise AssertionError("no crowd was measured")
+    return {"demand": asdict(demand), "rows": rows}
+
+
+def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
+    """Write the page into docs/, or beside the results; return where it is."""
+    found = document["scaling"]
+    demand = Demand(**found["demand"])
+    path = (_DOCS if into_docs else PLACE.parent) / "scaling.md"
+    path.write_text("\n\n".join((_head(found), _held(found), _day(document, demand))) + "\n", encoding="utf-8")
+    return path
+
+
+def _head(found: Mapping[str, Any]) -> str:
+    demand, machine = found["demand"], found["frame"]["machine"]
+    return f"""# Past one machine
+
+Written by `scripts/bench scaling` on {found["frame"]["date"]}: {machine["cores"]} cores ({machine["processor"]}), {machine["memory"]}.
+
+## The model
+
+One deliberation asks something of each part, and a part that is one process does one thing at a time. So a house takes at most
+
+    min(1 / serve, hosts / host, 1 / bus, at once / one alone)
+
+deliberations a second, each the seconds of CPU that one deliberation asks of that part. What waiting costs below these bounds, a simulation
+of the queues says (`benchmarks/capacity.py`). The constants, of {PHASES} phases with three calls each on text, every part in a slice of a core:
+
+{table(("", "CPU ms a deliberation"), [("serve: doors, collector", figure(demand["serve_ms"])), ("host: seats, facts", figure(demand["host_ms"])), ("bus", figure(demand["bus_ms"]))])}
+
+They are higher than those of [benchmarks.md](benchmarks.md): a part in a small slice is woken more often for less."""
+
+
+def _held(found: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            f"{row['nodes']} node{'s' if row['nodes'] > 1 else ''}, {row['at_once']} at once",
+            figure(row["rate"]),
+            figure(row["simulated"]),
+            f"{100 * row['error']:+.0f} %",
+            figure(row["bound"]),
+            figure(row["wait"] * 1000),
+            figure(row["simulated_wait"] * 1000),
+        )
+        for row in found["rows"]
+    ]
+    head = ("", "a second", "simulated", "off by", "bound", "median ms", "simulated ms")
+    return f"""## Held against what came
+
+A Ray cluster of one node and then of two, a host on each; a host has {_HOST:g} of a core, serve {_SERVE:g}, the bus {_BUS:g}, by control groups, so that all
+of it fits into one machine and the hosts are what is waited for. The constants come from the first line alone.
+
+{table(head, rows)}"""
+
+
+def _day(document: Mapping[str, Any], demand: Demand) -> str:
+    rate = _A_DAY / 86_400 * _PEAK
+    graph = _graph_ms(document)
+    rows = [
+        (
+            "serve, without the graph",
+            f"{rate * demand.serve_ms / 1000:.2f} of a core; one process takes {1000 / demand.serve_ms:,.0f} a second",
+        ),
+        ("the graph behind it", f"{rate * graph / 1000:.2f} of a core" if graph else "not measured"),
+        (
+            "hosts",
+            f"{rate * demand.host_ms / 1000:.2f} cores: {hosts_for(demand, rate, busy=_BUSY):.2f} hosts at {_BUSY:.0%} of their time",
+        ),
+        ("bus", f"{rate * demand.bus_ms / 1000:.2f} of a core"),
+        (
+            "model servers",
+            f"{rate * 9 * _TOKENS:,.0f} tokens a second: {rate * 9 * _TOKENS / _SERVER_TOKENS:,.0f} servers that write {_SERVER_TOKENS:,} each",
+        ),
+    ]
+    if "tools" in document:
+        cores = rate * document["tools"]["together"]["cpu_ms"] / 1000
+        rows.append(("the same with tools and tests, on hosts' machines", f"{cores:,.0f} cores"))
+    return f"""## What {_A_DAY:,} a day take
+
+{_A_DAY / 86_400:.1f} a second on average; planned for a peak {_PEAK:g} times that, {rate:.0f} a second, nine calls each and {_TOKENS} tokens an answer:
+
+{table(("", "at the peak"), rows)}
+
+Model servers are what a day costs, then the tests that a council runs; Moothall itself is a small part of one machine. More hosts (`ray.hosts`,
+one Ray node each) take more work without a word to anybody: they pull it. Serve and the graph's writer are one process each: where
+{1000 / demand.serve_ms:,.0f} a second are too few, a second house on a bus of its own takes the next tenants."""
+
+
+def _graph_ms(document: Mapping[str, Any]) -> float:
+    told = document.get("steps", {}).get("projected", {})
+    return float(told["with_ms"] - told["without_ms"]) if told else 0.0

@@ -1,0 +1,141 @@
+"""The house spread over nodes, each part with a slice of a core of its own, so that one machine stands in for several.
+
+Serve, the bus and a host on each node of a Ray cluster may use what their control group says, and no more: hosts that are small
+enough are what a house waits for, and one more of them is seen in its rate. Needs root and a kernel with the cpu controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.capacity import Demand, Fleet
+from benchmarks.load import Run, side_by_side
+from benchmarks.machine import part_of
+from benchmarks.served import GRAPH_LATER, Served, served
+from benchmarks.stub import Stub
+from benchmarks.workload import text_act
+from moothall.bus.nats.server import embedded_server
+from moothall.config import Bus
+
+_CLUSTER = Path(__file__).resolve().parent.parent / "tests" / "cluster" / "ray_cluster.py"
+_PERIOD_US = 10_000  # short, so that a part is never away for long
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def may_slice() -> bool:
+    """Whether this user may give processes slices of a core."""
+    return os.access(_root(), os.W_OK)
+
+
+@contextmanager
+def sliced(name: str, pid: int, cores: float) -> Iterator[None]:
+    """Keep a process, with all its threads, at `cores` of a core until the block ends."""
+    group = _root() / f"moothall-{os.getpid()}-{name}"
+    group.mkdir()
+    try:
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{round(cores * _PERIOD_US)} {_PERIOD_US}")
+        else:
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(round(cores * _PERIOD_US)))
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        with suppress(OSError):  # it has ended
+            (_root() / "cgroup.procs").write_text(str(pid))
+        while True:
+            try:
+                group.rmdir()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                break
+
+
+def _root() -> Path:
+    """Of version 2 all controllers lie in one tree, of version 1 each has its own."""
+    return _GROUPS if (_GROUPS / "cgroup.controllers").exists() else _GROUPS / "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A house over nodes: the process of each part."""
+
+    house: Served
+    parts: Mapping[str, Sequence[psutil.Process]]
+
+    def used(self) -> dict[str, float]:
+        """CPU seconds by part so far."""
+        return {
+            part: sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+            for part, processes in self.parts.items()
+        }
+
+
+@asynccontextmanager
+async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread]:
+    """Serve over as many nodes as the fleet has hosts, each part in its slice."""
+    async with embedded_server(Bus(), folder / "bus") as bus_url, _nodes(len(fleet.hosts)) as (address, cluster):
+        settings = {
+            **GRAPH_LATER,
+            "MOOTHALL_RAY__ADDRESS": address,
+            "MOOTHALL_RAY__HOSTS": str(len(fleet.hosts)),
+            "MOOTHALL_BUS__URL": bus_url,
+        }
+        async with served(folder / "data", stub.base_url, settings) as house:
+            below = psutil.Process(cluster).children(recursive=True)
+            hosts = [process for process in below if "ray::Host" in " ".join(process.cmdline())]
+            bus = [process for process in psutil.Process().children(recursive=True) if part_of(process) == "bus"]
+            serve = psutil.Process(house.system.root)
+            if len(hosts) != len(fleet.hosts) or len(bus) != 1:
+                raise RuntimeError(f"{len(fleet.hosts)} hosts and a bus were asked for; found {len(hosts)} and {len(bus)}")
+            with ExitStack() as slices:
+                for number, (process, cores) in enumerate(zip(hosts, fleet.hosts, strict=True)):
+                    slices.enter_context(sliced(f"host-{number}", process.pid, cores))
+                slices.enter_context(sliced("serve", serve.pid, fleet.serve))
+                slices.enter_context(sliced("bus", bus[0].pid, fleet.bus))
+                yield Spread(house, {"serve": [serve], "host": hosts, "bus": bus})
+
+
+@asynccontextmanager
+async def _nodes(count: int) -> AsyncIterator[tuple[str, int]]:
+    """Yield the address of a Ray cluster of so many nodes, and the process above all of it."""
+    folder = tempfile.mkdtemp(prefix="mhb-", dir="/tmp")  # a socket's path must be short
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(_CLUSTER), folder, str(count), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    if process.stdin is None or process.stdout is None:
+        raise AssertionError("asked for pipes")
+    try:
+        while not (line := await process.stdout.readline()).startswith(b"{"):
+            if not line:
+                raise RuntimeError("the Ray cluster did not start")
+        yield json.loads(line)["address"], process.pid
+    finally:
+        process.stdin.close()
+        await process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def crowd(over: Spread, stub: Stub, *, delay_ms: int, at_once: int, seconds: float) -> Run:
+    """Measure so many callers at once."""
+    await stub.set(delay_ms=delay_ms, reset=1)
+    return await side_by_side(text_act(over.house), at_once, seconds, over.used)
+
+
+def demand_of(run: Run, delay_ms: int) -> Demand:
+    """Return what one deliberation asked of each part in a run."""
+    parts = run.parts_ms()
+    return Demand(serve_ms=parts["serve"], host_ms=parts["host"], bus_ms=parts["bus"], model_ms=delay_ms)

@@ -1,0 +1,144 @@
+"""What stands before every query: how long it is, how often its caller asks, whether what came of late went well, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from cachetools import LRUCache
+
+from moothall.config import Agents
+from moothall.domain.identity import Principal
+from moothall.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest, MoothallError, RateLimited, Temporary
+
+_CHARS_A_TOKEN = 4
+_USERS = 10_000
+
+
+class TokenLimit(BudgetExceeded):
+    """The query is longer than one may be."""
+
+    code = "token_limit"
+
+
+class TooOften(RateLimited):
+    """Its caller has asked too often just now."""
+
+    code = "rate_limited"
+
+
+class CircuitOpen(Temporary):
+    """Most of what was asked of late failed: nothing is asked for a while."""
+
+    code = "circuit_open"
+
+
+class TimedOut(DeadlineExceeded):
+    """It took longer than it may."""
+
+    code = "timeout"
+
+
+class RollingBreaker:
+    """What came of the last calls, in a window that rolls. Open where `share` of at least `least` of them failed; then one call is let
+    through once `seconds` are over, and what comes of it decides.
+    """
+
+    def __init__(self, settings: Agents, clock: Callable[[], float] = monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._ended: deque[tuple[float, bool]] = deque()
+        self._until = 0.0
+        self._probing = False
+
+    def enter(self) -> None:
+        """Raise `CircuitOpen` unless a call may be made now."""
+        if not self._until:
+            return
+        left = self._until - self._clock()
+        if left > 0 or self._probing:
+            raise CircuitOpen("circuit_open: most of the last queries failed; ask again later", max(left, 1.0))
+        self._probing = True
+
+    def note(self, *, failed: bool | None) -> None:
+        """Say what came of a call that was let through; None where it says nothing about us."""
+        now = self._clock()
+        if self._probing:
+            self._probing = False
+            if failed is None:
+                return
+            self._ended.clear()
+            self._until = now + self._settings.breaker_seconds if failed else 0.0
+            return
+        if failed is None:
+            return
+        self._ended.append((now, failed))
+        while self._ended and self._ended[0][0] < now - self._settings.breaker_seconds:
+            self._ended.popleft()
+        wrong = sum(was for _, was in self._ended)
+        if len(self._ended) >= self._settings.breaker_calls and wrong >= self._settings.breaker_share * len(self._ended):
+            self._until = now + self._settings.breaker_seconds
+
+
+class Enforcer:
+    """Lets calls through, unary and streamed alike. One a process; belongs to one event loop."""
+
+    def __init__(self, settings: Agents, clock: Callable[[], float] = monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._breaker = RollingBreaker(settings, clock)
+        self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_USERS)
+        self.active = 0
+        """Calls under way."""
+
+    @asynccontextmanager
+    async def entered(self, who: Principal, text: int, seconds: int = 0) -> AsyncIterator[Callable[[], None]]:
+        """Run a call of `text` characters for at most `seconds` (0: the most). What is yielded is called where the call came to nothing.
+
+        Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.
+        """
+        if seconds < 0:
+            raise InvalidRequest(f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the most")
+        tokens = text // _CHARS_A_TOKEN
+        if tokens > self._settings.tokens:
+            raise TokenLimit(f"token_limit: the query has about {tokens:,} tokens; at most {self._settings.tokens:,} are taken")
+        self._take(who)
+        if self.active >= self._settings.tasks:
+            raise TooOften(f"rate_limited: {self._settings.tasks} queries are under way; ask again later")
+        self._breaker.enter()
+        most = min(seconds or self._settings.timeout_seconds, self._settings.timeout_seconds)
+        failed: bool | None = False
+
+        def told() -> None:
+            nonlocal failed
+            failed = True
+
+        self.active += 1
+        try:
+            async with asyncio.timeout(most):
+                yield told
+        except TimeoutError as error:
+            failed = True
+            raise TimedOut(f"timeout: it took longer than {most:g} seconds") from error
+        except MoothallError as error:
+            failed = True if isinstance(error, Temporary) and not isinstance(error, RateLimited) else None
+            raise
+        except BaseException as error:
+            failed = True if isinstance(error, Exception) else None  # a caller that went says nothing about us
+            raise
+        finally:
+            self.active -= 1
+            self._breaker.note(failed=failed)
+
+    def _take(self, who: Principal) -> None:
+        """Take one from the caller's bucket, which fills with `calls_a_second` up to a second's worth. Raises `TooOften`."""
+        rate, now = self._settings.calls_a_second, self._clock()
+        most = max(rate, 1.0)
+        left, at = self._buckets.get((who.tenant, who.name), (most, now))
+        left = min(most, left + (now - at) * rate)
+        if left < 1:
+            raise TooOften(f"rate_limited: {who.name} may ask {rate:g} times a second", (1 - left) / rate)
+        self._buckets[(who.tenant, who.name)] = (left - 1, now)

@@ -1,0 +1,156 @@
+"""What a caller asks for: a query for an agent, or tools to run without a model, read from the query's context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest, Refused
+
+_DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
+_OURS = {_DIRECT, _SEQUENCE, _ALLOWED, "tool", "tool_name", "name", "repository", "role"}
+_MOST_CALLS = 256
+
+
+class Mode(StrEnum):
+    """How a query is answered."""
+
+    SIMPLE = "simple"
+    STANDARD = "standard"
+    COMPLEX = "complex"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One tool and its arguments."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """What is known of a session: what was asked and answered, oldest first, and what came of it."""
+
+    session_id: str = ""
+    history: tuple[str, ...] = ()
+    persistent_context: Mapping[str, Any] = field(default_factory=dict)
+    files_created: tuple[str, ...] = ()
+    tools_used: tuple[str, ...] = ()
+    total_tokens_used: int = 0
+    total_cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A caller's request, before anything is checked but its shape. Zero and empty mean the default."""
+
+    task_id: str
+    query: str = ""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    mode: Mode = Mode.STANDARD
+    available_tools: tuple[str, ...] = ()
+    max_agents: int = 0
+    max_iterations: int = 0
+    timeout_seconds: int = 0
+    token_budget: int = 0
+    session: SessionContext = SessionContext()
+
+    @property
+    def role(self) -> str:
+        """The role whose tools may be used."""
+        return _text(self.context, "role") or "dev"
+
+    @property
+    def length(self) -> int:
+        """Characters of all that a model would be told."""
+        told = json.dumps([self.context, self.session.persistent_context], default=str)
+        return len(self.query) + len(told) + sum(map(len, self.session.history))
+
+    def repository(self) -> RepositoryRef | None:
+        """Return which repository the context names: an id, a path or a URL, or an object of id, url and ref. Raises `InvalidRequest`."""
+        named = self.context.get("repository")
+        if named is None or named == "":
+            return None
+        if isinstance(named, str):
+            return RepositoryRef.named(named)
+        if isinstance(named, Mapping) and named and named.keys() <= {"id", "url", "ref"}:
+            return RepositoryRef(**{name: _text(named, name) for name in named})
+        raise InvalidRequest("context.repository is neither a text nor an object with id, url and ref")
+
+    def direct(self) -> tuple[Wanted, ...] | None:
+        """Return the tools to run without a model; None where an agent is asked. Raises `InvalidRequest`, `Refused`."""
+        if _DIRECT in self.context:
+            found: tuple[Wanted, ...] = (self._one(),)
+        elif _SEQUENCE in self.context:
+            found = self._several(self.context[_SEQUENCE])
+        else:
+            return None
+        for wanted in found:
+            self._check(wanted.tool)
+        return found
+
+    def is_sequence(self) -> bool:
+        """Whether a list of tools was asked for, not one."""
+        return _DIRECT not in self.context and _SEQUENCE in self.context
+
+    def told(self) -> str:
+        """Return the query as an agent is told it: after what the session and the context say."""
+        parts = []
+        if self.session.history:
+            parts.append("Earlier in this session, oldest first:\n" + "\n".join(f"- {line}" for line in self.session.history))
+        more = {name: value for name, value in self.context.items() if name not in _OURS}
+        known = {**self.session.persistent_context, **more}
+        if known:
+            parts.append("What is known:\n" + json.dumps(known, ensure_ascii=False, sort_keys=True, default=str))
+        return "\n\n".join([*parts, self.query])
+
+    def _one(self) -> Wanted:
+        given = self.context[_DIRECT]
+        if not isinstance(given, Mapping):
+            raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
+        name = next(
+            (_text(at, key) for at in (given, self.context) for key in ("tool", "tool_name", "name") if _text(at, key)), ""
+        )
+        if not name and len(self.available_tools) == 1:
+            name = self.available_tools[0]
+        if not name:
+            raise InvalidRequest(f"context.{_DIRECT} names no tool: give tool, tool_name or name, or one tool in available_tools")
+        rest = {key: value for key, value in given.items() if key not in {"tool", "tool_name", "parameters"}}
+        if _text(given, "name") == name and not (_text(given, "tool") or _text(given, "tool_name")):
+            del rest["name"]
+        return Wanted(name, {**rest, **_parameters(given, _DIRECT)})
+
+    def _several(self, given: Any) -> tuple[Wanted, ...]:
+        if not isinstance(given, Sequence) or isinstance(given, str) or not 1 <= len(given) <= _MOST_CALLS:
+            raise InvalidRequest(f"context.{_SEQUENCE} is no list of 1 to {_MOST_CALLS} objects with tool and parameters")
+        found = []
+        for place, item in enumerate(given):
+            if not isinstance(item, Mapping) or not _text(item, "tool"):
+                raise InvalidRequest(f"context.{_SEQUENCE}[{place}] names no tool; give {{tool, parameters}}")
+            found.append(Wanted(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]")))
+        return tuple(found)
+
+    def _check(self, tool: str) -> None:
+        """A list that is given allows what it names alone, an empty one in the context nothing."""
+        if self.available_tools and tool not in self.available_tools:
+            raise Refused(f"{tool[:80]} is not among available_tools")
+        allowed = self.context.get(_ALLOWED)
+        if allowed is not None and (not isinstance(allowed, Sequence) or isinstance(allowed, str) or tool not in allowed):
+            raise Refused(f"{tool[:80]} is not among context.{_ALLOWED}")
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _parameters(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    parameters = given.get("parameters", {})
+    if not isinstance(parameters, Mapping):
+        raise InvalidRequest(f"context.{where}.parameters is no object")
+    return parameters

@@ -1,0 +1,270 @@
+"""One query from its beginning to its end: tools at once where the context asks for them, else an agent or a council at the desk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moothall.agents.direct import Direct, Ran
+from moothall.agents.enforcer import Enforcer
+from moothall.agents.orders import Mode, Order, SessionContext, Wanted
+from moothall.agents.sessions import Sessions, written_by
+from moothall.config import Agents
+from moothall.domain.budget import Budget, Usage
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import digest, is_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.tool import ToolStatus
+from moothall.errors import InvalidRequest, MoothallError
+from moothall.ports import Deliberations
+from moothall.telemetry import get_logger
+from moothall.tools.catalogue import is_granted
+from moothall.tools.spec import ToolSpec
+from moothall.visits.visits import Visits
+
+log = get_logger(__name__)
+
+_CANCEL_SECONDS = 10.0
+_COUNCIL = 3
+_KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded; `agents` 0 where no model was asked."""
+
+    task_id: str
+    status: str
+    mode: Mode
+    result: str = ""
+    error: str = ""
+    ran: tuple[Ran, ...] = ()
+    usage: Usage = Usage()
+    agents: int = 0
+    latency_ms: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it came to what was asked."""
+        return self.status == "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Something that happens on the way: what is done, a tool that is called, or what came of it."""
+
+    message: str = ""
+    progress: float = 0.0
+    wanted: Wanted | None = None
+    ran: Ran | None = None
+
+
+class AgentTasks:
+    """What the agent service answers. `parallelism` is how many calls of a sequence run side by side, `memory_mb` what a tool may use."""
+
+    def __init__(
+        self,
+        desk: Deliberations,
+        visits: Visits,
+        sessions: Sessions,
+        settings: Agents,
+        *,
+        parallelism: int = 1,
+        memory_mb: int = 0,
+    ) -> None:
+        self._desk = desk
+        self._visits = visits
+        self._sessions = sessions
+        self._settings = settings
+        self._direct = Direct(visits, parallelism)
+        self.memory_mb = memory_mb
+        self._enforcer = Enforcer(settings)
+
+    @property
+    def active(self) -> int:
+        """Queries under way."""
+        return self._enforcer.active
+
+    @property
+    def most(self) -> int:
+        """Queries that may be under way."""
+        return self._settings.tasks
+
+    def offered(self, who: Principal) -> tuple[ToolSpec, ...]:
+        """Return the tools that the caller's tenant has."""
+        return self._visits.offered(who)
+
+    async def execute(self, order: Order, who: Principal) -> Report:
+        """Run a query to its end. Raises what the enforcer, the desk and the visits raise."""
+        report: Report | None = None
+        async with aclosing(self.steps(order, who)) as steps:
+            async for step in steps:
+                if isinstance(step, Report):
+                    report = step
+        if report is None:
+            raise AssertionError("the last step is the report")
+        return report
+
+    async def steps(self, order: Order, who: Principal) -> AsyncGenerator[Update | Report]:
+        """Yield what happens, first that it was let through, and last the report. A caller that goes ends the query."""
+        began = time.monotonic()
+        wanted = order.direct()
+        if wanted is None:  # tools are told nothing of it
+            order = await self._sessions.with_session(order, who)
+        async with self._enforcer.entered(who, order.length, order.timeout_seconds) as failed:
+            yield Update("begins")
+            found = self._tools(order, who, wanted) if wanted is not None else self._agent(order, who)
+            async with aclosing(found) as steps:
+                async for step in steps:
+                    if isinstance(step, Report):
+                        report = replace(step, latency_ms=round((time.monotonic() - began) * 1000))
+                        if report.status in {"error", "timeout"} and wanted is None:
+                            failed()
+                        await self._keep(order, who, report)
+                        yield report
+                    else:
+                        yield step
+
+    async def _tools(self, order: Order, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[Update | Report]:
+        known = {spec.name: spec for spec in self.offered(who)}
+        for item in wanted:
+            if item.tool not in known:
+                raise InvalidRequest(f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are")
+            yield Update(f"runs {item.tool}", wanted=item)
+        async with self._sessions.workspace(order, who) as opened:
+            try:
+                ran = await self._direct.run(who, opened, wanted, order.task_id)
+            except* MoothallError as group:
+                raise _first(group) from None
+        for one in ran:
+            yield Update(f"{one.wanted.tool}: {one.result.status}", ran=one)
+        wrong = "; ".join(f"{one.wanted.tool}: {one.result.error or one.result.status}" for one in ran if not one.ok)
+        outputs = [one.result.output for one in ran]
+        said = json.dumps(outputs if order.is_sequence() else outputs[0], ensure_ascii=False, default=str)
+        status = "ok" if not wrong else "error" if order.is_sequence() else _KINDS.get(ran[0].result.status, "error")
+        yield Report(order.task_id, status, Mode.SIMPLE, "" if wrong else said, wrong, ran)
+
+    async def _agent(self, order: Order, who: Principal) -> AsyncGenerator[Update | Report]:
+        if not order.query.strip():
+            raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
+        self._check_tools(order, who)
+        request = _request(order)
+        task_id = request.task_id
+        submitted = ended = False
+        try:
+            await self._desk.submit(request, who)
+            submitted = True
+            async with aclosing(self._desk.watch(task_id, 0, who)) as events:
+                async for recorded in events:
+                    if (step := _step(recorded)) is not None:
+                        yield step
+            outcome = await self._desk.wait(task_id, who)
+            ended = True
+        finally:
+            if submitted and not ended:
+                await asyncio.shield(self._abandon(task_id, who))
+        yield _report(outcome, order)
+
+    def _check_tools(self, order: Order, who: Principal) -> None:
+        """An agent has all tools of its role: whoever allows it fewer is told so, not ignored. Raises `InvalidRequest`."""
+        if order.available_tools and order.repository() is not None:
+            grant = self._visits.gate.grant_for(order.role)
+            over = sorted(
+                spec.name for spec in self.offered(who) if is_granted(grant, spec.name) and spec.name not in order.available_tools
+            )
+            if over:
+                raise InvalidRequest(
+                    f"an agent of the role {order.role} may use tools that available_tools leaves out, such as {over[0]}; "
+                    "leave it empty, or choose a role with fewer"
+                )
+
+    async def _abandon(self, task_id: str, who: Principal) -> None:
+        with suppress(MoothallError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._desk.cancel(task_id, "its caller went away, or its time was over", who)
+
+    async def _keep(self, order: Order, who: Principal, report: Report) -> None:
+        calls = [one.wanted for one in report.ran if one.ok]
+        used = SessionContext(
+            files_created=written_by({spec.name: spec for spec in self.offered(who)}, calls),
+            tools_used=tuple(dict.fromkeys(one.wanted.tool for one in report.ran)),
+            total_tokens_used=report.usage.tokens,
+            total_cost_usd=report.usage.cost_usd,
+        )
+        asked = (order.query, report.result or report.error) if not report.ran else ()
+        await self._sessions.keep(order, who, asked, used)
+
+
+def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _request(order: Order) -> DeliberationRequest:
+    """Return what the desk is asked. An id that the house cannot take stands behind one of ours."""
+    repository, named = order.repository(), order.task_id
+    council = order.mode is Mode.COMPLEX
+    if council:
+        protocol, seats = "", order.max_agents or _COUNCIL
+    else:
+        protocol, seats = ("single" if order.mode is Mode.SIMPLE and repository is None else "ask"), 1
+    return DeliberationRequest(
+        description=order.told(),
+        role=order.role,
+        task_id=named if is_id(named) else f"task-{digest(named)[:24]}",
+        constraints=Constraints(max_iterations=order.max_iterations, timeout_seconds=order.timeout_seconds),
+        num_agents=seats,
+        repository=repository,
+        protocol=protocol,
+        budget=Budget(tokens=order.token_budget),
+        about_text=repository is None,
+    )
+
+
+def _step(recorded: Recorded) -> Update | None:
+    """Return what a fact of a deliberation says to a caller who waits."""
+    event = recorded.event
+    seat = str(event.data.get("seat") or "")
+    match event.type:
+        case EventType.DELIBERATION_STARTED:
+            return Update("an agent is at work", 0.05)
+        case EventType.SEAT_TURN:
+            thought = event.data.get("thought")
+            return Update(f"{seat}: {thought}" if thought else f"{seat} has taken a turn", 0.3)
+        case EventType.SEAT_PROPOSED:
+            return Update(f"{seat} has an answer", 0.6)
+        case EventType.SEAT_REVISED:
+            return Update(f"{seat} has a better answer", 0.8)
+    return None
+
+
+def _report(outcome: Outcome, order: Order) -> Report:
+    """Return what a deliberation came to."""
+    best = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
+    about = {"branch": outcome.branch, "commit_sha": outcome.commit_sha, "winner_id": outcome.winner_id}
+    told: dict[str, Any] = {name: value for name, value in about.items() if value}
+    if best is not None and best.diff:
+        told |= {"proven": outcome.proven, "diff": best.diff}
+    failed = best is None or outcome.status is not DeliberationStatus.COMPLETED
+    status = "ok"
+    if failed:
+        over = any(seat.error_code == "BUDGET_EXCEEDED" for seat in outcome.seats)
+        status = "timeout" if outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
+    return Report(
+        order.task_id,
+        status,
+        order.mode,
+        result=best.content if best is not None and not failed else "",
+        error=(outcome.error_message or f"no answer was good enough: {outcome.final_state or outcome.status}") if failed else "",
+        usage=outcome.usage,
+        agents=outcome.agent_count,
+        about=told,
+    )

@@ -1,0 +1,158 @@
+"""Councils, questions and reasons as tools of a server that speaks the Model Context Protocol."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+import moothall
+from moothall.cli.council import hold_council
+from moothall.cli.documents import outcome_document
+from moothall.collector.progress import Progress, describe
+from moothall.config import Settings, secret_values
+from moothall.council.briefing import Briefings
+from moothall.council.desk import Desk
+from moothall.domain.briefing import BriefingRequest
+from moothall.domain.event import Recorded
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import Outcome
+from moothall.domain.secrets import scrub
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import MoothallError
+from moothall.wiring.asking import line_provenance
+from moothall.wiring.graph import open_answers
+from moothall.wiring.house import open_house
+from moothall.wiring.trusted import register
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = Context[Any, Any]
+
+_INSTRUCTIONS = (
+    "Councils of agents whose answer is selected by evidence. deliberate lets a council change a repository and returns the ranking, with the winner "
+    "as a branch; ask lets one agent answer; result returns what a task came to; why says where a line comes from; context says what is known."
+)
+_DIFF_CHARS = 60_000
+
+
+async def serve(settings: Settings) -> int:
+    """Serve on stdin and stdout until the client goes."""
+
+    @asynccontextmanager
+    async def opened(_: Any) -> AsyncIterator[McpHouse]:
+        # Inside the transport, which keeps stdout to itself: whatever else prints goes to stderr.
+        async with open_house(settings, lambda line: click.echo(line, err=True)) as house:
+            yield McpHouse(settings, house.desk)
+
+    server: MCPServer[McpHouse] = MCPServer(
+        "moothall", version=moothall.__version__, instructions=_INSTRUCTIONS, log_level="WARNING", lifespan=opened
+    )
+    for tool in (deliberate, ask, result, why, context):
+        server.tool()(_spoken(tool))
+    await server.run_stdio_async()
+    return 0
+
+
+async def deliberate(
+    call: Call, *, task: str, repository: str = "", ref: str = "", role: str = "dev", seats: int = 0, task_id: str = ""
+) -> dict[str, Any]:
+    """Let a council of agents work on a task in a git repository (a path, a URL or a registered id; a commit by ref) and return its
+    ranking: each candidate with its evidence and reasons. The winner is left as a branch, and nothing else is changed. The same
+    task_id and task again is the same deliberation. Without a repository it is about text.
+    """
+    house = _house(call)
+    named = await house.repository(repository, ref)
+    asked = DeliberationRequest(task, role, task_id, num_agents=seats, repository=named, about_text=named is None)
+    return await house.hold(asked, call)
+
+
+async def ask(call: Call, prompt: str, repository: str = "", ref: str = "", role: str = "dev") -> dict[str, Any]:
+    """Let one agent answer a question about a git repository, or make a small change, which is returned as a diff and not applied."""
+    house = _house(call)
+    named = await house.repository(repository, ref)
+    asked = DeliberationRequest(prompt, role, num_agents=1, protocol="ask", repository=named, about_text=named is None)
+    return await house.hold(asked, call)
+
+
+async def result(call: Call, task_id: str) -> dict[str, Any]:
+    """Return how a task stands, or what it came to."""
+    return _document(await _house(call).desk.result(task_id, LOCAL))
+
+
+async def why(call: Call, file: str, line: int, repository: str = ".", ref: str = "") -> dict[str, Any]:
+    """Return where a line of a file comes from: its commit, and of a commit that a council made the story, task, proposal, reviews, test
+    runs and approver. `file` is relative to the repository's root, `line` counts from 1.
+    """
+    origin, rows = await line_provenance(_house(call).settings, (repository, ref, file, line))
+    return {"line": asdict(origin), "proposals": [dict(row) for row in rows]}
+
+
+async def context(
+    call: Call, *, role: str = "dev", phase: str = "", story_id: str = "", task_id: str = "", repository: str = ""
+) -> str:
+    """Return what is known of a story or a task for a role in a phase, as a council's seats are told it."""
+    settings = _house(call).settings
+    asked = BriefingRequest(task_id, story_id, role, phase, repository=repository)
+    async with open_answers(settings) as answers:
+        return (
+            await Briefings(answers.ask, settings.limits, clean=functools.partial(scrub, known=secret_values(settings))).brief(
+                asked, LOCAL
+            )
+        ).text
+
+
+@dataclass(frozen=True, slots=True)
+class McpHouse:
+    """The open house, as the tools need it."""
+
+    settings: Settings
+    desk: Desk
+
+    async def repository(self, where: str, ref: str) -> RepositoryRef | None:
+        """Register what a client named; None for nothing. Raises what registering raises."""
+        return await register(self.settings, where, ref) if where else None
+
+    async def hold(self, asked: DeliberationRequest, call: Call) -> dict[str, Any]:
+        """Submit a task, say how far it is, and return what it came to. A client that goes cancels what it began."""
+        progress = Progress()
+
+        async def tell(recorded: Recorded) -> None:
+            nonlocal progress
+            progress, step = describe(progress, recorded)
+            await call.report_progress(step.percent, 100, step.step)
+
+        return _document(await hold_council(self.desk, asked, tell))
+
+
+def _house(call: Call) -> McpHouse:
+    house: McpHouse = call.request_context.lifespan_context
+    return house
+
+
+def _spoken(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Return a tool whose errors of ours its caller reads."""
+
+    @functools.wraps(tool)
+    async def spoken(*args: P.args, **given: P.kwargs) -> T:
+        try:
+            return await tool(*args, **given)
+        except MoothallError as error:
+            raise ToolError(f"{error.message} [{error.code}]") from error
+
+    return spoken
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    """Return what `--json` prints, with diffs that are not longer than a model can use."""
+    document = outcome_document(outcome)
+    for found in document["results"]:
+        if (more := len(found["diff"]) - _DIFF_CHARS) > 0:
+            found["diff"] = f"{found['diff'][:_DIFF_CHARS]}\n… {more:,} more characters: moothall diff {outcome.task_id}"
+    return document

@@ -1,0 +1,62 @@
+"""Who may be told what of a story: the table `scopes.yaml`. No caller widens it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moothall.domain.ids import ROLES
+from moothall.errors import InvalidRequest
+
+Scope = Literal["story", "brief", "decisions", "comments", "summaries", "plan", "tasks", "similar", "milestones", "timeline"]
+
+
+class Scopes(BaseModel):
+    """The table. Scopes are in the order in which a pack is laid out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    phase: str
+    worth: Mapping[Scope, Annotated[int, Field(gt=0)]]
+    roles: Mapping[str, tuple[Scope, ...]]
+    phases: Mapping[str, tuple[Scope, ...]]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if set(self.roles) != set(ROLES):
+            raise ValueError(f"the roles are {', '.join(ROLES)}")
+        if self.phase not in self.phases:
+            raise ValueError(f"there is no phase {self.phase}")
+        if unknown := {scope for row in (*self.roles.values(), *self.phases.values()) for scope in row} - set(self.worth):
+            raise ValueError(f"nothing says what {', '.join(sorted(unknown))} is worth")
+        return self
+
+    def allowed(self, role: str, phase: str) -> tuple[Scope, ...]:
+        """Return what may be told to a role in a phase; each may be empty. Raises `InvalidRequest`."""
+        phase = phase.strip().lower() or self.phase
+        if phase not in self.phases:
+            raise InvalidRequest(f"unknown phase {phase[:40]!r}; the phases are {', '.join(self.phases)}")
+        if role and role not in self.roles:
+            raise InvalidRequest(f"unknown role {role[:40]!r}; the roles are {', '.join(self.roles)}")
+        rows = [self.phases[phase], *([self.roles[role]] if role else self.roles.values())]
+        return tuple(scope for scope in self.worth if all(scope in row for row in rows))
+
+    def check(self, given: tuple[str, ...]) -> tuple[Scope, ...]:
+        """Return scopes by their names, in order. Raises `InvalidRequest` that names the unknown ones."""
+        named = {scope.strip().lower() for scope in given}
+        if strange := sorted(named - set(self.worth)):
+            raise InvalidRequest(
+                f"unknown scope {', '.join(name[:40] for name in strange)}; the scopes are {', '.join(self.worth)}"
+            )
+        return tuple(scope for scope in self.worth if scope in named)
+
+
+@cache
+def scopes() -> Scopes:
+    """Return the table that comes with Moothall."""
+    return Scopes.model_validate(yaml.safe_load(files(__package__).joinpath("scopes.yaml").read_text(encoding="utf-8")))

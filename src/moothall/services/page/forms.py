@@ -1,0 +1,80 @@
+"""What a browser sends: whose session it is, the fields of its forms; and errors as a page in plain words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moothall.errors import InvalidRequest, MoothallError, Refused
+from moothall.services.identity import call_as
+from moothall.services.page.sessions import Session, Sessions
+from moothall.services.page.shown import page, redirect
+from moothall.services.rest.documents import Turned
+from moothall.services.status import http_status_of
+
+COOKIE, _FIELDS = "moothall-session", 20
+_FORM = "application/x-www-form-urlencoded"
+
+Answer = Callable[[Request, Session], Awaitable[Response]]
+
+
+async def sent(request: Request, session: Session) -> Mapping[str, str]:
+    """Return the fields of a form of this session. Raises `Refused` for any other."""
+    given = await read_form(request)
+    if not session.sent(given.get("form", "")):
+        raise Refused("this form is not of your session; go back, load the page again and send it once more")
+    return given
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """Return the fields of a form. Raises `Turned` for what is none, is too large or comes too slowly."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise Turned(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
+    settings, raw = request.app.state.settings, bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > settings.body_bytes:
+                    raise Turned(413, "BODY_TOO_LARGE", f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)")
+        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=_FIELDS)
+    except TimeoutError as error:
+        raise Turned(408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds") from error
+    except ValueError as error:
+        raise InvalidRequest("the form cannot be read: it has too many fields, or is no text") from error
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
+    """Answer those who are signed in, and send others to sign in."""
+
+    async def check_session(request: Request) -> Response:
+        session = sessions.find(request.cookies.get(COOKIE, ""))
+        if session is None:
+            return redirect("/sign-in") if request.method == "GET" else page("sign_in.html", 403, said="ended")
+        call_as(session.who)
+        return await plainly(lambda asked: answer(asked, session), session)(request)
+
+    return check_session
+
+
+def plainly(
+    answer: Callable[[Request], Awaitable[Response]], session: Session | None = None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Answer an error as a page in plain words."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Turned as error:
+            status, said = error.status, error.message
+        except MoothallError as error:
+            status, said = http_status_of(error), error.message
+        return page("wrong.html", status, session=session, title=HTTPStatus(status).phrase, said=said)
+
+    return answered

@@ -1,0 +1,52 @@
+"""The page of the house itself: how its parts are, what its guard decided, which tools there are, what stories used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moothall.errors import InvalidRequest, Refused
+from moothall.services.doors import Doors
+from moothall.services.page.forms import signed_in
+from moothall.services.page.sessions import Session, Sessions
+from moothall.services.page.shown import page
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.discovery import Filters, discover
+
+_QUERY = 200
+
+
+def house_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+    """Return what a browser gets of the house."""
+
+    async def health(_request: Request, session: Session) -> Response:
+        return page("health.html", session=session, health=await doors.checkup.look())
+
+    async def audit(request: Request, session: Session) -> Response:
+        if not session.who.operator:
+            raise Refused("what the guard decided is shown to operators alone")
+        only = request.query_params.get("only", "")
+        if only not in {"", "refused"}:
+            raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")
+        found = await doors.decisions.last(session.who)
+        return page("decisions.html", session=session, only=only, decisions=[item for item in found if item.refused or not only])
+
+    async def budgets(_request: Request, session: Session) -> Response:
+        cards = await doors.board.cards(session.who)
+        books = [(card, await doors.accounts.of(card.story.id, session.who.tenant, card.story.budget)) for card in cards]
+        return page("budgets.html", session=session, books=[(card, book.lines()) for card, book in books])
+
+    async def tools(request: Request, session: Session) -> Response:
+        query = request.query_params.get("query", "")[:_QUERY]
+        specs = doors.visits.offered(session.who) if doors.visits else CATALOGUE.values()
+        return page("tools.html", session=session, query=query, tools=discover(specs, Filters(query)))
+
+    return [
+        Route("/house", signed_in(health, sessions)),
+        Route("/house/audit", signed_in(audit, sessions)),
+        Route("/house/budgets", signed_in(budgets, sessions)),
+        Route("/house/tools", signed_in(tools, sessions)),
+    ]

@@ -1,0 +1,124 @@
+"""The agent service of a real house: tools in real sandboxes, answers of a scripted model, a client that knows the protos alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from google.protobuf import json_format
+from served import ALICE, Served, make_command, served
+
+from house import by_task, git, scripted
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
+from moothall.pb.shannon.common import common_pb2 as common
+from moothall.repositories.sample import make_sample_repository
+from moothall.testing.model import Fault, scripted_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+class Caller:
+    """A stub whose calls carry alice's token."""
+
+    def __init__(self, house: Served) -> None:
+        self._stub: Any = pb_grpc.AgentServiceStub(house.channel)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+        return lambda request: method(request, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=180)
+
+
+def asked(query: str = "", context: Mapping[str, Any] | None = None, **more: Any) -> pb.ExecuteTaskRequest:
+    request = pb.ExecuteTaskRequest(query=query, **more)
+    request.context.update(context or {})
+    return request
+
+
+async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    prompt = str(body["messages"])
+    if "WAIT" in prompt:
+        return Fault("silent", delay=60)
+    return '{"thought": "", "finish": "Four."}' if "2 + 2" in prompt else by_task(body, headers)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Caller]:
+    folder = tmp_path_factory.mktemp("agents")
+
+    async def said(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        return await answer(body, headers)
+
+    async with scripted_model(scripted(said)) as model:
+        command = make_command(folder, model.base_url)
+        command.extra["MOOTHALL_TOOLS__PARALLELISM"] = "3"
+        command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
+        async with served(command) as house:
+            yield Caller(house)
+
+
+async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(agent: Caller) -> None:
+    meta = common.TaskMetadata(session_id="desk 7")
+    write = {
+        "tool_calls": [{"tool": "files.write", "parameters": {"path": f"{n}.py", "content": f"x = {n}\n"}} for n in range(4)]
+    }
+    written = await agent.ExecuteTask(asked(context=write, metadata=meta))
+    assert (written.status, written.metrics.agents_used) == (common.STATUS_CODE_OK, 0), written.error_message
+    read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
+    found = await agent.ExecuteTask(asked(context=read, metadata=meta))
+    assert json_format.MessageToDict(found.tool_results[0].output)["content"] == "x = 3\n"
+    elsewhere = await agent.ExecuteTask(asked(context=read))
+    assert (elsewhere.status, elsewhere.final_state) == (common.STATUS_CODE_ERROR, pb.AGENT_STATE_FAILED)
+    shell = {"tool_parameters": {"tool": "code.shell", "command": "cat *.py | wc -l; cat /etc/shadow"}}
+    walled = await agent.ExecuteTask(asked(context=shell, metadata=meta))
+    assert walled.status == common.STATUS_CODE_OK, walled.error_message
+    assert json_format.MessageToDict(walled.tool_results[0].output)["output"].split()[0] == "4", walled.tool_results
+
+
+async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> None:
+    response = await agent.ExecuteTask(asked("What is 2 + 2?"))
+    assert (response.status, response.result, response.metrics.agents_used) == (common.STATUS_CODE_OK, "Four.", 1)
+    assert response.metrics.token_usage.total_tokens > 0
+    updates = [update async for update in agent.StreamExecuteTask(asked("What is 2 + 2?"))]
+    states = [update.state for update in updates]
+    assert (states[0], states[-1]) == (pb.AGENT_STATE_PLANNING, pb.AGENT_STATE_COMPLETED)
+    assert "".join(update.delta for update in updates) == updates[-1].message == "Four."
+    progress = [update.progress for update in updates]
+    assert progress == sorted(progress)
+
+
+async def test_a_council_mends_a_repository(agent: Caller, tmp_path_factory: pytest.TempPathFactory) -> None:
+    repo = tmp_path_factory.getbasetemp() / "agents0" / "repo"
+    await make_sample_repository(repo)
+    response = await agent.ExecuteTask(asked(TASK, {"repository": str(repo)}, mode=common.EXECUTION_MODE_COMPLEX))
+    assert (response.status, response.metrics.agents_used) == (common.STATUS_CODE_OK, 3), response.error_message
+    about = json_format.MessageToDict(response.metadata)
+    assert about["proven"] is True
+    assert "hello_world" in git(repo, "show", about["branch"] + ":src/utils.py")
+
+
+async def test_a_stream_that_is_cancelled_ends_its_work(agent: Caller) -> None:
+    stream = agent.StreamExecuteTask(asked("WAIT for it"))
+    await stream.read()
+    stream.cancel()
+    async with asyncio.timeout(10):
+        while (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks:
+            await asyncio.sleep(0.05)
+
+
+async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
+    found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
+    tools = (await agent.DiscoverTools(pb.DiscoverToolsRequest())).tools
+    assert [tool.id for tool in tools] == list(found.supported_tools)
+    assert found.max_memory_mb > 0
+    health = await agent.HealthCheck(pb.HealthCheckRequest())
+    assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
+    with pytest.raises(grpc.aio.AioRpcError) as missing:
+        await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="no.tool"))
+    assert missing.value.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,46 @@
+"""A story's budget on the embedded bus: two hundred deliberations at once, in several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from moothall.bus.nats.jetstream import open_bus
+from moothall.bus.nats.server import embedded_server
+from moothall.config import Bus, Limits
+from moothall.domain.budget import Budget
+from moothall.guard.accounts import BUCKET, Accounts
+from support.spending import STORY, TENANT
+
+pytestmark = pytest.mark.e2e
+
+TOKENS, PROCESSES, EACH = 20_000, 4, 50
+TESTS = Path(__file__).parents[1]
+
+
+async def _process(url: str, number: int) -> dict[str, int]:
+    command = (sys.executable, "-m", "support.spending", url, str(number), str(EACH), str(TOKENS))
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(TESTS)}
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    found: dict[str, int] = json.loads(said)
+    return found
+
+
+async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path: Path) -> None:
+    async with embedded_server(Bus(), tmp_path / "bus") as url:
+        ends = await asyncio.gather(*(_process(url, number) for number in range(PROCESSES)))
+        async with open_bus(Bus(), url) as bus:
+            book = await Accounts(bus.bucket(BUCKET), Limits()).of(STORY, TENANT, Budget(tokens=TOKENS))
+    used, refused = sum(end["used"] for end in ends), sum(end["refused"] for end in ends)
+    assert len(book.draws) == PROCESSES * EACH
+    assert refused > 0, "there was not enough for all"
+    assert TOKENS * 0.8 < used <= TOKENS
+    assert (book.spent.tokens, book.reserved.tokens, book.left.tokens) == (used, 0, TOKENS - used)

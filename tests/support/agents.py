@@ -1,0 +1,132 @@
+"""The agent service over gRPC: a desk in memory, a real gate, rooms that answer from a function."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from moothall.agents.service import AgentTasks
+from moothall.agents.sessions import BUCKET, Sessions
+from moothall.config import Agents
+from moothall.domain.budget import Usage
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.overview import Condition
+from moothall.domain.task import RepositoryRef
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import Temporary
+from moothall.guard.grants import read_grants
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
+from moothall.ports import Workspace
+from moothall.services.checkup import Checkup, Probe
+from moothall.testing.bus import MemoryBus
+from moothall.tools.arguments import Arguments
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.outputs import Output
+from moothall.tools.spec import Caps, Danger, ToolSpec
+from support.callers import TOKEN, doors_of, serving
+from support.desk import MemoryDesk
+from support.visits import Visiting, visiting
+
+PONDER = ToolSpec(name="slow.ponder", summary="ponder", arguments=Arguments, output=Output, danger=Danger.READ, caps=Caps(60))
+GRANTS = """
+roles:
+  dev: {tools: {"files.*": [read, write], "tests.*": [execute], "slow.*": [read]}}
+"""
+
+
+class Slow:
+    """A toolkit whose calls wait to be let go; `most` were there at a time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.order: list[str] = []
+        self.go = asyncio.Event()
+
+    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
+        """Wait, and answer."""
+        del workspace, tenant
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await self.go.wait()
+        self.now -= 1
+        return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, {"id": call.request_id})
+
+
+@dataclass
+class Agent:
+    """A stub that carries a token, and what stands behind it."""
+
+    stub: Any
+    behind: Visiting
+    desk: MemoryDesk
+    bus: MemoryBus
+    slow: Slow
+    tasks: AgentTasks
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.stub, name)
+        return lambda request, token=TOKEN: method(request, metadata=[("authorization", f"Bearer {token}")], timeout=20)
+
+
+async def _blank(tenant: str) -> RepositoryRef:
+    del tenant
+    return RepositoryRef(id="sample")
+
+
+@asynccontextmanager
+async def serving_agents(tmp_path: Path, desk: MemoryDesk, settings: Agents) -> AsyncIterator[Agent]:
+    """Serve, and yield a caller."""
+    bus, slow = MemoryBus(), Slow()
+    catalogue = {name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))} | {PONDER.name: PONDER}
+    grants = read_grants(GRANTS, catalogue.values())
+    async with visiting(tmp_path, limits={"visits": 20}, catalogue=catalogue, grants=grants, toolkits={"slow": slow}) as behind:
+        sessions = Sessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
+        tasks = AgentTasks(desk, behind.visits, sessions, settings, parallelism=4, memory_mb=512)
+
+        async def away() -> tuple[Condition, str]:
+            raise Temporary("the model server is away")
+
+        checkup = Checkup({"model": Probe(away, needed=False)}, keep_seconds=0)
+        async with serving(desk, replace(doors_of(desk, bus, checkup=checkup), visits=behind.visits, agents=tasks)) as house:
+            yield Agent(pb_grpc.AgentServiceStub(house.channel), behind, desk, bus, slow, tasks)
+
+
+def asked(query: str = "", context: dict[str, Any] | None = None, **more: Any) -> pb.ExecuteTaskRequest:
+    """Return a request."""
+    request = pb.ExecuteTaskRequest(query=query, **more)
+    request.context.update(context or {})
+    return request
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Return the status and the words that a call is refused with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), str(caught.value.details())
+
+
+async def answer(agent: Agent, task_id: str, text: str, **more: Any) -> None:
+    """Play the council: it ends with this text."""
+    async with asyncio.timeout(10):
+        while task_id not in agent.desk.known():
+            await asyncio.sleep(0)
+    best = Result(1, "agent-dev-001", "dev", 1.0, (), passed_gates=True, proven=False, content=text)
+    outcome = Outcome(
+        task_id,
+        DeliberationStatus.COMPLETED,
+        agent_count=1,
+        winner_id="agent-dev-001",
+        results=(best,),
+        usage=Usage(prompt_tokens=10, completion_tokens=5, calls=1, cost_usd=0.5),
+        final_state="answered",
+    )
+    await agent.desk.decide(replace(outcome, **more))

@@ -1,0 +1,69 @@
+"""A browser without a window: cookies, forms and what a product owner writes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from moothall.planning.coach import Draft
+from moothall.services.doors import Doors
+from support.callers import TOKEN
+
+HOSTILE = "<script>alert(1)</script>\u202egnp.exe"
+SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩gnp.exe"
+CRITERIA = (
+    "Given two invoices, when May is exported, then the file has two lines",
+    "Given none, when June is exported, then the answer is 404",
+)
+DRAFT = Draft(
+    "Export invoices as CSV",
+    "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
+    CRITERIA,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What a browser got."""
+
+    status: int
+    headers: Any
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Browser:
+    """Keeps cookies, follows no redirect, and names its origin when it sends a form."""
+
+    http: aiohttp.ClientSession
+    url: str
+    doors: Doors
+
+    async def get(self, path: str) -> Got:
+        """Ask for a path."""
+        async with self.http.get(self.url + path, allow_redirects=False) as answer:
+            return Got(answer.status, answer.headers, await answer.text())
+
+    async def send(self, path: str, origin: str = "", **fields: str) -> Got:
+        """Send a form."""
+        headers = {"Origin": origin or self.url}
+        async with self.http.post(self.url + path, data=fields, headers=headers, allow_redirects=False) as answer:
+            return Got(answer.status, answer.headers, await answer.text())
+
+    async def sign_in(self, token: str = TOKEN) -> str:
+        """Sign in, and return the secret of the session's forms."""
+        got = await self.send("/sign-in", token=token)
+        if got.status != 303:
+            raise AssertionError(got.text)
+        return form_of((await self.get("/")).text)
+
+
+def form_of(text: str) -> str:
+    """Return the secret that a page's forms carry."""
+    found = re.search(r'name="form" value="([^"]+)"', text)
+    if found is None:
+        raise AssertionError(text)
+    return found[1]

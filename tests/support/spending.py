@@ -1,0 +1,54 @@
+"""Deliberations that spend a story's budget as fast as they can: `python -m support.spending URL PROCESS COUNT TOKENS`.
+
+Writes what their calls used and how many were refused; each call asks for 100 tokens and uses 60 to 100.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+
+from moothall.bus.nats.jetstream import open_bus
+from moothall.config import Bus, Limits
+from moothall.domain.budget import Budget, Ledger, Usage
+from moothall.errors import BudgetExceeded
+from moothall.guard.accounts import BUCKET, Accounts, Purse
+
+STORY, TENANT = "story-1", "local"
+_CALLS = 4
+
+
+async def spend(purse: Purse, ledger: Ledger, call: str, dice: random.Random) -> bool:
+    """Make a call, if the budget has room for it."""
+    ledger.reserve(call, Usage(prompt_tokens=100, calls=1))
+    try:
+        await purse.cover(ledger, Usage(prompt_tokens=100, calls=1))
+    except BudgetExceeded:
+        ledger.release(call)
+        return False
+    await asyncio.sleep(dice.random() / 100)
+    ledger.settle(call, Usage(prompt_tokens=dice.randint(60, 100), calls=1))
+    return True
+
+
+async def deliberate(accounts: Accounts, name: str, tokens: int) -> tuple[int, int]:
+    """Make some calls side by side; return what they used, and how many were refused."""
+    ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
+    purse = accounts.purse(STORY, TENANT, name, Budget(tokens=tokens))
+    made = await asyncio.gather(*(spend(purse, ledger, f"{name}/{number}", dice) for number in range(_CALLS)))
+    await purse.close(ledger.spent)
+    return ledger.spent.tokens, made.count(False)
+
+
+async def main(url: str, process: str, count: int, tokens: int) -> None:
+    """Run them all at once."""
+    async with open_bus(Bus(), url) as bus:
+        accounts = Accounts(bus.bucket(BUCKET), Limits())
+        done = await asyncio.gather(*(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count)))
+    sys.stdout.write(json.dumps({"used": sum(used for used, _ in done), "refused": sum(refused for _, refused in done)}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

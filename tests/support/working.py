@@ -1,0 +1,103 @@
+"""Stories on the board, and what works on them, with a desk in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from moothall.config import Limits
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.task import DeliberationRequest
+from moothall.planning.board import Board, Card
+from moothall.planning.coach import Draft
+from moothall.planning.planner import Planner
+from moothall.planning.work import Work
+from moothall.testing.bus import MemoryBus
+from support.desk import Lands, MemoryDesk
+
+DRAFT = Draft(
+    "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
+)
+A, B, C, D = ("abcd"[n] * 40 for n in range(4))
+
+
+def won(task_id: str, commit: str = "") -> Outcome:
+    """Return the end of a deliberation with a proven winner, delivered as `commit`."""
+    result = Result(1, "agent-dev-001", "dev", 1.0, ("proven",), True, True)
+    branch = f"moothall/{task_id}" if commit else ""
+    return Outcome(
+        task_id,
+        DeliberationStatus.COMPLETED,
+        role="dev",
+        winner_id=result.seat,
+        results=(result,),
+        commit_sha=commit,
+        branch=branch,
+    )
+
+
+def disagreed(task_id: str) -> Outcome:
+    """Return the end of a merge of what does not go together."""
+    seat = SeatOutcome("agent-dev-001", SeatStatus.FAILED, "MERGE_CONFLICT", "both sides changed the same lines: a.txt")
+    return Outcome(task_id, DeliberationStatus.COMPLETED, role="dev", seats=(seat,))
+
+
+@dataclass
+class House:
+    """A board, and what works on its stories; `work` of a process that may be started again."""
+
+    bus: MemoryBus
+    desk: MemoryDesk
+    board: Board
+    story_id: str = ""
+    architects: int = 0
+    lands: Lands = field(default_factory=Lands)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Work on the stories until the block ends."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(
+                Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits()), self.lands, architects=self.architects).run()
+            )
+            try:
+                yield
+            finally:
+                task.cancel()
+
+    async def until(self, condition: Callable[[], Awaitable[object]]) -> None:
+        """Wait for a condition."""
+        async with asyncio.timeout(10):
+            while not await condition():
+                await asyncio.sleep(0.005)
+
+    async def card(self) -> Card:
+        """Return the story as it is now."""
+        return await self.board.card(self.story_id, LOCAL)
+
+    async def stands(self, state: str, *facts: str) -> None:
+        """Wait until the story is in a state, with facts."""
+
+        async def there() -> bool:
+            stand = (await self.card()).stand
+            return stand.state == state and stand.facts >= set(facts)
+
+        await self.until(there)
+
+    async def asked(self, number: int) -> DeliberationRequest:
+        """Return the `number`-th request, from 1."""
+
+        async def there() -> bool:
+            return len(self.desk.known()) >= number
+
+        await self.until(there)
+        return self.desk.request(self.desk.known()[number - 1])
+
+    async def move(self, *events: str, comment: str = "") -> None:
+        """Move the story."""
+        for event in events:
+            await self.board.move(self.story_id, event, LOCAL, comment=comment)

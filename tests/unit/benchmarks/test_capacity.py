@@ -1,0 +1,46 @@
+"""The model of capacity: the simulation keeps within the bounds that arithmetic gives, and reaches them where nothing else is in the way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.capacity import PHASES, Demand, Fleet, alone_ms, bound, hosts_for, simulate
+
+_MS = st.floats(0.5, 20.0)
+_CORES = st.floats(0.1, 1.0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    demand=st.builds(Demand, _MS, _MS, _MS, st.floats(0.0, 200.0)),
+    fleet=st.builds(Fleet, st.lists(_CORES, min_size=1, max_size=4).map(tuple), _CORES, _CORES),
+    at_once=st.integers(1, 32),
+)
+def test_nothing_passes_the_bound(demand: Demand, fleet: Fleet, at_once: int) -> None:
+    load = simulate(demand, fleet, at_once, seconds=8)
+    assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, "jobs vary by a half, and the window cuts some"
+
+
+def test_a_crowd_reaches_the_busiest_part() -> None:
+    demand = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50)
+    assert simulate(demand, Fleet((0.25,)), 64).rate == pytest.approx(50, rel=0.05)
+    assert simulate(demand, Fleet((0.25, 0.25)), 64).rate == pytest.approx(100, rel=0.05)
+    assert simulate(demand, Fleet((1.0,) * 4), 256).rate == pytest.approx(333, rel=0.05), "serve is what is in the way then"
+
+
+def test_one_caller_waits_for_nobody() -> None:
+    demand, fleet = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50), Fleet((1.0,))
+    alone = alone_ms(demand, fleet)
+    assert alone > PHASES * 50
+    assert simulate(demand, fleet, 1).wait * 1000 == pytest.approx(alone, rel=0.02)
+
+
+def test_a_smaller_host_is_given_less() -> None:
+    demand = Demand(serve_ms=0.1, host_ms=10, bus_ms=0.1, model_ms=10)
+    assert simulate(demand, Fleet((0.9, 0.1)), 64).rate == pytest.approx(100, rel=0.05)
+
+
+def test_hosts_are_left_room() -> None:
+    assert hosts_for(Demand(3, 5, 1, 50), 140, busy=0.7) == pytest.approx(1.0)

@@ -1,0 +1,196 @@
+"""AgentService: sessions, queries for an agent or a council, and what stands before them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from moothall.agents.sessions import BUCKET
+from moothall.config import Agents
+from moothall.domain.event import EventType
+from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.task import RepositoryRef
+from moothall.errors import Temporary
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.common import common_pb2 as common
+from support.agents import Agent, answer, asked, refused
+from support.callers import OTHER
+
+# ---- sessions
+
+
+async def test_a_session_has_one_workspace_and_remembers(agent: Agent) -> None:
+    meta = common.TaskMetadata(session_id="The Session 7")
+    write = {"tool_parameters": {"tool": "files.write", "path": "new.py", "content": "x = 1\n"}}
+    await agent.ExecuteTask(asked(context=write, metadata=meta))
+    await agent.ExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta))
+    assert len(agent.behind.rooms.rooms) == 1
+    documents = await agent.bus.bucket(BUCKET).entries()
+    (kept,) = documents.values()
+    assert (kept["files_created"], kept["tools_used"]) == (["new.py"], ["files.write", "files.list"])
+    await agent.ExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER)
+    assert len(agent.behind.rooms.rooms) == 2, "another caller's session of this name is another"
+
+
+async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
+    meta = common.TaskMetadata(task_id="first", session_id="s")
+    first = asyncio.ensure_future(agent.ExecuteTask(asked("What is 2 + 2?", metadata=meta)))
+    await answer(agent, "first", "4")
+    await first
+    meta = common.TaskMetadata(task_id="second", session_id="s")
+    second = asyncio.ensure_future(agent.ExecuteTask(asked("And doubled?", {"style": "terse"}, metadata=meta)))
+    await answer(agent, "second", "8")
+    assert (await second).result == "8"
+    told = agent.desk.request("second").description
+    assert told.index("- What is 2 + 2?") < told.index("- 4") < told.index('"style": "terse"') < told.index("And doubled?")
+    given = pb.SessionContext(session_id="s", history=["only this"])
+    third = asyncio.ensure_future(
+        agent.ExecuteTask(asked("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third")))
+    )
+    await answer(agent, "third", "yes")
+    await third
+    assert "2 + 2" not in agent.desk.request("third").description
+
+
+# ---- queries
+
+
+async def test_an_agent_answers_and_what_it_used_is_said(agent: Agent) -> None:
+    meta = common.TaskMetadata(task_id="q-1", token_budget=5000)
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(
+            asked("Why?", metadata=meta, mode=common.EXECUTION_MODE_SIMPLE, config=pb.AgentConfig(max_iterations=2))
+        )
+    )
+    await answer(agent, "q-1", "Because.")
+    response = await running
+    assert (response.status, response.result, response.final_state) == (1, "Because.", pb.AGENT_STATE_COMPLETED)
+    used = response.metrics
+    assert (used.agents_used, used.token_usage.total_tokens, used.token_usage.cost_usd, used.mode) == (1, 15, 0.5, 1)
+    request = agent.desk.request("q-1")
+    assert (request.num_agents, request.budget.tokens, request.constraints.max_iterations) == (1, 5000, 2)
+
+
+async def test_complex_is_a_council_on_the_repository_that_the_context_names(agent: Agent) -> None:
+    meta = common.TaskMetadata(task_id="q-2", max_agents=5)
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(
+            asked("Mend it", {"repository": "sample", "role": "qa"}, metadata=meta, mode=common.EXECUTION_MODE_COMPLEX)
+        )
+    )
+    await answer(agent, "q-2", "done", branch="moothall/q-2", commit_sha="a" * 40)
+    response = await running
+    request = agent.desk.request("q-2")
+    assert (request.num_agents, request.role, request.repository) == (5, "qa", RepositoryRef(id="sample"))
+    assert response.metadata["branch"] == "moothall/q-2"
+
+
+async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
+    meta = common.TaskMetadata(task_id="Task/User_1 42")
+    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=meta)))
+    async with asyncio.timeout(10):
+        while not agent.desk.known():
+            await asyncio.sleep(0)
+    await answer(agent, agent.desk.known()[0], "Because.")
+    assert (await running).task_id == "Task/User_1 42"
+
+
+@pytest.mark.parametrize(("status", "code"), [(DeliberationStatus.TIMEOUT, 3), (DeliberationStatus.FAILED, 2)])
+async def test_a_query_that_came_to_nothing_says_so(agent: Agent, status: DeliberationStatus, code: int) -> None:
+    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3"))))
+    await answer(agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew")
+    response = await running
+    assert (response.status, response.error_message, response.final_state) == (code, "nobody knew", pb.AGENT_STATE_FAILED)
+
+
+async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -> None:
+    stream = agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4")))
+    reading = asyncio.ensure_future(_read(stream))
+    async with asyncio.timeout(10):
+        while "q-4" not in agent.desk.known():
+            await asyncio.sleep(0)
+    await agent.desk.record("q-4", EventType.SEAT_TURN, {"task_id": "q-4", "seat": "agent-dev-001", "thought": "look first"})
+    await answer(agent, "q-4", "Because of it.")
+    updates = await reading
+    assert (updates[0].state, updates[0].progress) == (pb.AGENT_STATE_PLANNING, 0)
+    assert [update.state for update in updates[1:-1]] == [pb.AGENT_STATE_EXECUTING] * (len(updates) - 2)
+    assert "agent-dev-001: look first" in [update.message for update in updates]
+    assert "".join(update.delta for update in updates) == updates[-1].message == "Because of it."
+    (usage,) = [update.tool_result for update in updates if update.tool_result.tool_id == "usage_metrics"]
+    assert usage.output.struct_value["total_tokens"] == 15
+    assert (updates[-1].state, updates[-1].progress) == (pb.AGENT_STATE_COMPLETED, 1)
+    assert {update.task_id for update in updates} == {"q-4"}
+
+
+async def _read(stream: Any) -> list[pb.TaskUpdate]:
+    return [update async for update in stream]
+
+
+async def test_a_stream_of_a_tool_shows_call_and_result(agent: Agent) -> None:
+    updates = await _read(agent.StreamExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}})))
+    assert [update.tool_call.name for update in updates if update.HasField("tool_call")] == ["files.list"]
+    results = [update.tool_result for update in updates if update.HasField("tool_result")]
+    assert [result.tool_id.rpartition(".")[2] for result in results] == ["0", "usage_metrics"]
+
+
+async def test_a_caller_that_goes_ends_its_query(agent: Agent) -> None:
+    stream = agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-5")))
+    await stream.read()
+    stream.cancel()
+    async with asyncio.timeout(10):
+        while "q-5" not in agent.desk.cancelled:
+            await asyncio.sleep(0.01)
+        while agent.tasks.active:
+            await asyncio.sleep(0.01)
+
+
+# ---- the enforcer
+
+
+async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
+    config = pb.AgentConfig(timeout_seconds=1)
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="q-6"), config=config)
+    code, details = await refused(agent.ExecuteTask(request))
+    assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert "q-6" in agent.desk.cancelled
+    code, _ = await refused(agent.StreamExecuteTask(asked("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+class TestTight:
+    @pytest.fixture
+    def settings(self) -> Agents:
+        return Agents(calls_a_second=2, tokens=100)
+
+    async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
+        for call in (agent.ExecuteTask(asked("why " * 200)), agent.StreamExecuteTask(asked("why " * 200)).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "token_limit")
+
+    async def test_whoever_asks_too_often_is_refused_and_others_are_not(self, agent: Agent) -> None:
+        request = asked(context={"tool_parameters": {"tool": "files.list"}})
+        for _ in range(2):
+            await agent.ExecuteTask(request)
+        for call in (agent.ExecuteTask(request), agent.StreamExecuteTask(request).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        assert (await agent.ExecuteTask(request, OTHER)).status == common.STATUS_CODE_OK
+
+
+class TestFragile:
+    @pytest.fixture
+    def settings(self) -> Agents:
+        return Agents(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
+
+    async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
+        agent.desk.failure = Temporary("the bus is away")
+        for _ in range(3):
+            assert (await refused(agent.ExecuteTask(asked("Why?"))))[0] is grpc.StatusCode.UNAVAILABLE
+        agent.desk.failure = None
+        for call in (agent.ExecuteTask(asked("Why?")), agent.StreamExecuteTask(asked("Why?")).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "circuit_open")

@@ -1,0 +1,107 @@
+"""ContextService over gRPC, on a real embedded graph."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf import json_format
+
+from moothall.config import Limits
+from moothall.council.briefing import Briefings
+from moothall.domain.briefing import BriefingRequest
+from moothall.domain.identity import LOCAL
+from moothall.graph.embedded import embedded_store
+from moothall.graph.store import CypherGraph
+from moothall.pb.context.v1 import context_pb2 as pb
+from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
+from moothall.planning.scopes import scopes
+from support.callers import OTHER, TOKEN, Client, doors_of, serving
+from support.chronicle import Chronicle, recorded
+from support.desk import MemoryDesk
+
+TOLD: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
+
+
+@pytest_asyncio.fixture
+async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
+    async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
+        graph = CypherGraph(store)
+        await graph.project(recorded(Chronicle("task-a").whole().events))
+        await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+        yield graph
+
+
+@pytest_asyncio.fixture
+async def client(graph: CypherGraph) -> AsyncIterator[Any]:
+    doors = replace(doors_of(MemoryDesk()), briefings=Briefings(graph.ask, Limits()), ask=graph.ask)
+    async with serving(MemoryDesk(), doors) as house:
+        yield house
+
+
+async def test_a_pack_is_what_get_task_context_and_seats_are_told(client: Any, graph: CypherGraph) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    told = await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **TOLD)
+    assert list(told.scopes) == [scope for scope in scopes().allowed("dev", "build") if scope != "timeline"]
+    assert "- task-b (dev), COMPLETED, committed, proven: add it" in told.blocks.context
+    asked = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
+    same = await Client(client.channel).GetTaskContext(asked)
+    assert (same.context_text, same.token_count, same.version_hash) == (told.context, told.token_count, told.version)
+    seats = await Briefings(graph.ask, Limits()).tell(BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000)
+    assert seats in told.blocks.context
+    few = await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **TOLD)
+    assert few.token_count <= 60
+    elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
+    assert (await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)).blocks.context == ""
+    with pytest.raises(grpc.aio.AioRpcError, match="token_budget is 99999; allowed are 0"):
+        await stub.GetContext(pb.GetContextRequest(story_id="story-2", token_budget=99_999), **TOLD)
+
+
+async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    asked = pb.RehydrateSessionRequest(
+        case_id="story-2", roles=["DEV", "qa", "dev"], include_timeline=True, include_summaries=True
+    )
+    told = await stub.RehydrateSession(asked, **TOLD)
+    assert set(told.packs) == {"dev", "qa"}
+    assert "deliberation.decided task-b" in told.packs["qa"].context
+    stats = told.stats
+    assert (stats.decisions, stats.decision_edges, stats.impacts, stats.events, list(stats.roles)) == (1, 1, 1, 1, ["dev", "qa"])
+    assert told.generated_at_ms > 0
+    for wrong, said in (
+        (pb.RehydrateSessionRequest(case_id="story-2"), "for whom"),
+        (pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], persist_bundle=True), "nothing is stored"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=said):
+            await stub.RehydrateSession(wrong, **TOLD)
+
+
+async def test_scopes_are_the_tables(client: Any) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    allowed = scopes().allowed("data", "build")
+    fine = await stub.ValidateScope(pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **TOLD)
+    assert (fine.allowed, list(fine.missing), fine.reason) == (True, [scope for scope in allowed if scope != "story"], "")
+    wide = await stub.ValidateScope(
+        pb.ValidateScopeRequest(role="data", phase="build", provided_scopes=["comments", "moon", *allowed]), **TOLD
+    )
+    assert (wide.allowed, list(wide.missing), list(wide.extra)) == (False, [], ["comments", "moon"])
+    assert wide.reason == "not for data in build: comments, moon"
+
+
+async def test_the_graph_is_walked(client: Any) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    found = await stub.GetGraphRelationships(pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **TOLD)
+    assert found.success
+    assert json_format.MessageToDict(found.node.properties)["description"] == "add it"
+    assert ("Story", "story-2") in {(node.type, node.id) for node in found.neighbors}
+    assert ("HAS_TASK", "story-2", "task-b") in {(item.type, item.from_id, item.to_id) for item in found.relationships}
+    none = await stub.GetGraphRelationships(pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **TOLD)
+    assert (none.success, none.message) == (False, "the graph has no Task 'moon'")
+    with pytest.raises(grpc.aio.AioRpcError, match="the labels are Story"):
+        await stub.GetGraphRelationships(pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **TOLD)

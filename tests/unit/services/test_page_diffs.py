@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from moothall.services.page.diffs import Line, read_diff
+
+DIFF = """diff --git a/src/a.py b/src/a.py
+--- a/src/a.py
++++ b/src/a.py
+@@ -3,3 +3,4 @@ def f():
+ same
+-old
++new
++++ b/passwd
+ end
+diff --git a/b.py b/b.py
+new file mode 100644
+--- /dev/null
++++ b/b.py
+@@ -0,0 +1 @@
++only
+\\ No newline at end of file
+"""
+
+
+def test_each_line_says_what_it_is_and_where() -> None:
+    found = read_diff(DIFF)
+    assert [line.text for line in found] == DIFF.splitlines()
+    assert [line for line in found if line.kind != "place"] == [
+        Line("same", " same", "src/a.py", 3),
+        Line("removed", "-old", "src/a.py", 4),
+        Line("added", "+new", "src/a.py", 4),
+        Line("added", "+++ b/passwd", "src/a.py", 5),
+        Line("same", " end", "src/a.py", 6),
+        Line("added", "+only", "b.py", 1),
+    ]
+
+
+def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:
+    assert all(line.kind == "place" for line in read_diff("+x\n-y\n z\n@@ nonsense @@\n+x"))
+    assert read_diff("") == []
+
+
+def test_a_browser_gets_no_more_than_it_shows_well() -> None:
+    found = read_diff("--- a/a\n+++ b/a\n@@ -0,0 +1,9000 @@\n" + "+x\n" * 9_000)
+    assert len(found) == 2_001
+    assert "7003 more lines" in found[-1].text
