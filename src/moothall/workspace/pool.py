@@ -86,11 +86,7 @@ class Pool:
             await box.close()
         self._spares.clear()
         self._open.clear()
-        # Nobody sweeps after us once our folder is gone, and what was killed may take a moment to die.
-        for _ in range(_DYING):
-            if await asyncio.to_thread(_end, f"{self._instance}-"):
-                break
-            await asyncio.sleep(_DYING_PAUSE)
+        await _ended(f"{self._instance}-")  # nobody sweeps after us once our folder is gone
         if self._reaper is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._reaper.kill()
@@ -209,15 +205,20 @@ class Pool:
             self._spares[box.place.key].append(box)
 
 
-def _end(prefix: str) -> bool:
-    """End the sandboxes whose name begins with `prefix`; whether nothing is left of them."""
-    return orphans.end(prefix) == 0 and cgroups.sweep(prefix)
+async def _ended(prefix: str) -> bool:
+    """End the sandboxes whose name begins with `prefix`; whether nothing is left of them. What was killed may take a moment to die."""
+    for _ in range(_DYING):
+        if await asyncio.to_thread(lambda: orphans.end(prefix) == 0 and cgroups.sweep(prefix)):
+            return True
+        await asyncio.sleep(_DYING_PAUSE)
+    return False
 
 
 async def sweep(layout: Layout) -> int:
     """Remove what killed processes left in the run folder; return how many there were.
 
-    Their sandboxes died with them, all but those that were just starting; here those end too, and folders and cgroups go.
+    Their sandboxes die with them, all but those that were just starting; here those end too, and folders and cgroups go.
+    Whoever is started again at once comes while they die, and may be the last who looks: so that is waited for.
     """
     swept = 0
     for folder in layout.run.iterdir():
@@ -226,7 +227,7 @@ async def sweep(layout: Layout) -> int:
         except OSError:
             continue  # just being made, or just gone
         try:
-            if try_lock(descriptor) and await asyncio.to_thread(_end, f"{folder.name}-"):  # else whoever comes next tries again
+            if try_lock(descriptor) and await _ended(f"{folder.name}-"):  # else whoever comes next tries again
                 await remove_tree(folder)
                 swept += 1
         finally:
