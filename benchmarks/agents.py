@@ -14,7 +14,11 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 
-SETTINGS = {"MOOTHALL_AGENTS__CALLS_A_SECOND": "100000", "MOOTHALL_AGENTS__TASKS": "1000"}
+SETTINGS = {
+    "MOOTHALL_AGENTS__CALLS_A_SECOND": "100000",
+    "MOOTHALL_AGENTS__TASKS": "1000",
+    "MOOTHALL_GUARD__SEAT_CALLS": "100000",  # a session has those of one seat
+}
 _AT_ONCE = 16
 
 
