@@ -82,6 +82,8 @@ MergeCommits = Callable[[Base, Sequence[str]], Awaitable[Patch]]
 """Returns what commits come to together on a base. Raises `MergeConflict`, `PatchRefused`, `RepositoryError`."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
+Answerer = Callable[[Mapping[str, Any]], Awaitable[tuple[Mapping[str, Any], bytes]]]
+"""Answers a request: a JSON object, and bytes beside it that fit into a message. Raises nothing but `InvalidRequest`, which nobody hears."""
 Glance = Callable[[Recorded], bool | asyncio.Future[None]]
 """Sees a message before its handler does; True where nothing is left to be done, a future where that is so once it is done."""
 
@@ -144,6 +146,14 @@ class Bus(Log, Protocol):
 
     def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield what is sent until closed."""
+        ...
+
+    async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+        """Return the answer to a request that is stored nowhere. Raises `BusUnavailable` where nobody answers within `seconds`."""
+        ...
+
+    async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
+        """Answer what is asked, requests side by side, until cancelled. `shared`: of several that answer, one is asked."""
         ...
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:

@@ -37,6 +37,8 @@ class Channel(StrEnum):
     """Signal: a host took up work that was delivered before; by task."""
     FIGURES = "figures"
     """Signal: the figures of a process."""
+    REPOSITORIES = "repositories"
+    """Asked and answered: what hosts that share no disk need of repositories; by whoever is asked."""
 
     def of(self, about: str) -> Topic:
         """Return the topic of one thing."""

@@ -10,11 +10,13 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from moothall.domain.secrets import HOLE
 
 GENESIS = "0" * 64
 _HEAD_BYTES = 256
@@ -27,6 +29,16 @@ class Head:
 
     seq: int
     hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of chains that lie here. `elsewhere`: records in
+    order, of chains that hosts write on disks of their own.
+    """
+
+    heads: Mapping[tuple[str, str], Mapping[int, str]] = field(default_factory=dict)
+    elsewhere: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All chains under a data directory. `unfinished` counts calls that began and whose end is not recorded:
+    """All chains under a data directory, and those of hosts elsewhere. `unfinished` counts calls that began and whose end is not recorded:
     those that run just now, and those that a crash ended.
     """
 
@@ -167,21 +179,25 @@ def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:
     return tuple(_Reading(path, key).problems())
 
 
-def verify_all(
-    data_dir: Path, key: bytes = b"", told: Mapping[tuple[str, str], Mapping[int, str]] = MappingProxyType({})
-) -> AuditReport:
-    """Check every chain of every tenant under a data directory; `key` as for `verify`. `told` is what the AUDIT stream tells: by tenant
-    and writer, hashes by seq.
+def verify_all(data_dir: Path, key: bytes = b"", told: Told = Told(), hosts: bytes = b"") -> AuditReport:
+    """Check every chain of every tenant under a data directory, and what the AUDIT stream tells of those on other disks; `key` as for
+    `verify`, `hosts` is the key of hosts on other machines.
     """
     root = data_dir / "audit"
     paths = sorted(
         {*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))}
-        | {root / tenant / f"{writer}.jsonl" for tenant, writer in told}
+        | {root / tenant / f"{writer}.jsonl" for tenant, writer in told.heads}
     )
-    readings = [_Reading(path, key, told.get((path.parent.name, path.stem), {})) for path in paths]
+    readings = [_Reading(path, key, told.heads.get((path.parent.name, path.stem), {}), hosts) for path in paths]
+    here = {(path.parent.name, path.stem) for path in paths}
+    readings += [
+        _ToldReading(Path("the bus", tenant, writer), records)
+        for (tenant, writer), records in sorted(told.elsewhere.items())
+        if (tenant, writer) not in here
+    ]
     problems = tuple(problem for reading in readings for problem in reading.problems())
     return AuditReport(
-        chains=len(paths),
+        chains=len(readings),
         records=sum(reading.records for reading in readings),
         problems=problems,
         unfinished=sum(reading.open.total() for reading in readings),
@@ -192,9 +208,9 @@ def verify_all(
 class _Reading:
     """One pass over a chain."""
 
-    def __init__(self, path: Path, key: bytes, told: Mapping[int, str] = MappingProxyType({})) -> None:
+    def __init__(self, path: Path, key: bytes, told: Mapping[int, str] = MappingProxyType({}), hosts: bytes = b"") -> None:
         self.path = path
-        self._key = key
+        self._key, self._hosts = key, hosts
         self._told = told
         self.records = 0
         self.open: Counter[tuple[str, ...]] = Counter()
@@ -280,8 +296,34 @@ class _Reading:
         if not mac:
             what = "the head is not signed, as before heads were: records may be cut off"
             yield Problem(self.path, self._line, what, serious=False)
-        elif not hmac.compare_digest(mac, head_mac(self._key, self.path, head)):
+        elif not any(hmac.compare_digest(mac, head_mac(key, self.path, head)) for key in (self._key, self._hosts) if key):
             yield self._problem("the head is not signed with this key: records may be cut off or made up")
 
     def _problem(self, what: str) -> Problem:
         return Problem(self.path, self._line, what)
+
+
+class _ToldReading(_Reading):
+    """One pass over what the AUDIT stream tells of a chain that lies on another disk."""
+
+    def __init__(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(path, b"")
+        self._records = records
+
+    def problems(self) -> Iterator[Problem]:
+        for told in self._records:
+            record = dict(told)
+            self._line = record["seq"]
+            if record["seq"] > self._last.seq + 1:
+                what = f"the stream was not told of records {self._last.seq + 1} to {record['seq'] - 1}: they are with the host that wrote them"
+                yield Problem(self.path, self._line, what, serious=False)
+                self._last = Head(record["seq"] - 1, record["prev"])
+            if record["hash"] != record_hash(record):
+                left_out = HOLE in json.dumps(record)
+                what = (
+                    "what looked like a secret was left out: its hash cannot be checked"
+                    if left_out
+                    else "a record was changed: its hash is wrong"
+                )
+                yield Problem(self.path, self._line, what, serious=not left_out)
+            yield from self._follow(record)

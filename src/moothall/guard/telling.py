@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.errors import MoothallError
-from moothall.guard.chain import Head, head_mac
+from moothall.guard.chain import Head, Told, head_mac
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -22,9 +22,6 @@ log = get_logger(__name__)
 
 _GATHER_SECONDS = 0.2
 _RECORDS, _KEPT = 64, 10_000  # of one event; that wait while the bus cannot be reached
-
-Heads = Mapping[tuple[str, str], Mapping[int, str]]
-"""By tenant and writer: the hashes of records that the stream tells of, by seq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +80,12 @@ def _event(writer: str, taken: list[Written]) -> Event:
     return write(EventType.AUDIT_RECORDED, last.tenant, data, ordinal=f"{writer}/{last.record['seq']}", tenant=last.tenant)
 
 
-async def told_heads(events: AsyncIterable[Recorded], key: bytes) -> Heads:
-    """Return what the stream tells of chains. What is not signed with `key` is passed over: others may write there."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
+async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = b"") -> Told:
+    """Return what the stream tells of chains. What is signed neither with `key` nor with that of `hosts` elsewhere is passed over: others
+    may write there.
+    """
+    heads: dict[tuple[str, str], dict[int, str]] = {}
+    elsewhere: dict[tuple[str, str], dict[tuple[int, str], Mapping[str, Any]]] = {}
     async for recorded in events:
         data, tenant = recorded.event.data, recorded.event.tenant
         record, writer = data.get("record"), data.get("writer")
@@ -95,6 +95,19 @@ async def told_heads(events: AsyncIterable[Recorded], key: bytes) -> Heads:
         # Numbers come back from JSON as they went.
         if not isinstance(seq, int | float) or not isinstance(hashed, str):
             continue
-        if data.get("mac") == head_mac(key, Path(tenant, writer), Head(int(seq), hashed)):
-            found.setdefault((tenant, writer), {})[int(seq)] = hashed
-    return found
+        mac, path, head = data.get("mac"), Path(tenant, writer), Head(int(seq), hashed)
+        if mac == head_mac(key, path, head):
+            heads.setdefault((tenant, writer), {})[int(seq)] = hashed
+        elif hosts and mac == head_mac(hosts, path, head):
+            known = elsewhere.setdefault((tenant, writer), {})
+            known |= {(one["seq"], one["hash"]): one for one in _vouched(record, data.get("records"))}
+    return Told(heads, {chain: [known[each] for each in sorted(known)] for chain, known in elsewhere.items()})
+
+
+def _vouched(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
+    """Yield a signed record, and those told with it that it follows from."""
+    yield last
+    for record in reversed(earlier if isinstance(earlier, list | tuple) else ()):
+        if not isinstance(record, Mapping) or (record.get("seq"), record.get("hash")) != (last["seq"] - 1, last.get("prev")):
+            return
+        yield (last := record)

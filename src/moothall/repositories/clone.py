@@ -119,7 +119,7 @@ class TrustedClone:
         )
         if answer.status:
             failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
-            if _over(answer.err):
+            if over_limit(answer.err):
                 raise TooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
             raise RepositoryError(failed)
         try:
@@ -405,7 +405,8 @@ def _check_sha(sha: str) -> str:
     return sha
 
 
-def _over(stderr: str) -> bool:
+def over_limit(stderr: str) -> bool:
+    """Whether a git says that it, or one below it, hit the limit of what it may write."""
     return any(word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from moothall.config import Workspace as Settings
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import InvalidRequest, PatchRefused, Refused, RepositoryError
+from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, landing, sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
@@ -53,6 +54,8 @@ class TrustedRepositories:
         self._secrets = secrets or {}
         self._pin = pin
         self._git = GitRunner(self._clones, settings.git_seconds)
+        self.elsewhere: Callable[[str, str, str], Awaitable[None]] | None = None
+        """Brings a patch (repository, base, commit) that a host on another disk made; None where there is no such host."""
 
     def clone(self, repository: str) -> TrustedClone:
         """Return the trusted clone of a repository id."""
@@ -172,6 +175,9 @@ class TrustedRepositories:
     async def diff(self, base: Base, commit_sha: str) -> str:
         """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
         clone = self.clone(base.repository)
+        if self.elsewhere is not None and not await clone.has(commit_sha):
+            with suppress(MoothallError):
+                await self.elsewhere(base.repository, base.sha, commit_sha)
         if not await clone.has(commit_sha):
             raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more")
         return await clone.diff(base.sha, commit_sha)
@@ -263,10 +269,13 @@ class TrustedRepositories:
         await self._hand_over(entry, base_sha, sha, name)
         return name, entry.origin
 
-    async def fetch(self, repository: str) -> str:
-        """Bring the newest commit of the origin's default branch here. Raises `RepositoryError`."""
+    async def fetch(self, repository: str, ref: str = "") -> str:
+        """Bring what `ref` means at the origin here, by default the newest commit of its default branch; return its sha. One that is here by its
+        full id is not asked for. Raises `RepositoryError`.
+        """
         entry = await asyncio.to_thread(self.registry.find, repository)
-        return await self._fetch(self.clone(entry.id), entry, "")
+        clone = self._clone(entry)
+        return ref if await clone.has(ref) else await self._fetch(clone, entry, ref)
 
     async def clone_other(self, url: str, ref: str) -> Cloned:
         """Bring the files of another repository. See `gitremote.clone_public`."""

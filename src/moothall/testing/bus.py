@@ -25,7 +25,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Permanent, Temporary
-from moothall.ports import Glance, Handler
+from moothall.ports import Answerer, Glance, Handler
 
 
 class MemoryBlobs:
@@ -151,6 +151,7 @@ class MemoryBus:
         self._durables: dict[str, _Durable] = {}
         self._buckets: dict[str, MemoryBucket] = {}
         self._listeners: list[tuple[Topic, asyncio.Queue[bytes]]] = []
+        self._answering: list[tuple[Topic, Answerer]] = []
         self._changed = asyncio.Event()
 
     async def publish(self, event: Event) -> int:
@@ -334,6 +335,28 @@ class MemoryBus:
                 yield codec.load_json(await listener[1].get())
         finally:
             self._listeners.remove(listener)
+
+    async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+        """Ask whoever answers for a topic."""
+        registry.literal(topic)
+        for heard, answerer in self._answering:
+            if heard == topic:
+                try:
+                    async with asyncio.timeout(seconds):
+                        said, rest = await answerer(codec.load_json(codec.dump_json(asked)))
+                except (InvalidRequest, TimeoutError) as error:
+                    raise BusUnavailable(f"nobody answered on {topic.about}") from error
+                return codec.load_json(codec.dump_json(said)), rest
+        raise BusUnavailable(f"nobody answers on {topic.about}")
+
+    async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:  # noqa: ARG002 - one process is asked anyway
+        """Answer until cancelled."""
+        registry.literal(topic)
+        self._answering.append((topic, answerer))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._answering.remove((topic, answerer))
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document, replacing."""

@@ -27,15 +27,25 @@ from moothall.model.replicas import open_models
 from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart
 from moothall.wiring.bus import Bus, open_bus
-from moothall.wiring.rules import audit_key, open_rules
+from moothall.wiring.elsewhere import Home, disk_of, for_hosts, home_of
+from moothall.wiring.rules import keys_of, open_rules
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.watching import report_figures, settle, spans
 
 
 async def host_main(
-    name: str, ready: Callable[[], None], *, house: Process, settings: Settings, bus_url: str, model_url: str
+    name: str,
+    ready: Callable[[], None],
+    *,
+    house: Process,
+    settings: Settings,
+    bus_url: str,
+    model_url: str,
+    home: Home | None = None,
 ) -> None:
-    """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once work is being pulled."""
+    """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once work is being pulled. `home`: where
+    the house may be on another machine.
+    """
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node nobody else has made it
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings, name), secrets)
@@ -51,7 +61,7 @@ async def host_main(
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(report_figures(settings.metrics, bus, name))
-        await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
+        await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url, home=home)
 
 
 async def host_beside(
@@ -66,21 +76,33 @@ def _log_file(settings: Settings, name: str) -> Path:
     return settings.data_dir / "logs" / f"{name}.log"
 
 
-async def _host(name: str, ready: Callable[[], None], *, settings: Settings, bus: Bus, bus_url: str, model_url: str) -> None:
+async def _host(
+    name: str,
+    ready: Callable[[], None],
+    *,
+    settings: Settings,
+    bus: Bus,
+    bus_url: str,
+    model_url: str,
+    home: Home | None = None,
+) -> None:
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
-        writer = f"{name}-{digest(bus_url)[:8]}"
+        writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
+        if home is not None:
+            disk = disk_of(settings)
+            writer, far = f"{writer}-{disk}", bus if disk != home.disk else None  # each disk has chains of its own
         audit = await stack.enter_async_context(
             AuditLog(
                 settings.data_dir,
                 writer,
                 sync_records=settings.guard.audit_sync_records,
-                key=audit_key(settings),
+                key=keys.audit,
                 publish=bus.publish,
             )
         )
-        rules = await stack.enter_async_context(open_rules(settings, bus))
-        hands = await stack.enter_async_context(open_hands(settings))
+        rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
+        hands = await stack.enter_async_context(open_hands(settings, far))
         parts = Parts(
             model=model,
             gate=Gate(settings.guard, audit, bus.publish, rules),
@@ -124,7 +146,14 @@ async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosti
         ) from error
 
     def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-        main = functools.partial(host_main, house=this_process(), settings=settings, bus_url=bus_url, model_url=model_url)
+        main = functools.partial(
+            host_main,
+            house=this_process(),
+            settings=for_hosts(settings),
+            bus_url=bus_url,
+            model_url=model_url,
+            home=home_of(settings),
+        )
         hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, main)
         return hosts
 

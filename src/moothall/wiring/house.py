@@ -24,6 +24,7 @@ from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, bus_url, found, open_bus
 from moothall.wiring.early import defaults
+from moothall.wiring.elsewhere import lending
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import settle, spans
 
@@ -129,7 +130,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         )
     # A server that ends leaves what the graph lacks to its next start; a single command has none.
     remembered = await stack.enter_async_context(start_beside(remembering(settings, bus, None if serving else tell)))
-    repositories = trusted_repositories(settings)
+    repositories = await stack.enter_async_context(lending(settings, bus, trusted_repositories(settings)))
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
     await (await stack.enter_async_context(start_beside(beside(collector.run(), "collector"))))

@@ -7,12 +7,13 @@ import functools
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from moothall.aio import beside
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
-from moothall.guard.approvals import Approvals
+from moothall.guard.approvals import Approvals, public_key
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
 from moothall.guard.parking import BUCKET as PARKED_BUCKET
 from moothall.guard.parking import SPENT_BUCKET, Parking
@@ -37,15 +38,19 @@ _KEY_CHARS = 32
 
 
 @asynccontextmanager
-async def open_rules(settings: Settings, bus: Bus, families: Families = FAMILIES) -> AsyncIterator[Rules]:
-    """Read tables and policies, and follow what operators switch and revoke. Raises `ConfigurationError`, `BusUnavailable`."""
+async def open_rules(
+    settings: Settings, bus: Bus, families: Families = FAMILIES, *, keys: Keys | None = None
+) -> AsyncIterator[Rules]:
+    """Read tables and policies, and follow what operators switch and revoke. `keys` are those of this data directory where none are
+    given. Raises `ConfigurationError`, `BusUnavailable`.
+    """
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
     off = Switches(bus.bucket(SWITCHES_BUCKET), catalogue)
     revoked = Revocations(bus.bucket(REVOKED_BUCKET))
-    key = await asyncio.to_thread(guard_key, settings)
-    waiting = parking_of(settings, bus, key)
+    own = await asyncio.to_thread(keys_of, settings) if keys is None else keys
+    waiting = parking_of(settings, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
-    tokens = Tokens(key, longest_token(settings), revoked=revoked.any)
+    tokens = Tokens(own.guard, longest_token(settings), revoked=revoked.any)
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings))
         for work, name in (
@@ -88,9 +93,10 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
     }
 
 
-def parking_of(settings: Settings, bus: Bus, key: bytes) -> Parking:
+def parking_of(settings: Settings, bus: Bus, keys: Keys) -> Parking:
     """Return what waits for operators; not read yet."""
-    return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, settings.guard.approval_seconds))
+    approvals = Approvals(keys.guard, settings.guard.approval_seconds, public=keys.approvals)
+    return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
 def longest_token(settings: Settings) -> float:
@@ -144,9 +150,30 @@ def _folder(settings: Settings) -> Path:
     return folder
 
 
-def audit_key(settings: Settings) -> bytes:
-    """Return the key that signs the heads of audit chains, made from that of the guard. Raises `ConfigurationError`."""
-    return hashlib.sha256(b"moothall audit key\0" + guard_key(settings)).digest()
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a process signs with. `guard` signs its capability tokens, and from it is made what signs its audit. `approvals` is the public key
+    that checks those of the house, for whoever may not sign any; empty for the house itself.
+    """
+
+    guard: bytes = field(repr=False)
+    approvals: bytes = b""
+
+    @property
+    def audit(self) -> bytes:
+        """Signs the heads of audit chains."""
+        return hashlib.sha256(b"moothall audit key\0" + self.guard).digest()
+
+    def of_hosts(self) -> Keys:
+        """Return those of hosts on other machines, from which nobody learns these: a host can neither approve anything, nor sign the
+        house's tokens or audit.
+        """
+        return Keys(hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard))
+
+
+def keys_of(settings: Settings) -> Keys:
+    """Return the keys of this data directory. Raises `ConfigurationError`."""
+    return Keys(guard_key(settings))
 
 
 def guard_key(settings: Settings) -> bytes:
@@ -179,8 +206,8 @@ async def parking(settings: Settings) -> AsyncIterator[Parking]:
     """Yield what waits for an operator now."""
     from moothall.wiring.bus import open_log
 
-    key = await asyncio.to_thread(guard_key, settings)
+    keys = await asyncio.to_thread(keys_of, settings)
     async with open_log(settings, lambda _: None) as bus:
-        known = parking_of(settings, bus, key)
+        known = parking_of(settings, bus, keys)
         await known.refresh()
         yield known

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,8 +18,9 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
 from moothall.network.destinations import Destinations
-from moothall.ports import Workspace, Workspaces
+from moothall.ports import Bus, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.far import FarRepositories
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.toolkits.web.family import WebFamily
@@ -30,17 +31,20 @@ from moothall.workspace.runner import LocalRunner
 
 def trusted_repositories(settings: Settings) -> TrustedRepositories:
     """Repositories to register, pin, read and deliver to."""
-    return _make_trusted(settings, _refuse_to_prepare)
+    return _make_trusted(settings, _refuse_to_prepare, TrustedRepositories)
 
 
 async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
     raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
 
 
-def _make_trusted(settings: Settings, prepare: Prepare) -> TrustedRepositories:
+_Kind = TypeVar("_Kind", bound=TrustedRepositories)
+
+
+def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
     http = WebFamily().own(settings)
     destinations = Destinations.read(http.allow, only=http.only_allowed)
-    return TrustedRepositories(settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin)
+    return kind(settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin)
 
 
 async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
@@ -99,8 +103,10 @@ class Hands:
 
 
 @asynccontextmanager
-async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
-    """Repositories that can be prepared, and the workspaces on them."""
+async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterator[Hands]:
+    """Repositories that can be prepared, and the workspaces on them. `far`: the bus over which the house lends them, where they lie on
+    another disk.
+    """
 
     def clone_of(repository: str) -> TrustedClone:
         return repositories.clone(repository)
@@ -110,8 +116,16 @@ async def open_hands(settings: Settings) -> AsyncIterator[Hands]:
 
     workspaces = LocalWorkspaces(settings, clone_of, remote_of)
     preparer = Preparer(settings, clone_of, workspaces)
-    repositories = _make_trusted(settings, preparer.prepare)
-    async with workspaces:
+    repositories: TrustedRepositories
+    async with AsyncExitStack() as stack:
+        if far is None:
+            repositories = _make_trusted(settings, preparer.prepare, TrustedRepositories)
+        else:
+            from moothall.wiring.elsewhere import borrowing
+
+            repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
+            await stack.enter_async_context(borrowing(settings, far, borrower))
+        await stack.enter_async_context(workspaces)
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)
 
 

@@ -26,7 +26,7 @@ from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus, bus_url, found, open_bus
-from moothall.wiring.rules import audit_key
+from moothall.wiring.rules import keys_of
 from moothall.wiring.trusted import Leaving, open_hands, trusted_repositories
 from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest
@@ -44,7 +44,7 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncItera
                 settings.data_dir,
                 _WRITER,
                 sync_records=settings.guard.audit_sync_records,
-                key=audit_key(settings),
+                key=keys_of(settings).audit,
                 publish=bus.publish,
             )
         )

@@ -14,7 +14,7 @@ from moothall.aio import beside
 from moothall.bus import batching, codec, registry
 from moothall.bus.batching import Batching, Receipt
 from moothall.bus.buckets import DOCUMENTS, bucket_of
-from moothall.bus.nats import setup
+from moothall.bus.nats import asking, setup
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translate_errors
@@ -33,7 +33,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest
-from moothall.ports import Glance, Handler
+from moothall.ports import Answerer, Glance, Handler
 from moothall.telemetry import metrics
 
 
@@ -179,6 +179,15 @@ class JetStreamBus:
         async with aclosing(listen(self._client, self._stored.acks, registry.subject(topic))) as messages:
             async for message in messages:
                 yield message
+
+    async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+        """Ask whoever answers for a topic. Raises `BusUnavailable` where nobody does in time."""
+        return await asking.ask(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
+
+    async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
+        """Answer until cancelled. `shared`: of several processes that do, one is asked."""
+        subject = registry.literal(topic)
+        await asking.answer(self._client, self._stored.acks, subject, answerer, subject if shared else "")
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document, replacing. Raises `BusUnavailable`, `InvalidRequest`."""

@@ -66,9 +66,11 @@ class LeanClient(Client):
             self._pending_data_size = 0
         await heeding(self.close())
 
-    async def hear(self, subject: str, told: Hear) -> Subscription:
-        """Subscribe; `told` is called with each message at once, in the order in which they come. It must not fail."""
-        subscription = await heeding(self.subscribe(subject))
+    async def hear(self, subject: str, told: Hear, *, queue: str = "") -> Subscription:
+        """Subscribe; `told` is called with each message at once, in the order in which they come. It must not fail. Of those that name the
+        same `queue`, one hears a message.
+        """
+        subscription = await heeding(self.subscribe(subject, queue))
         self._hearing[subscription._id] = told  # noqa: SLF001 - the client tells messages apart by it
         while not subscription._pending_queue.empty():  # noqa: SLF001 - what came before it was known who listens
             told(subscription._pending_queue.get_nowait())  # noqa: SLF001

@@ -1,0 +1,68 @@
+"""Asking another process over plain NATS messages: one request, one answer. Nothing of it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from moothall.bus.codec import dump_json, load_json
+from moothall.bus.nats.acks import Acks
+from moothall.bus.nats.connection import log, reason, translate_errors
+from moothall.bus.nats.lean import LeanClient
+from moothall.errors import BusUnavailable, InvalidRequest
+from moothall.ports import Answerer
+
+_AT_ONCE = 16
+
+
+async def ask(
+    client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
+) -> tuple[Mapping[str, Any], bytes]:
+    """Return what whoever answers on `subject` says. Raises `BusUnavailable` where nobody does within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            [answer] = await acks.ask(client, subject, dump_json(asked), last=lambda _: True)
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise BusUnavailable(f"nobody answered on {subject}: {reason(error)}") from error
+    if (answer.headers or {}).get("Status") == "503":
+        raise BusUnavailable(f"nobody answers on {subject}")
+    line, _, rest = answer.data.partition(b"\n")
+    said = load_json(line)
+    if not isinstance(said, Mapping):
+        raise InvalidRequest(f"the answer on {subject} is no JSON object")
+    return said, rest
+
+
+async def answer(client: LeanClient, acks: Acks, subject: str, answerer: Answerer, queue: str) -> None:
+    """Answer until cancelled; one of those that share `queue` answers a request. Each request runs in a task of its own."""
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(message: Msg) -> None:
+        async with room:
+            try:
+                asked = load_json(message.data)
+                said, rest = await answerer(asked if isinstance(asked, Mapping) else {})
+                client.put(message.reply, dump_json(said) + b"\n" + rest)
+            except (InvalidRequest, nats.errors.Error) as error:
+                log.debug("a request was not answered", subject=subject, reason=str(error))
+
+    with translate_errors(f"listen on {subject}"):
+        subscription = await client.hear(subject, arrived.put_nowait, queue=queue)
+    try:
+        with translate_errors(f"listen on {subject}"):
+            await acks.flush(client)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                message = await arrived.get()
+                if message.reply:
+                    group.create_task(one(message))
+    finally:
+        try:
+            await client.unhear(subscription)
+        except nats.errors.Error as error:
+            log.debug("unsubscribing failed", subject=subject, reason=str(error))

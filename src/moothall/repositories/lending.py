@@ -1,0 +1,199 @@
+"""Repositories for hosts that share no disk with them: commits go out as bundles, asked for over the bus and fetched in parts.
+
+Both sides lend: the house its commits, a host a patch that the house is to push. A bundle is known by the commits that it
+was asked for; what its other side has makes it thin, so that nothing travels twice. A tenant is named with each request, and gets
+what is that tenant's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from moothall.config import Workspace as Settings
+from moothall.domain.ids import digest
+from moothall.domain.topic import Channel, Topic
+from moothall.errors import BusUnavailable, MoothallError, Permanent, Temporary
+from moothall.repositories.bundles import make_bundle, shallow_of, take_bundle, with_submodules
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner, TooLarge
+from moothall.repositories.scratch import scratch
+
+HOUSE = Channel.REPOSITORIES.of("house")
+"""Whoever holds the repositories."""
+Ask = Callable[[Topic, Mapping[str, Any], float], Awaitable[tuple[Mapping[str, Any], bytes]]]
+"""`Bus.ask`."""
+Said = Mapping[str, Any]
+PART = 512 * 1024
+"""Bytes of a bundle in one message."""
+_SIDE_BY_SIDE = 4
+_SOON_SECONDS, _ASK_SECONDS, _PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 20.0, 30.0, 0.2
+_KEPT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is there to be taken. `bundle` names it at its `holder`, '' where the other side has all; `size` in bytes; `shallow`: where the
+    history ends.
+    """
+
+    wants: tuple[str, ...]
+    bundle: str = ""
+    size: int = 0
+    holder: str = ""
+    shallow: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Kept:
+    made: asyncio.Task[int]
+    file: Path
+    used: float
+
+
+class Lender:
+    """Bundles that are kept for a minute after they were used last, and requests that are under way. Use as async context manager."""
+
+    def __init__(self, git: GitRunner, settings: Settings) -> None:
+        self.holder = secrets.token_hex(8)
+        self._git, self._settings = git, settings
+        self._kept: dict[str, _Kept] = {}
+        self._working: dict[str, asyncio.Task[Said]] = {}
+        self._stack = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._folder = self._stack.enter_context(scratch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tasks = [*self._working.values(), *(kept.made for kept in self._kept.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._stack.close()
+
+    async def offer(self, clone: TrustedClone, shas: Sequence[str], haves: Sequence[str]) -> Offer:
+        """Return what leads to these commits and those of their submodules. Raises `NotFound`, `RepositoryError`."""
+        wants = await with_submodules(clone, shas)
+        name = digest(str(clone.path), *sorted(wants), "", *sorted(set(haves)))
+        self._drop_old()
+        kept = self._kept.get(name)
+        if kept is None or (kept.made.done() and (kept.made.cancelled() or kept.made.exception())):
+            file = self._folder / f"{name}.bundle"
+            making = make_bundle(self._git, clone, self._settings, file, wants=wants, haves=haves)
+            kept = self._kept[name] = _Kept(asyncio.create_task(making, name="bundle"), file, time.monotonic())
+        size = await asyncio.shield(kept.made)
+        kept.used = time.monotonic()
+        if not size:
+            return Offer(tuple(wants))
+        return Offer(tuple(wants), name, size, self.holder, shallow_of(clone))
+
+    async def soon(self, asked: Said, work: Callable[[Said], Awaitable[Said]]) -> Said:
+        """Return what `work` answers, an error as words, or that it takes longer: whoever asks the same again then goes on waiting."""
+        key = digest(repr(sorted(asked.items())))
+        task = self._working.get(key)
+        if task is None:
+            task = self._working[key] = asyncio.ensure_future(work(asked))
+        done, _ = await asyncio.wait({task}, timeout=_SOON_SECONDS)
+        if not done:
+            return {"wait": True}
+        self._working.pop(key, None)
+        try:
+            return task.result()
+        except MoothallError as error:
+            return {"error": error.code, "message": error.message}
+        except OSError as error:
+            return {"error": Temporary.code, "message": f"the repositories cannot be read: {error.strerror}"}
+
+    async def part(self, asked: Said) -> tuple[Said, bytes]:
+        """Return a part of a bundle; the one who asks sees by its size where it is gone."""
+        kept, offset = self._kept.get(str(asked.get("bundle"))), asked.get("offset")
+        if kept is None or not isinstance(offset, int) or offset < 0:
+            return {}, b""
+        kept.used = time.monotonic()
+        return {}, await asyncio.to_thread(_read, kept.file, offset)
+
+    async def take(self, bus: Ask, clone: TrustedClone, offer: Offer) -> None:
+        """Bring what another offers into a clone. Raises `TooLarge`, `Temporary`."""
+        if not offer.bundle:
+            await take_bundle(self._git, clone, self._settings, None, wants=offer.wants)
+            return
+        most = self._settings.max_repository_bytes
+        if offer.size > most:
+            raise TooLarge(
+                f"a bundle of {offer.size} bytes is offered; at most {most} are taken (workspace.max_repository_bytes)"
+            )
+        with scratch() as folder:
+            file = folder / "bundle"
+            await _pull(bus, offer, file)
+            await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=offer.shallow)
+
+    def _drop_old(self) -> None:
+        for name, kept in list(self._kept.items()):
+            if kept.made.done() and time.monotonic() - kept.used > _KEPT_SECONDS:
+                kept.file.unlink(missing_ok=True)
+                del self._kept[name]
+
+
+async def ask(bus: Ask, topic: Topic, asked: Said) -> Said:
+    """Ask until there is an answer. Raises what the other side raised, `Temporary` where nobody answers for half a minute."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            said, _ = await bus(topic, asked, _ASK_SECONDS)
+        except BusUnavailable as error:
+            if time.monotonic() > until:
+                raise Temporary(f"the repositories are out of reach: {error.message}") from error
+            await asyncio.sleep(_PAUSE_SECONDS)
+            continue
+        if not said.get("wait"):
+            break
+        until = time.monotonic() + _PATIENCE_SECONDS
+    if "error" in said:
+        raise _error(str(said["error"]))(str(said.get("message"))[:2000])
+    return said
+
+
+async def _pull(bus: Ask, offer: Offer, file: Path) -> None:
+    topic = Channel.REPOSITORIES.of(offer.holder)
+
+    async def part(offset: int) -> bytes:
+        _, content = await bus(topic, {"ask": "part", "bundle": offer.bundle, "offset": offset}, _ASK_SECONDS)
+        if len(content) != min(PART, offer.size - offset):
+            raise Temporary("a bundle went while it was fetched")
+        return content
+
+    with file.open("wb") as whole:
+        for begin in range(0, offer.size, _SIDE_BY_SIDE * PART):
+            offsets = range(begin, min(begin + _SIDE_BY_SIDE * PART, offer.size), PART)
+            for content in await asyncio.gather(*map(part, offsets)):
+                await asyncio.to_thread(whole.write, content)
+
+
+def _error(code: str) -> type[MoothallError]:
+    """Return the error that goes by a code, or one of its kind."""
+    known: list[type[MoothallError]] = [MoothallError]
+    found: dict[str, type[MoothallError]] = {}
+    while known:
+        kind = known.pop()
+        found.setdefault(kind.code, kind)
+        known += kind.__subclasses__()
+    return found.get(code, Permanent)
+
+
+def _read(file: Path, offset: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(offset)
+            return opened.read(PART)
+    except FileNotFoundError:
+        return b""

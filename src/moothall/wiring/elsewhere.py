@@ -1,0 +1,78 @@
+"""Hosts on other machines: what the house hands them, and how both lend each other what lies on one disk alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from moothall.aio import beside
+from moothall.config import Settings
+from moothall.domain.ids import digest
+from moothall.domain.topic import Channel
+from moothall.ports import Answerer, Bus
+from moothall.repositories.far import HOSTS, FarRepositories, House, patches_of_hosts
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.lending import HOUSE, Lender
+from moothall.repositories.trusted import TrustedRepositories
+from moothall.services.identity import ensure_token
+from moothall.wiring.rules import Keys, keys_of
+
+_DISK_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What the house hands to hosts that may be anywhere: whose disk the repositories lie on, and what such hosts sign with."""
+
+    disk: str
+    keys: Keys
+
+
+def home_of(settings: Settings) -> Home | None:
+    """Return what hosts are handed, None where all are processes of this machine. Raises `ConfigurationError`."""
+    return Home(disk_of(settings), keys_of(settings).of_hosts()) if settings.ray.address is not None else None
+
+
+def disk_of(settings: Settings) -> str:
+    """Name the data directory that this process sees: the same for all that share it, wherever they see it."""
+    return digest(ensure_token(settings.data_dir, "disk.id"))[:_DISK_CHARS]
+
+
+def for_hosts(settings: Settings) -> Settings:
+    """Return the settings for hosts that may be anywhere: without the key of the house."""
+    if settings.ray.address is None:
+        return settings
+    return settings.model_copy(update={"guard": settings.guard.model_copy(update={"key": None})})
+
+
+@asynccontextmanager
+async def lending(settings: Settings, bus: Bus, repositories: TrustedRepositories) -> AsyncIterator[TrustedRepositories]:
+    """Yield the repositories, which hosts on other disks are answered from where there may be such hosts. What they made is fetched from them."""
+    if settings.ray.address is None:
+        yield repositories
+        return
+    async with _lender(settings) as lender:
+        house = House(repositories, lender, bus.ask)
+        patches_of_hosts(repositories, lender, bus.ask)
+        async with _answering(bus, lender, house.answer), beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"):
+            yield repositories
+
+
+@asynccontextmanager
+async def borrowing(settings: Settings, bus: Bus, repositories: FarRepositories) -> AsyncIterator[None]:
+    """Ask the house for repositories, and lend it what is made here."""
+    async with _lender(settings) as lender:
+        repositories.far(bus.ask, lender)
+        async with _answering(bus, lender, repositories.answer), beside(bus.answer(HOSTS, repositories.answer), "patches"):
+            yield
+
+
+@asynccontextmanager
+async def _lender(settings: Settings) -> AsyncIterator[Lender]:
+    async with Lender(GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace) as lender:
+        yield lender
+
+
+def _answering(bus: Bus, lender: Lender, answerer: Answerer) -> AbstractAsyncContextManager[object]:
+    return beside(bus.answer(Channel.REPOSITORIES.of(lender.holder), answerer), "bundles")
