@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks import agents, commands, growth, micro, results, scaling, soak, steps, tools
 from benchmarks.contest import RIVALS, contest, streamed
+from benchmarks.lending import transfer
 from benchmarks.packs import SERVER, packs
 from benchmarks.report import write
 from benchmarks.served import GRAPH_LATER, served
@@ -110,6 +111,12 @@ async def _commands(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     return await commands.commands(folder, 1 if asked.quick else 3)
 
 
+async def _lending(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    megabytes = 5 if asked.quick else 100
+    _tell(f"a repository of {megabytes} MB to a host on another disk")
+    return await transfer(folder, megabytes, 1 if asked.quick else 3)
+
+
 async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("one node and two, each part with its slice of a core, beside the model of capacity")
     return await scaling.measure(folder, seconds=2.0 if asked.quick else 8.0, tell=_tell)
@@ -131,6 +138,7 @@ PARTS: dict[str, Part] = {
     "growth": _growth,
     "packs": _packs,
     "commands": _commands,
+    "lending": _lending,
     "scaling": _scaling,
 }
 

@@ -47,6 +47,8 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         sections.append(_packs(document["packs"]))
     if "commands" in document:
         sections.append(_commands(document["commands"]))
+    if "lending" in document:
+        sections.append(_lending(document["lending"]))
     if "soak" in document:
         sections.append(_soak(document["soak"]))
     sections.append(_how(document))
@@ -244,6 +246,23 @@ def _commands(found: Mapping[str, Any]) -> str:
     rows = [(f"`{name}`", f"{seconds:.2f}") for name, seconds in found.items() if name != "frame"]
     return f"## Commands that need no Ray\n\nWhole processes, from start to exit, median, warm files; of `deliberate` with a \
 model server that works until its first event.\n\n{table(('', 's'), rows)}"
+
+
+def _lending(found: Mapping[str, Any]) -> str:
+    rows = [
+        (words, f"{found[name]:.2f}", f"{found[name] / found['clone']:.2f}")
+        for words, name in (
+            ("first time", "first"),
+            ("second time, the same commit", "again"),
+            ("one more commit", "more"),
+            ("`git clone --mirror` of the house's clone", "clone"),
+        )
+    ]
+    return f"""## A repository for a host on another disk
+
+{found["megabytes"]} MB that do not compress, from the house to a host through the bus, as a bundle in parts; in turn with git's own clone from the same packed one, on this disk.
+
+{table(("", "s", "of a clone"), rows)}"""
 
 
 def _soak(found: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
+from serving import serving
 from support.processes import all_gone, command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -66,27 +67,6 @@ async def two_nodes() -> AsyncIterator[tuple[str, psutil.Process]]:
 def hosts_below(root: psutil.Process) -> list[psutil.Process]:
     """Return the host processes that a node runs."""
     return [child for child in descendants(root.pid) if "ray::Host" in command_line(child)]
-
-
-@asynccontextmanager
-async def serving(command: Command) -> AsyncIterator[None]:
-    """Serve until the block ends."""
-    server = await command.start("serve", "--port", "0")
-    assert server.stderr is not None
-    said = b""
-    async with asyncio.timeout(240):
-        while b"serving gRPC on" not in said:
-            line = await server.stderr.readline()
-            assert line, said.decode()
-            said += line
-    drain = asyncio.ensure_future(server.stderr.read())
-    try:
-        yield
-    finally:
-        server.terminate()
-        async with asyncio.timeout(60):
-            await server.wait()
-            await drain
 
 
 async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path: Path) -> None:

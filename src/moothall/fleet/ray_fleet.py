@@ -131,8 +131,9 @@ async def _stop_all(hosts: list[Any], runs: list[Any], seconds: float = 10.0) ->
 
 
 def _nodes() -> list[str]:
-    """Return the ids of the nodes that live, in a fixed order."""
-    return sorted(str(node["NodeID"]) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]  # Ray leaves it untyped
+    """Return the ids of the nodes that live, in a fixed order: of those that offer a processor, which a head often does not."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray leaves it untyped
+    return sorted(str(node["NodeID"]) for node in [node for node in alive if node["Resources"].get("CPU")] or alive)
 
 
 def _make_host(name: str, main: HostMain, node: str) -> Any:

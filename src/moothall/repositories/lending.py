@@ -61,7 +61,8 @@ class _Kept:
 class Lender:
     """Bundles that are kept for a minute after they were used last, and requests that are under way. Use as async context manager."""
 
-    def __init__(self, git: GitRunner, settings: Settings) -> None:
+    def __init__(self, git: GitRunner, settings: Settings, soon_seconds: float = _SOON_SECONDS) -> None:
+        self._soon_seconds = soon_seconds
         self.holder = secrets.token_hex(8)
         self._git, self._settings = git, settings
         self._kept: dict[str, _Kept] = {}
@@ -103,7 +104,7 @@ class Lender:
         task = self._working.get(key)
         if task is None:
             task = self._working[key] = asyncio.ensure_future(work(asked))
-        done, _ = await asyncio.wait({task}, timeout=_SOON_SECONDS)
+        done, _ = await asyncio.wait({task}, timeout=self._soon_seconds)
         if not done:
             return {"wait": True}
         self._working.pop(key, None)
@@ -144,9 +145,9 @@ class Lender:
                 del self._kept[name]
 
 
-async def ask(bus: Ask, topic: Topic, asked: Said) -> Said:
-    """Ask until there is an answer. Raises what the other side raised, `Temporary` where nobody answers for half a minute."""
-    until = time.monotonic() + _PATIENCE_SECONDS
+async def ask(bus: Ask, topic: Topic, asked: Said, patience: float = _PATIENCE_SECONDS) -> Said:
+    """Ask until there is an answer. Raises what the other side raised, `Temporary` where nobody answers for `patience` seconds."""
+    until = time.monotonic() + patience
     while True:
         try:
             said, _ = await bus(topic, asked, _ASK_SECONDS)
@@ -157,7 +158,7 @@ async def ask(bus: Ask, topic: Topic, asked: Said) -> Said:
             continue
         if not said.get("wait"):
             break
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + patience
     if "error" in said:
         raise _error(str(said["error"]))(str(said.get("message"))[:2000])
     return said

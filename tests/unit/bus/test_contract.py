@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
 
 from moothall import ports
+from moothall.aio import beside
 from moothall.bus.nats.jetstream import JetStreamBus
 from moothall.bus.nats.pruning import prune
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest
+from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest
 from moothall.testing.bus import MemoryBus
 from support.taking import consuming, letters, requested, seat, seen
 
@@ -273,6 +274,34 @@ async def test_signals_reach_who_listens(opened: Any) -> None:
                     await asyncio.sleep(0.02)
                 assert await got.get() == {"task_id": "task-1", "reason": "enough"}
             listener.cancel()
+
+
+async def test_a_request_is_answered_by_one_and_by_nobody_in_words(opened: Any) -> None:
+    topic, asked = Channel.REPOSITORIES.of("house"), list[Mapping[str, Any]]()
+
+    async def answer(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        asked.append(request)
+        if request.get("number") == 2:
+            raise InvalidRequest("nobody hears this")
+        return {"number": request["number"]}, b"a\nb\x00" * 100_000
+
+    async with opened() as bus, AsyncExitStack() as stack:
+        with pytest.raises(BusUnavailable, match="nobody answers"):
+            await bus.ask(topic, {}, 20)
+        for _ in range(2):
+            await stack.enter_async_context(beside(bus.answer(topic, answer, shared=True), "answers"))
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    said, rest = await bus.ask(topic, {"number": 1}, 20)
+                    break
+                except BusUnavailable:
+                    await asyncio.sleep(0.01)
+        assert (said, rest, len(asked)) == ({"number": 1}, b"a\nb\x00" * 100_000, 1)
+        with pytest.raises(BusUnavailable, match="nobody answered"):
+            await bus.ask(topic, {"number": 2}, 0.1)
+        with pytest.raises(InvalidRequest, match="must name one thing"):
+            await bus.ask(Channel.REPOSITORIES.all, {}, 1)
 
 
 @pytest.mark.parametrize("task", ["a.b", "*", ">", "a b", "", "x" * 200, "a\r\nPUB x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import AlreadyExists, NotFound, PatchRefused, RepositoryError, Temporary
+from moothall.errors import AlreadyExists, BusUnavailable, NotFound, PatchRefused, RepositoryError, Temporary
 from moothall.repositories.clone import Change
 from moothall.repositories.far import HOSTS, FarRepositories, House, patches_of_hosts
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.lending import HOUSE, PART, Lender
+from moothall.repositories.lending import HOUSE, PART, Lender, ask
 from moothall.repositories.trusted import TrustedRepositories
 from moothall.testing.bus import MemoryBus
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
@@ -68,7 +69,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(tmp_path: Path, repo: Repo | None = None, **limits: int) -> AsyncIterator[World]:
+async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **limits: int) -> AsyncIterator[World]:
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
     settings = Workspace(**limits)
     wire = Wire()
@@ -76,7 +77,8 @@ async def world(tmp_path: Path, repo: Repo | None = None, **limits: int) -> Asyn
     host = FarRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
         lending, borrowing = [
-            await stack.enter_async_context(Lender(GitRunner(tmp_path / name / "repos"), settings)) for name in ("house", "host")
+            await stack.enter_async_context(Lender(GitRunner(tmp_path / name / "repos"), settings, soon))
+            for name in ("house", "host")
         ]
         answering = House(house, lending, wire.ask)
         host.far(wire.ask, borrowing)
@@ -249,3 +251,33 @@ async def test_submodules_come_along(tmp_path: Path) -> None:
         clone = here.host.clone(here.id)
         assert (await clone.submodules(base.sha)) == {"lib": inner.head}
         assert await clone.has(inner.head)
+
+
+async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> None:
+    async with world(tmp_path, soon=0.001) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        away = 3
+
+        async def ask_house(topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+            nonlocal away
+            away -= 1
+            if away >= 0:
+                raise BusUnavailable("nobody answers")
+            return await here.wire.ask(topic, asked, seconds)
+
+        here.host._bus = ask_house
+        assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
+        asked = [one["ask"] for one in here.wire.asked]
+        assert asked.count("base") > 1  # it was told to wait
+        assert away < 0
+        away = 9
+        with pytest.raises(Temporary, match="out of reach"):
+            await ask(ask_house, HOUSE, {"ask": "base"}, patience=0)
+
+
+async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        wanted = RepositoryRef(id=here.id, ref=base.sha)
+        assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
+        assert here.wire.parts == 1

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import pickle
 from pathlib import Path
 
 import pytest
 
-from moothall.config import Guard, Settings
+from moothall.config import Guard, Ray, Settings
 from moothall.domain.tool import Grant, ToolStatus
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, Refused
+from moothall.guard.approvals import Approvals, Subject
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.rules import longest_token, open_rules
+from moothall.wiring.elsewhere import disk_of, for_hosts, home_of
+from moothall.wiring.rules import keys_of, longest_token, open_rules
 from support.gate import Facts, House, tool_call
 
 
@@ -44,6 +48,43 @@ async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_fi
         token = one.tokens.mint(principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(()), seconds=60)
         assert two.tokens.check(token, "ws").principal == "ann"
     assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
+
+
+async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it(tmp_path: Path) -> None:
+    keys = keys_of(settings(tmp_path))
+    here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - as Ray hands it on
+    assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
+    assert here.guard.hex() not in repr(there) + repr(here)
+    subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
+    house, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
+    assert host.check(house.sign(subject, "ann"), subject).approver == "ann"
+    with pytest.raises(Refused, match="where the house is"):
+        host.sign(subject, "eve")
+    for forger in (Approvals(there.guard, 60), Approvals(there.approvals, 60)):
+        with pytest.raises(Refused):
+            host.check(forger.sign(subject, "eve"), subject)
+        with pytest.raises(Refused):
+            house.check(forger.sign(subject, "eve"), subject)
+    bus = MemoryBus()
+    async with open_rules(settings(tmp_path / "host"), bus, keys=there) as far, open_rules(settings(tmp_path), bus) as near:
+        token = far.tokens.mint(principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(("*",)), seconds=60)
+        assert far.tokens.check(token, "ws").principal == "ann"
+        with pytest.raises(Refused):  # what a host signs is good for its own seats alone
+            near.tokens.check(token, "ws")
+    assert not (tmp_path / "host/data/guard.key").exists()
+
+
+def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
+    assert disk_of(one) == disk_of(same) != disk_of(other)
+    assert home_of(one) is None  # all hosts are processes of this machine
+    far = load_settings(data_dir=tmp_path / "data", ray=Ray(address="head:6379"), guard=Guard.model_validate({"key": "k" * 32}))
+    home = home_of(far)
+    assert home is not None
+    assert home.disk == disk_of(one)
+    assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
 
 
 async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""Machines for a test: each a network and mount namespace, with a folder that is its own, joined by a bridge.
+
+Needs root, and a network namespace of the test's own: the bridge and what listens on it are then nobody else's to reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from support.processes import all_gone, descendants
+
+HOUSE = "10.77.0.1"
+_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",  # a busy machine starts its agents slowly
+}
+
+
+def missing() -> str:
+    """Return what is missing for such machines, '' where nothing is."""
+    if lacking := [name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None]:
+        return f"the programs {', '.join(lacking)} (iproute2, util-linux)"
+    if os.geteuid():
+        return "root"
+    devices = [line.partition(":")[0].strip() for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]]
+    if devices != ["lo"]:
+        return "a network namespace of the test's own: scripts/test-nodes runs it in one"
+    return ""
+
+
+async def run(*command: str) -> None:
+    """Run a command that must succeed."""
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    assert process.returncode == 0, f"{' '.join(command)}: {said.decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One; `holder` is the process that keeps its namespaces."""
+
+    ip: str
+    holder: psutil.Process
+
+    def entering(self, *command: str) -> tuple[str, ...]:
+        """Return the command that runs another one there."""
+        return ("nsenter", f"--target={self.holder.pid}", "--net", "--mount", "--", *command)
+
+    def sees(self, path: Path) -> Path:
+        """Return where this process sees what that machine has at `path`."""
+        return Path(f"/proc/{self.holder.pid}/root{path}")
+
+    async def reaches(self, host: str, port: int) -> bool:
+        """Whether a connection can be made from there."""
+        code = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
+        process = await asyncio.create_subprocess_exec(
+            *self.entering(sys.executable, "-c", code), stderr=asyncio.subprocess.DEVNULL
+        )
+        return await process.wait() == 0
+
+
+@asynccontextmanager
+async def bridge() -> AsyncIterator[None]:
+    """Join machines; the house is at `HOUSE`."""
+    await run("ip", "link", "add", "mh", "type", "bridge")
+    try:
+        await run("ip", "addr", "add", f"{HOUSE}/24", "dev", "mh")
+        for device in ("mh", "lo"):
+            await run("ip", "link", "set", device, "up")
+        yield
+    finally:
+        await run("ip", "link", "del", "mh")
+
+
+@asynccontextmanager
+async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
+    """Yield a machine that has an empty `folder` of its own in the place of ours. Needs `bridge`."""
+    ready = f"mount -t tmpfs -o mode=0755 tmpfs {folder} && mkdir {folder}/ray && echo ready && exec cat"
+    process = await asyncio.create_subprocess_exec(
+        *("unshare", "--net", "--mount", "sh", "-c", ready), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"ready\n"
+        one = Machine(f"10.77.0.{number + 1}", psutil.Process(process.pid))
+        await run("ip", "link", "add", f"mh{number}", "type", "veth", "peer", "name", "e0", "netns", str(process.pid))
+        await run("ip", "link", "set", f"mh{number}", "master", "mh", "up")
+        for command in (("addr", "add", f"{one.ip}/24", "dev", "e0"), ("link", "set", "e0", "up"), ("link", "set", "lo", "up")):
+            await run(*one.entering("ip", *command))
+        yield one
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+@asynccontextmanager
+async def relay(url: str) -> AsyncIterator[str]:
+    """Yield `url`, which is one of our loopback, as machines reach it."""
+    parts = urlsplit(url)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", parts.port)
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    server = await asyncio.start_server(connected, HOUSE)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        user = f"{parts.username}@" if parts.username else ""
+        yield parts._replace(netloc=f"{user}{HOUSE}:{port}").geturl()
+    finally:
+        server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Ray node."""
+
+    process: asyncio.subprocess.Process
+
+    def kill(self) -> None:
+        """Kill all that runs on it."""
+        for one in (*descendants(self.process.pid), psutil.Process(self.process.pid)):
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> AsyncIterator[Node]:
+    """Run a Ray node until the context ends; yields once it has joined."""
+    process = await asyncio.create_subprocess_exec(
+        *command, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    said = b""
+    try:
+        async with asyncio.timeout(180):
+            while b"Ray runtime started" not in said:
+                line = await process.stdout.readline()
+                assert line, f"the node did not start: {said.decode()}"
+                said += line
+        drain = asyncio.ensure_future(process.stdout.read())
+        yield Node(process)
+    finally:
+        below = descendants(process.pid)
+        if process.returncode is None:
+            process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                await process.wait()
+        for one in below:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        assert await all_gone(below) == []
+        await drain
+
+
+@asynccontextmanager
+async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[str, list[Node]]]:
+    """Yield the address of a Ray whose head, beside the house, offers no processor, and a node on each machine."""
+    address = f"{HOUSE}:6379"
+    environment = {**os.environ, **_RAY, "RAY_TMPDIR": str(folder)}
+    (folder / "ray").mkdir()  # where it says to others on this machine that it is there, and expects a folder
+    start = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
+    memory = "--object-store-memory=80000000"
+    head = (*start, memory, "--head", "--port=6379", f"--node-ip-address={HOUSE}", "--num-cpus=0")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(node((*head, "--include-dashboard=false", f"--temp-dir={folder}"), environment))
+        joined = [
+            await stack.enter_async_context(
+                node(
+                    one.entering(*start, memory, f"--address={address}", f"--node-ip-address={one.ip}", "--num-cpus=1"),
+                    environment,
+                )
+            )
+            for one in machines
+        ]
+        yield address, joined

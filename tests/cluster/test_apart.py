@@ -1,0 +1,132 @@
+"""Two hosts that share nothing but the bus and the model, one of them killed: the other ends the work, and the branch is as on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import apart
+from house import Command, by_task, git, scripted
+from moothall.bus.nats.server import embedded_server
+from moothall.config import Bus
+from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from serving import serving
+from support.repos import Repo, make_repo
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+TESTS = """import unittest
+
+from src import utils
+
+
+class Utils(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(utils.add(2, 3), 5)
+
+    def test_hello_world(self):
+        self.assertEqual(utils.hello_world(), "Hello, World!")
+"""
+FILES = {
+    "src/__init__.py": "",
+    "src/utils.py": "def add(a, b):\n    return a + b\n",
+    "tests/__init__.py": "",
+    "tests/test_utils.py": TESTS,
+    ".moothall.toml": 'setup = ["/env/bin/python --version"]\n[checks]\ntests = "python3 -m unittest -v"\n',
+}
+
+
+def one_machine(folder: Path, model: ScriptedModel) -> Command:
+    """The same work on one machine, beside all that is tried here."""
+    return Command(folder / "alone", model.base_url, {"MOOTHALL_WORKSPACE__SETUP_NETWORK": "off"})
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def folder() -> AsyncIterator[Path]:
+    """A folder with a short name, for Ray's sockets."""
+    made = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
+    if lacking := apart.missing():
+        pytest.skip(f"machines of their own cannot be made here; missing: {lacking}")
+    repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
+
+    async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        await asyncio.sleep(2)
+        return by_task(body, headers)
+
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(scripted_model(scripted(slowly)))
+        bus_url = await stack.enter_async_context(embedded_server(Bus(), folder / "bus"))
+        await stack.enter_async_context(apart.bridge())
+        machines = [await stack.enter_async_context(apart.machine(number, folder)) for number in (1, 2)]
+        bus_there, model_there = [await stack.enter_async_context(apart.relay(url)) for url in (bus_url, model.base_url)]
+        address, nodes = await stack.enter_async_context(apart.nodes(folder, machines))
+        data = folder / "data"
+        extra = {
+            "MOOTHALL_RAY__ADDRESS": address,
+            "MOOTHALL_RAY__HOSTS": "2",
+            "MOOTHALL_RAY__SEATS_PER_HOST": "1",  # two deliberations, one for each host
+            "MOOTHALL_BUS__URL": bus_there,
+            "MOOTHALL_BUS__ACK_WAIT_SECONDS": "3",
+            "MOOTHALL_WORKSPACE__SETUP_NETWORK": "off",
+        }
+        command = Command(data, model_there, extra)
+        async with serving(command) as port, asyncio.TaskGroup() as group:
+            for one in machines:  # nothing of the house is within reach, but for the bus and the model
+                assert not one.sees(repo.path).exists()
+                assert not one.sees(data / "token").exists()
+                assert not any([await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)])
+            ask = ("deliberate", "--repo", str(repo.path), "--json", "--task-id")
+            asked = [group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")]
+            try:
+                async with asyncio.timeout(50):
+                    while len(working(model)) < 2:
+                        await asyncio.sleep(0.05)
+            except TimeoutError:
+                raise AssertionError(f"two deliberations did not begin\n{logs(data, machines)}") from None
+            for one in machines:
+                assert len(list(one.sees(data / "repos").glob("far-*.git"))) == 1
+            nodes[1].kill()
+        for done in (task.result() for task in asked):
+            assert done.code == 0, done.err
+            assert done.document["proven"] is True
+        verified = await command("audit", "verify")
+        assert verified.code == 0, verified.out
+        assert ": whole" in verified.out
+        assert len(list(machines[0].sees(data / "audit" / "local").glob("host-*.jsonl"))) == 1
+        assert not list((data / "audit" / "local").glob("host-*.jsonl"))
+        records = int(verified.out.strip().splitlines()[-1].split()[0])
+        assert records > 0  # all of them come from the stream
+        # As on one machine, from the same commit: the same files.
+        local = await one_machine(folder, model)("deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK)
+        assert local.code == 0, local.err
+        trees = {tree(other, "moothall/one"), tree(repo, "moothall/one"), tree(repo, "moothall/two")}
+        assert len(trees) == 1
+
+
+def working(model: ScriptedModel) -> set[str]:
+    """Return the deliberations whose seats have begun."""
+    return {request.call_id.partition("/")[0] for request in model.requests if "/propose/" in request.call_id}
+
+
+def logs(data: Path, machines: list[apart.Machine]) -> str:
+    """Return the ends of what the hosts and the house logged."""
+    found = [path for place in (data, *(one.sees(data) for one in machines)) for path in sorted(place.glob("logs/*.log"))]
+    return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in found)
+
+
+def tree(repo: Repo, branch: str) -> str:
+    return git(repo.path, "rev-parse", f"{branch}^{{tree}}")
