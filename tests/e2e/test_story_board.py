@@ -113,10 +113,15 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path) -> None:
             nobody = await own("story", "approve", story)
         assert (nobody.out.strip() or await once_allowed(story)) == "docs"
         await own("story", "comment", story, "well done")
+        of_line = await own("story", "comment", story, "good", "--line", "tools/one.py:1")
+        assert of_line.code == 0, of_line.err
+        wrong = await own("story", "comment", story, "what?", "--line", "tools/one.py:900")
+        assert (wrong.code, "no such line 900" in wrong.err) == (2, True)
         assert (await own("story", "approve", story)).out == "done\n"
     shown = await own("story", "show", story)
     assert "checked as a whole: passed" in shown.out
     assert "local says: well done" in shown.out
+    assert "local says of tools/one.py, line 1: good" in shown.out
     assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", shown.out), shown.out
     (row,) = json.loads((await own("story", "list", "--json")).out)
     assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")

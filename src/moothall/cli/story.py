@@ -21,11 +21,13 @@ if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.planning.board import Card
     from moothall.planning.coach import Draft
     from moothall.planning.rounds import RoundTask
+    from moothall.planning.saying import Place
     from moothall.wiring.stories import Stories
 
 _BOARD = "reading the board"
 _COMMENT = click.option("--comment", default="", help="Why, or what is to be different.")
 _STORY = click.argument("story_id", metavar="STORY")
+_DIGITS = 9
 _IDLE = "nothing works on stories now; `moothall serve` does"
 
 
@@ -175,12 +177,19 @@ def _line(event: Event) -> str:
     return {
         EventType.STORY_CREATED: f"{words['actor']} put it on the board",
         EventType.STORY_TRANSITIONED: f"{words['actor']}: {words['event']} → {words['to_state']}{tail}",
-        EventType.STORY_COMMENTED: f"{words['actor']} says{tail}",
+        EventType.STORY_COMMENTED: f"{words['actor']} says{_of_line(event)}{tail}",
         EventType.STORY_DELIVERED: f"{words['status']}: {words['branch']} {words['why']}".rstrip(),
         EventType.STORY_CHECKED: f"checked as a whole: {words['status']} {words['branch']} {words['why']}".rstrip(),
         EventType.PLAN_DERIVED: f"tasks: {_tasks(tasks)}",
         EventType.PLAN_FINISHED: f"tasks {words['status']}",
     }.get(event.type, "")
+
+
+def _of_line(event: Event) -> str:
+    from moothall.planning.board import remark
+
+    said = remark(event)
+    return f" of {plain(said.path, 200)}, line {said.line}" if said else ""
 
 
 def _tasks(tasks: object) -> str:
@@ -231,19 +240,39 @@ def _waits(card: Card, stories: Stories) -> str:
     return "" if card.stand.state != "build" else "; councils are at work" if stories.served else f"; {_IDLE}"
 
 
-@story.command(epilog=example("moothall story comment story-1a2b3c4d5e6f7a8b 'Soon, please.'"))
+@story.command(
+    epilog=example(
+        "moothall story comment story-1a2b3c4d5e6f7a8b 'Soon, please.'",
+        "moothall story comment story-1a2b3c4d5e6f7a8b 'Say it in French.' --line src/greet.py:4",
+    )
+)
 @_STORY
 @click.argument("text")
+@click.option("--line", default="", metavar="FILE:N", help="Of a line in what was built; it goes into the next round.")
+@click.option("--removed", is_flag=True, help="A line that the diff removes: N counts in the file as it was.")
+@click.option("--task", default="", help="Whose diff; without it that of the last check of the whole.")
 @click.pass_context
 @errors_spoken
-def comment(context: click.Context, *, story_id: str, text: str) -> None:
-    """Say TEXT about STORY."""
-    run(_comment(settings_of(context, narrated=True), story_id, text), _BOARD)
+def comment(context: click.Context, *, story_id: str, text: str, line: str, removed: bool, task: str) -> None:
+    """Say TEXT about STORY, or about a line of what was built for it."""
+    from moothall.planning.saying import Place
+
+    path, _, number = line.rpartition(":")
+    if line and not (path and number.isascii() and number.isdecimal() and len(number) < _DIGITS):
+        raise click.BadParameter(f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line")
+    if (removed or task) and not line:
+        raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
+    place = Place(path, int(number), removed, task) if line else None
+    run(_comment(settings_of(context, narrated=True), story_id, text, place), _BOARD)
 
 
-async def _comment(settings: Settings, story_id: str, text: str) -> int:
+async def _comment(settings: Settings, story_id: str, text: str, place: Place | None) -> int:
+    from moothall.planning.saying import remark
     from moothall.wiring.stories import open_stories
 
     async with open_stories(settings, _say) as stories:
-        await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
+        if place is None:
+            await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
+        else:
+            await remark(stories.board, stories.tasks.desk, story_id, text, LOCAL, place=place, key=new_task_id())
     return 0

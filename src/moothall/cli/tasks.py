@@ -1,4 +1,4 @@
-"""`moothall list`, `show`, `diff`, `apply`, `cancel`, `rm`: tasks from the log, without Ray or a model."""
+"""`moothall list`, `show`, `diff`, `apply`, `cancel`, `steer`, `rm`: tasks from the log, without Ray or a model."""
 
 from __future__ import annotations
 
@@ -190,6 +190,30 @@ def cancel(context: click.Context, *, task: str, reason: str) -> None:
 
     task_id, status = result_of(cancel_task(settings_of(context, narrated=True), task, reason, _say), _LOG)
     click.echo(f"{task_id}: {status.value}")
+
+
+@click.command(epilog=example("moothall steer task-0123456789ab 'The date is in ISO format.'"))
+@task_argument(required=True)
+@click.argument("message")
+@click.pass_context
+@errors_spoken
+def steer(context: click.Context, *, task: str, message: str) -> None:
+    """Tell the seats of TASK, which is under way, MESSAGE; each hears it at its next turn."""
+    click.echo(f"{result_of(_steer(settings_of(context, narrated=True), task, message), _LOG)}: told")
+
+
+async def _steer(settings: Settings, task: str, message: str) -> str:
+    from moothall.domain.identity import LOCAL
+    from moothall.domain.ids import new_task_id
+    from moothall.planning import saying
+    from moothall.wiring.tasks import open_tasks
+
+    async with open_tasks(settings, _say) as tasks:
+        task_id = await tasks.find(task)
+        await saying.steer(tasks.desk, task_id, message, LOCAL, key=new_task_id())
+        if not tasks.served:
+            _say("nothing is at work on it now; its seats hear it when `moothall serve` goes on with it")
+    return task_id
 
 
 @click.command(epilog=example("moothall rm task-0123456789ab"))

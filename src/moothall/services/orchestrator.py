@@ -20,6 +20,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
+from moothall.planning import saying
 from moothall.services import convert
 from moothall.services.councils import CouncilCalls
 from moothall.services.doors import Doors
@@ -90,6 +91,15 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         reason = request.reason or "cancelled by its caller"
         status = await self._desk.cancel(check_id(request.task_id, "task_id"), reason, caller())
         return pb.CancelDeliberationResponse(status=convert.status_message(status))
+
+    async def SteerDeliberation(self, request: pb.SteerDeliberationRequest, context: Any) -> pb.SteerDeliberationResponse:
+        """Tell its seats something."""
+        await self.steer(request, request.request_id or new_task_id())
+        return pb.SteerDeliberationResponse()
+
+    async def steer(self, request: pb.SteerDeliberationRequest, key: str) -> None:
+        """Tell its seats something; `key` names the request among the caller's."""
+        await saying.steer(self._desk, request.task_id, request.message, caller(), key=key)
 
     async def _updates(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[pb.DeliberationUpdate]:
         progress = Progress()

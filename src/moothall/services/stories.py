@@ -15,15 +15,18 @@ from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.planning.board import PASSED, Board, Card
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Blocked
+from moothall.planning.saying import Place, remark
+from moothall.ports import Deliberations
 from moothall.services.identity import caller
 
 
 class Planning(pb_grpc.PlanningServiceServicer):
     """The gRPC door of the board."""
 
-    def __init__(self, board: Board, accounts: Accounts) -> None:
+    def __init__(self, board: Board, accounts: Accounts, desk: Deliberations) -> None:
         self._board = board
         self._accounts = accounts
+        self._desk = desk
 
     async def CreateStory(self, request: pb.CreateStoryRequest, context: Any) -> pb.CreateStoryResponse:
         """Put a story on the board."""
@@ -71,6 +74,21 @@ class Planning(pb_grpc.PlanningServiceServicer):
             card = await self._board.card(request.story_id, who)
             return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state, blocked=True, reason=blocked.message)
         return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state)
+
+    async def Comment(self, request: pb.CommentRequest, context: Any) -> pb.CommentResponse:
+        """Say something of a story, or of a line of what was built for it."""
+        await self.comment(request, request.request_id or new_task_id())
+        return pb.CommentResponse()
+
+    async def comment(self, request: pb.CommentRequest, key: str) -> None:
+        """Say something; `key` names the request among the caller's."""
+        who = caller()
+        if not request.HasField("on"):
+            await self._board.comment(request.story_id, request.comment, who, key=key)
+            return
+        on = request.on
+        place = Place(on.path, on.line, on.removed, on.task_id, on.rank)
+        await remark(self._board, self._desk, request.story_id, request.comment, who, place=place, key=key)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
         """Tell the tasks of one; empty where none are derived."""

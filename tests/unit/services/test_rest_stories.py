@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest
 from moothall.planning.board import Board
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, doors_of
@@ -99,6 +102,34 @@ async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
     late = await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"}, headers={"If-Match": seen})
     assert problem(late)[0] == 409
     assert (await web("GET", f"{STORIES}/{story}")).json["story"]["state"] == "backlog"
+
+
+async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(web: Web, desk: MemoryDesk) -> None:
+    story, task = await made(web), "/api/v1/deliberations/task-1"
+    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    for _ in range(2):
+        words = {"message": "In French."}
+        assert (await web("POST", f"{task}/steer", words, headers={"Idempotency-Key": "k"})).status == 204
+    diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
+    result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, story_id=story, results=(result,)))
+    said = {"comment": "Say it in French.", "on": {"task_id": "task-1", "path": "u.py", "line": 1}}
+    for _ in range(2):
+        assert (await web("POST", f"{STORIES}/{story}/comments", said, headers={"Idempotency-Key": "k"})).status == 204
+    history = (await web("GET", f"{STORIES}/{story}")).json["history"]
+    (event,) = [event["data"] for event in history if event["type"] == "moothall.story.commented"]
+    assert (event["path"], event["line"], event["quoted"]) == ("u.py", 1, "+new")
+    wrong = {"comment": "x", "on": {"task_id": "task-1", "path": "u.py", "line": 2}}
+    assert problem(await web("POST", f"{STORIES}/{story}/comments", wrong))[0] == 400
+    assert problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
+    told = [event.data async for event in _steered(desk)]
+    assert len({event["key"] for event in told}) == 1, "the desk is told one key, by which it knows them for one"
+
+
+async def _steered(desk: MemoryDesk) -> AsyncIterator[Any]:
+    async for recorded in desk.watch("task-1", 0, LOCAL):
+        if recorded.event.type is EventType.DELIBERATION_STEERED:
+            yield recorded.event
 
 
 async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:

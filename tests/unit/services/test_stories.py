@@ -11,6 +11,9 @@ import grpc
 import pytest
 
 from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.planning.board import Board
@@ -112,3 +115,22 @@ async def test_a_watcher_sees_every_move_and_misses_none_when_it_comes_back(call
     again.cancel()
     code, _ = await refused(anext(aiter(calls.WatchStories(pb.WatchStoriesRequest(after_seq=-1)))))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_something_is_said_of_a_story_and_of_a_line(calls: Calls, bus: MemoryBus, desk: MemoryDesk) -> None:
+    made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
+    for _ in range(2):
+        await calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="Soon.", request_id="one"))
+    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
+    result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, story_id=made.story_id, results=(result,)))
+    on = pb.DiffLine(task_id="task-1", path="u.py", line=1)
+    await calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="In French.", on=on))
+    said = [one.event.data for one in [item async for item in bus.replay()] if one.event.type is EventType.STORY_COMMENTED]
+    assert [(data["comment"], data.get("line")) for data in said] == [("Soon.", None), ("In French.", 1)]
+    on.line = 2
+    code, words = await refused(calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="x", on=on)))
+    assert (code, "no such line 2" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    code, _ = await refused(calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="x"), OTHER))
+    assert code is grpc.StatusCode.NOT_FOUND

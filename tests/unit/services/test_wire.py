@@ -35,6 +35,8 @@ MESSAGES = {
     "WatchDeliberationRequest": "task_id s, after_seq l",
     "CancelDeliberationRequest": "task_id s, reason s",
     "CancelDeliberationResponse": "status DeliberationStatus",
+    "SteerDeliberationRequest": "task_id s, message s, request_id s",
+    "SteerDeliberationResponse": "",
     "OrchestrateRequest": "task_id s, task_description s, role s, constraints TaskConstraints, options OrchestratorOptions, "
     "case_id s, story_id s, plan_id s, context_options ContextOptions, repository Repository = 11",
     "OrchestrateResponse": "winner DeliberationResult, candidates []DeliberationResult, execution_id s, duration_ms l, "
@@ -113,6 +115,7 @@ RPCS = {
     "StreamDeliberation": "DeliberateRequest → stream DeliberationUpdate",
     "WatchDeliberation": "WatchDeliberationRequest → stream DeliberationUpdate",
     "CancelDeliberation": "CancelDeliberationRequest → CancelDeliberationResponse",
+    "SteerDeliberation": "SteerDeliberationRequest → SteerDeliberationResponse",
 } | {
     name: f"{name}Request → {name}Response"
     for name in (
@@ -206,7 +209,7 @@ def described(message: Descriptor) -> dict[str, tuple[int, str]]:
 
 def promised(table: str) -> dict[str, tuple[int, str]]:
     fields: dict[str, tuple[int, str]] = {}
-    for number, entry in enumerate(table.split(", "), start=1):
+    for number, entry in enumerate(filter(None, table.split(", ")), start=1):
         found = re.fullmatch(r"(\w+) (\S+)(?: = (\d+))?", entry)
         assert found is not None, entry
         fields[found[1]] = (int(found[3] or number), found[2])

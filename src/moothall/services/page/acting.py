@@ -13,10 +13,11 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import Remark
-from moothall.errors import InvalidRequest, Refused
+from moothall.errors import InvalidRequest
+from moothall.planning import saying
 from moothall.planning.board import remark as remark_of
+from moothall.planning.diffs import Line, read_diff
 from moothall.services.doors import Doors
-from moothall.services.page.diffs import Line, read_diff
 from moothall.services.page.forms import sent, signed_in
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import redirect
@@ -27,16 +28,15 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
     async def cancel(request: Request, session: Session) -> Response:
         given, task_id = await sent(request, session), request.path_params["id"]
-        _check_role(session.who)
+        saying.check_role(session.who)
         await doors.desk.cancel(
             check_id(task_id, "task_id"), given.get("reason", "").strip() or "cancelled on the page", session.who
         )
         return redirect(f"/councils/{task_id}")
 
     async def steer(request: Request, session: Session) -> Response:
-        given, task_id = await sent(request, session), check_id(request.path_params["id"], "task_id")
-        _check_role(session.who)
-        await doors.desk.steer(task_id, given.get("message", ""), session.who, key=given.get("key", ""))
+        given, task_id = await sent(request, session), request.path_params["id"]
+        await saying.steer(doors.desk, task_id, given.get("message", ""), session.who, key=given.get("key", ""))
         return redirect(f"/councils/{task_id}")
 
     async def remark(request: Request, session: Session) -> Response:
@@ -49,8 +49,7 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             raise InvalidRequest(
                 "there is no such line in a diff of this task; go back and choose one of its lines by its number"
             )
-        on = Remark(task_id, line.path, line.number, line.text, "")
-        await doors.board.comment(outcome.story_id, given.get("comment", ""), session.who, key=given.get("key", ""), on=on)
+        await saying.remark_on(doors.board, outcome, line, given.get("comment", ""), session.who, key=given.get("key", ""))
         return redirect(f"/councils/{task_id}#line-{given['on']}")
 
     return [
@@ -58,17 +57,6 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         Route("/councils/{id}/steer", signed_in(steer, sessions), methods=["POST"]),
         Route("/councils/{id}/remark", signed_in(remark, sessions), methods=["POST"]),
     ]
-
-
-def may_act(who: Principal) -> bool:
-    """Whether somebody may do more than look at a council."""
-    return bool(who.operator or who.roles)
-
-
-def _check_role(who: Principal) -> None:
-    """Raise `Refused` for who may only look."""
-    if not may_act(who):
-        raise Refused("this needs an operator, or one of the roles po, qa, architect")
 
 
 async def remarks_on(doors: Doors, outcome: Outcome, who: Principal) -> Mapping[tuple[str, int, str], Sequence[Remark]]:

@@ -19,8 +19,9 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.errors import NotFound
+from moothall.planning.saying import may_act
 from moothall.services.doors import Doors
-from moothall.services.page.acting import may_act, remarks_on
+from moothall.services.page.acting import remarks_on
 from moothall.services.page.forms import signed_in
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import Response
 
-from moothall.services.page.diffs import read_diff
+from moothall.planning.diffs import read_diff, runs
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -43,7 +43,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=visible,
 )
-_TEMPLATES.filters |= {"read_diff": read_diff, "span": span}
+_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "span": span}
 
 
 def page(template: str, status: int = 200, **told: Any) -> Response:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,14 +22,10 @@ from moothall.planning.lifecycle import SYSTEM, decide, lifecycle
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 from moothall.services.orchestrator import OrchestratorService
-from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, read, told
+from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, told
 from moothall.services.rest.openapi import KEY_CHARS, SEQ_DIGITS, Operation
 from moothall.services.stories import Planning
 from moothall.services.storycoach import StoryCoach
-
-
-class _Comment(Body):
-    comment: str = Field(min_length=1)
 
 
 class _Moment(Body):
@@ -60,7 +55,7 @@ class _Told(Body):
 
 def story_operations(doors: Doors) -> Sequence[Operation]:
     """Return the board, the coach and what came of deliberations."""
-    board, planning, scorer = doors.board, Planning(doors.board, doors.accounts), StoryCoach(doors.author)
+    board, planning, scorer = doors.board, Planning(doors.board, doors.accounts, doors.desk), StoryCoach(doors.author)
     councils = OrchestratorService(doors)
 
     async def listing(_request: Request) -> Response:
@@ -83,17 +78,16 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
         return document(found | more.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'})
 
     async def comment(request: Request) -> Response:
-        """Say something about a story."""
-        said = await read(request, _Comment)
-        await board.comment(request.path_params["id"], said.comment, caller(), key=_key(request))
+        """Say something of a story, or of a line of what was built for it."""
+        said = await message(request, pb.CommentRequest)
+        said.story_id = _same("story_id", said.story_id, request)
+        await planning.comment(said, _key(request, said.request_id))
         return Response(status_code=204)
 
     async def move(request: Request) -> Response:
         """With `If-Match`, only from what its caller saw; a move for which evidence is missing is `blocked` and moves nothing."""
-        asked, name = await message(request, pb.TransitionRequest), request.path_params["id"]
-        if asked.story_id not in {"", name}:
-            raise InvalidRequest(f"story_id is {asked.story_id[:80]!r}, and the path names another; leave it out")
-        asked.story_id = name
+        asked = await message(request, pb.TransitionRequest)
+        asked.story_id = _same("story_id", asked.story_id, request)
         return _answer(await planning.move(asked, _seen(request)))
 
     async def score(request: Request) -> Response:
@@ -104,6 +98,13 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
         """The ranking with its reasons and the winner's diff."""
         asked = orchestrator.GetDeliberationResultRequest(task_id=request.path_params["id"])
         return _answer(await councils.GetDeliberationResult(asked, None))
+
+    async def steer(request: Request) -> Response:
+        """Tell the seats of a council that is at work something; each hears it at its next turn."""
+        said = await message(request, orchestrator.SteerDeliberationRequest)
+        said.task_id = _same("task_id", said.task_id, request)
+        await councils.steer(said, _key(request, said.request_id))
+        return Response(status_code=204)
 
     async def events(request: Request) -> Response:
         """What happens on the board, as server-sent events, after `Last-Event-ID`."""
@@ -122,12 +123,20 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
             headers=("Idempotency-Key",),
         ),
         Operation("GET", "/api/v1/stories/{id}", story, gives=pb.GetStoryResponse, more=_Told),
-        Operation("POST", "/api/v1/stories/{id}/comments", comment, _Comment, status=204, headers=("Idempotency-Key",)),
+        Operation("POST", "/api/v1/stories/{id}/comments", comment, pb.CommentRequest, status=204, headers=("Idempotency-Key",)),
         Operation(
             "POST", "/api/v1/stories/{id}/transitions", move, pb.TransitionRequest, pb.TransitionResponse, headers=("If-Match",)
         ),
         Operation("POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse),
         Operation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
+        Operation(
+            "POST",
+            "/api/v1/deliberations/{id}/steer",
+            steer,
+            orchestrator.SteerDeliberationRequest,
+            status=204,
+            headers=("Idempotency-Key",),
+        ),
         Operation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
     )
 
@@ -158,11 +167,19 @@ def _answer(answer: Any, status: int = 200, headers: dict[str, str] | None = Non
     return Response(told(answer), status, headers, JSON)
 
 
-def _key(request: Request) -> str:
-    """Return what names a request among its tenant's: one of its caller's choice is that caller's own."""
+def _same(name: str, given: str, request: Request) -> str:
+    """Return the id of the path, which a document may repeat. Raises `InvalidRequest`."""
+    meant: str = request.path_params["id"]
+    if given not in {"", meant}:
+        raise InvalidRequest(f"{name} is {given[:80]!r}, and the path names another; leave it out")
+    return meant
+
+
+def _key(request: Request, named: str = "") -> str:
+    """Return what names a request among its tenant's: one of its caller's choice is that caller's own. `named` is what its document says."""
     given = request.headers.get("idempotency-key")
     if given is None:
-        return new_task_id()
+        return named or new_task_id()
     if not 0 < len(given) <= KEY_CHARS:
         raise InvalidRequest(f"the Idempotency-Key has {len(given)} characters; it has 1 to {KEY_CHARS}")
     return digest(caller().name, given)

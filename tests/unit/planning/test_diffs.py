@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.services.page.diffs import Line, read_diff
+from moothall.planning.diffs import Line, read_diff, runs
 
 DIFF = """diff --git a/src/a.py b/src/a.py
 --- a/src/a.py
@@ -25,13 +25,27 @@ def test_each_line_says_what_it_is_and_where() -> None:
     found = read_diff(DIFF)
     assert [line.text for line in found] == DIFF.splitlines()
     assert [line for line in found if line.kind != "place"] == [
-        Line("same", " same", "src/a.py", 3),
+        Line("same", " same", "src/a.py", 3, 3),
         Line("removed", "-old", "src/a.py", 4),
         Line("added", "+new", "src/a.py", 4),
         Line("added", "+++ b/passwd", "src/a.py", 5),
-        Line("same", " end", "src/a.py", 6),
+        Line("same", " end", "src/a.py", 6, 5),
         Line("added", "+only", "b.py", 1),
     ]
+
+
+def test_lines_that_are_shown_alike_stand_together_with_their_place_in_the_diff() -> None:
+    found = runs(read_diff(DIFF))
+    assert [(kind, [number for number, _ in run]) for kind, run in found] == [
+        ("place", [1, 2, 3, 4]),
+        ("same", [5]),
+        ("change", [6, 7, 8]),
+        ("same", [9]),
+        ("place", [10, 11, 12, 13, 14]),
+        ("change", [15]),
+        ("place", [16]),
+    ]
+    assert runs([]) == []
 
 
 def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:
