@@ -89,7 +89,7 @@ async def test_the_work_of_two_tasks_is_brought_together(own: Command, repo: Pat
             assert {"tools/one.py", "tools/two.py"} <= set(names)
 
 
-async def test_the_same_by_the_command_line(own: Command, repo: Path) -> None:
+async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: Path) -> None:
     async def once_allowed(story: str) -> str:
         async with asyncio.timeout(90):
             while (done := await own("story", "approve", story)).code:
@@ -107,6 +107,20 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path) -> None:
     assert submitted.out == "design\n"
     assert "nothing works on stories now" in submitted.err
     async with served(own):
+        async with asyncio.timeout(90):
+            while (told := await own("story", "plan", story)).code:
+                await asyncio.sleep(0.2)
+        plan = json.loads(told.out)
+        for task in plan["tasks"]:
+            task["description"] += " Gladly."
+        (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        changed = await own("story", "plan", story, "--change", str(tmp_path / "plan.json"))
+        assert changed.code == 0, changed.err
+        assert json.loads(changed.out)["tasks"] == plan["tasks"]
+        plan["tasks"].pop()
+        (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        late = await own("story", "plan", story, "--change", str(tmp_path / "plan.json"))
+        assert (late.code, "were changed by local since you saw them" in late.err) == (2, True)
         assert await once_allowed(story) == "build"
         nobody = await own("story", "approve", story)
         while nobody.code == 2 and "councils are at work" in nobody.err:

@@ -99,6 +99,11 @@ async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Co
         shown = await who.text()
         assert "Passed the gates" in shown
         assert "hello_world" in shown
+        was = who.page.locator(".line.was").first
+        await expect(was).to_be_visible()  # what was stands beside what is
+        await who.page.set_viewport_size({"width": 390, "height": 844})
+        await expect(was).to_be_hidden()
+        await who.page.set_viewport_size({"width": 1440, "height": 900})
         await who.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
         await who.page.get_by_label("What is to be different in this line").fill("Say it in French.")
         await who.press("Say it")
@@ -177,6 +182,16 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await who.press("Submit")
         story = who.page.url
         await stands(who, "design", "Accept design")
+        await who.page.get_by_role("link", name="Change these tasks").click()
+        await _look(who, "plan")
+        await who.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
+        await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
+        await who.press("Save")
+        await expect(who.page.get_by_role("alert")).to_contain_text("builds on '7', which there is not")
+        await who.page.get_by_label("Builds on tasks").nth(1).fill("1")
+        await who.press("Save")
+        await expect(who.page.get_by_text("Changed by local")).to_be_visible()
+        await expect(who.page.get_by_text("Test it twice", exact=True)).to_be_visible()
         await who.press("Accept design")
         await stands(who, "build")
         await expect(who.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)

@@ -120,8 +120,9 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             plan_id="the plan",
             tasks="its tasks, in order",
             publish="whether councils get them",
-            by="architects, roles or repair",
+            by="architects, roles, repair or people",
             why="why not by architects, where those were asked",
+            design="the deliberation of the architects whose tasks people changed",
         ),
         _spec(
             _E.DELIBERATION_REQUESTED,

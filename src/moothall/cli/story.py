@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -275,4 +275,43 @@ async def _comment(settings: Settings, story_id: str, text: str, place: Place | 
             await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
         else:
             await remark(stories.board, stories.tasks.desk, story_id, text, LOCAL, place=place, key=new_task_id())
+    return 0
+
+
+@story.command(
+    epilog=example(
+        "moothall story plan story-1a2b3c4d5e6f7a8b > plan.json",
+        "moothall story plan story-1a2b3c4d5e6f7a8b --change plan.json",
+    )
+)
+@_STORY
+@click.option("--change", type=click.File(encoding="utf-8"), help="The document that was printed, changed; - for stdin.")
+@click.pass_context
+@errors_spoken
+def plan(context: click.Context, *, story_id: str, change: TextIO | None) -> None:
+    """Print the tasks of STORY as JSON, or put those of a document in their place, until its design is accepted.
+
+    A task has an `id` among the others, a `role`, a `description`, `criteria` (numbers from 1 of the story's that it fulfils) and `after` (ids of the
+    tasks that it builds on).
+    """
+    given = change.read() if change else ""
+    run(_plan(settings_of(context, narrated=True), story_id, given, change=change is not None), _BOARD)
+
+
+async def _plan(settings: Settings, story_id: str, given: str, *, change: bool) -> int:
+    from moothall.planning.outline import outlines_of, read_outlines
+    from moothall.planning.planner import plan_of
+    from moothall.wiring.stories import open_stories
+
+    async with open_stories(settings, _say) as stories:
+        if change:
+            card = await stories.plans.change(story_id, *read_outlines(given), LOCAL)
+        else:
+            card = await stories.board.card(story_id, LOCAL)
+    if card.plan is None:
+        _say(f"no tasks are derived for {story_id} yet: it is in {card.stand.state}")
+        return 2
+    known = plan_of(card.plan)
+    tasks = [outline.model_dump() for outline in outlines_of(known.tasks, card.story)]
+    click.echo(json.dumps({"version": 1, "story_id": story_id, "plan_id": known.plan_id, "tasks": tasks}, indent=2))
     return 0

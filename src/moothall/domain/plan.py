@@ -71,7 +71,8 @@ class AtomicTask:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends on is completed. `by` whom they are:
-    architects, roles (by rule) or repair (of a story that was sent back); `why` not by architects, where those were asked.
+    architects, roles (by rule), repair (of a story that was sent back) or people (who changed them, with `actor`, before the story was built); `why`
+    not by architects, where those were asked. `design` is the deliberation of the architects whose tasks people changed.
     """
 
     story_id: str
@@ -81,6 +82,7 @@ class Plan:
     actor: str = "local"
     by: str = ""
     why: str = ""
+    design: str = ""
 
 
 @dataclass(frozen=True, slots=True)

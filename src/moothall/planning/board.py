@@ -228,12 +228,12 @@ def _decision(card: Card) -> Event | None:
         return None
     said = str(moved.data.get("event"))
     comment = str(moved.data.get("comment") or "")
-    designed = card.plan is not None and moved.data.get("from_state") == "design" and card.plan.data.get("by") == "architects"
-    plan_id = str(card.plan.data.get("plan_id")) if card.plan else ""
+    plan = card.plan.data if card.plan is not None and moved.data.get("from_state") == "design" else {}
+    designed = design_task(str(plan.get("plan_id"))) if plan.get("by") == "architects" else str(plan.get("design") or "")
     checked = str(card.check.data.get("task_id") or "") if card.check and moved.data.get("from_state") != "design" else ""
     data = {
         "story_id": card.story.id,
-        "task_id": design_task(plan_id) if designed else checked,
+        "task_id": designed or checked,
         "approver": moved.data.get("actor"),
         "decision": "approved" if said.startswith("accept") else "changes" if comment or card.remarks else "rejected",
         "comment": comment,

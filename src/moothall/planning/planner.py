@@ -13,10 +13,12 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.plan import AtomicTask, Derivation, Plan, PlanningEvent, Processed, Story, Strategy
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
 from moothall.planning import story as stories
+from moothall.planning.architects import design_task
 from moothall.planning.board import Board, Card
 from moothall.planning.derive import derive
+from moothall.planning.outline import Outline, tasks_of
 from moothall.ports import Log
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
@@ -26,6 +28,8 @@ log = get_logger(__name__)
 PLANNING = "planning"
 """What callers from outside call the moment in which a story's tasks are derived."""
 _DESIGN = "design"
+_CHANGES = frozenset({"po"})
+"""Who changes tasks that were derived."""
 _LATEST_MS = 253_402_300_799_000  # the year 9999
 
 
@@ -96,6 +100,40 @@ class Planner:
             return False
         return True
 
+    async def change(self, story_id: str, plan_id: str, outlines: Sequence[Outline], who: Principal) -> Card:
+        """Put other tasks in the place of those of a story that is designed and not built yet; `plan_id` is the plan whose tasks its caller saw. Raises
+        `NotFound`, `Refused` without the role, `Overtaken` where they were changed since, `InvalidRequest`.
+        """
+        if not _CHANGES & who.roles:
+            raise Refused(f"tasks are changed by who has one of the roles {', '.join(sorted(_CHANGES))}")
+        for outline in outlines:
+            if not outline.description.strip():
+                raise InvalidRequest(f"task {outline.id} does not say what is to be done")
+            if len(outline.description) > self._limits.task_chars // 2:
+                raise InvalidRequest(f"the words of task {outline.id} are longer than {self._limits.task_chars // 2} characters")
+        if not outlines:
+            raise InvalidRequest("no task is left: a story needs one at least")
+        following = f"plan-{digest(story_id, plan_id, who.name, str(outlines))[:16]}"
+        while True:
+            card = await self._board.card(story_id, who)
+            known = changeable(card)
+            if known.plan_id == following:  # ours, sent twice or its ack was lost
+                return card
+            if known.plan_id != plan_id:
+                raise Overtaken(f"the tasks of {story_id} were changed by {known.actor} since you saw them; look at them again")
+            tasks = tasks_of(
+                outlines,
+                card.story,
+                following,
+                tenant=who.tenant,
+                most=self._limits.plan_tasks,
+                chars=self._limits.task_chars,
+            )
+            design = known.design or (design_task(plan_id) if known.by == "architects" else "")
+            plan = Plan(card.story.id, following, tasks, publish=True, actor=who.name, by="people", design=design)
+            if await self.record_plan(card, plan, who):
+                return await self._board.card(story_id, who)
+
     async def _story(self, case_id: str, tenant: str, plan_id: str) -> tuple[Story, Plan | None]:
         """Return what the log says of a tenant's story, and its plan where it was derived."""
         story, known = Story(case_id), None
@@ -161,6 +199,24 @@ class Planner:
         ordinal = digest(who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0])))
         kind = EventType.STORY_TRANSITIONED if moves else EventType.STORY_CHANGED
         return write(kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
+
+
+def changeable(card: Card) -> Plan:
+    """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for any other."""
+    if card.stand.state != _DESIGN or "planned" not in card.stand.facts or card.plan is None:
+        when = f"tasks can be changed once they are derived in {_DESIGN}, until the design is accepted"
+        raise InvalidRequest(f"story {card.story.id} is in {card.stand.state}: {when}")
+    return plan_of(card.plan)
+
+
+def plan_of(derived: Event) -> Plan:
+    """Return what an event derives. Raises `InvalidRequest` for a malformed one."""
+    return load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
+
+
+def may_change(card: Card, who: Principal) -> bool:
+    """Whether somebody may change a story's tasks now."""
+    return card.stand.state == _DESIGN and "planned" in card.stand.facts and bool(_CHANGES & who.roles)
 
 
 def _derived(plan: Plan, who: Principal) -> Event:

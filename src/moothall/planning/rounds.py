@@ -24,6 +24,7 @@ _WORDS: Mapping[str, str] = {
     DeliberationStatus.IN_PROGRESS: "at work",
 }
 _WAITS = "waits"
+_PEOPLE = "people"
 _LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
 _NEXT = {
     "build": "read its evidence, then reject the build and say what is to be different: the story goes back to design, and its tasks are derived anew",
@@ -55,8 +56,8 @@ class RoundTask:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tasks of one plan, in order. `by` is architects, roles or repair, `why` says why not architects where those were asked; `design` is the task
-    of the architects who divided the story, or empty.
+    """The tasks of one plan, in order. `by` is architects, roles, repair or people, `why` says why not architects where those were asked; `design` is the
+    task of the architects who divided the story, or empty; `actor` is who changed what they made.
     """
 
     plan_id: str
@@ -64,6 +65,7 @@ class Round:
     why: str
     design: str
     steps: tuple[RoundTask, ...]
+    actor: str = ""
 
 
 def task_ids(history: Iterable[Event]) -> tuple[str, ...]:
@@ -74,7 +76,14 @@ def task_ids(history: Iterable[Event]) -> tuple[str, ...]:
 def rounds(history: Sequence[Event], views: Mapping[str, TaskView], state: str) -> tuple[Round, ...]:
     """Return the rounds of a story that is in a state, the first first. `views` is what is known of its tasks, by id."""
     ends = {event.data.get("derivation_id"): event.data for event in history if event.type is EventType.PLAN_FINISHED}
-    found = [_round(event, ends.get(event.id, {}), views) for event in history if event.type is EventType.PLAN_DERIVED]
+    found: list[Round] = []
+    for event in history:
+        if event.type is EventType.PLAN_DERIVED:
+            if (
+                found and event.data.get("by") == _PEOPLE
+            ):  # they stand in the place of those that were changed, which nobody began
+                found.pop()
+            found.append(_round(event, ends.get(event.id, {}), views))
     if found:
         found[-1] = _say_next(found[-1], state)
     return tuple(found)
@@ -98,7 +107,14 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]
         steps.append(_stand(step, str(said.get(task_id, "")), view))
     by = str(derived.data.get("by") or "")
     design = design_task(str(derived.data.get("plan_id"))) if by == "architects" or derived.data.get("why") else ""
-    return Round(str(derived.data.get("plan_id", "")), by, str(derived.data.get("why") or ""), design, tuple(steps))
+    return Round(
+        plan_id=str(derived.data.get("plan_id", "")),
+        by=by,
+        why=str(derived.data.get("why") or ""),
+        design=str(derived.data.get("design") or design),
+        steps=tuple(steps),
+        actor=str(derived.data.get("actor") or "") if by == _PEOPLE else "",
+    )
 
 
 def _stand(step: RoundTask, said: str, view: TaskView | None) -> RoundTask:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
 from moothall.config import Limits
-from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
@@ -28,7 +27,7 @@ from moothall.planning.derive import check_plan, repair
 from moothall.planning.landing import land
 from moothall.planning.lifecycle import lifecycle
 from moothall.planning.merging import Aim, ask, together, why_not
-from moothall.planning.planner import Planner, derivation_of, moves_to_planning
+from moothall.planning.planner import Planner, derivation_of, moves_to_planning, plan_of
 from moothall.ports import Deliberations, Land, Log
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
@@ -174,7 +173,7 @@ class Work:
         return replace(plan, tasks=tasks, by="architects")
 
     def _hand_out(self, derived: Event, group: asyncio.TaskGroup) -> None:
-        plan = load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
+        plan = plan_of(derived)
         check_plan(plan.tasks, self._limits.plan_tasks)
         if plan.publish:
             self._once(derived.id, lambda: self._carry_out(plan, derived), group)

@@ -9,24 +9,26 @@ from typing import Any
 from moothall.domain.budget import Account, Amount, Budget
 from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Refused
-from moothall.guard.accounts import Accounts
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
-from moothall.planning.board import PASSED, Board, Card
+from moothall.planning.board import PASSED, Card
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Blocked
+from moothall.planning.outline import outline_of, outlines_of
+from moothall.planning.planner import plan_of
 from moothall.planning.saying import Place, remark
-from moothall.ports import Deliberations
+from moothall.services.doors import Doors
 from moothall.services.identity import caller
 
 
 class Planning(pb_grpc.PlanningServiceServicer):
     """The gRPC door of the board."""
 
-    def __init__(self, board: Board, accounts: Accounts, desk: Deliberations) -> None:
-        self._board = board
-        self._accounts = accounts
-        self._desk = desk
+    def __init__(self, doors: Doors) -> None:
+        self._board = doors.board
+        self._accounts = doors.accounts
+        self._desk = doors.desk
+        self._plans = doors.plans
 
     async def CreateStory(self, request: pb.CreateStoryRequest, context: Any) -> pb.CreateStoryResponse:
         """Put a story on the board."""
@@ -92,7 +94,29 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
         """Tell the tasks of one; empty where none are derived."""
-        return pb.GetPlanResponse(json=_plan(await self._board.card(request.story_id, caller())))
+        card = await self._board.card(request.story_id, caller())
+        if card.plan is None:
+            return pb.GetPlanResponse()
+        plan = plan_of(card.plan)
+        tasks = [pb.PlanTask(**outline.model_dump()) for outline in outlines_of(plan.tasks, card.story)]
+        return pb.GetPlanResponse(json=_plan(card), plan_id=plan.plan_id, tasks=tasks)
+
+    async def ChangePlan(self, request: pb.ChangePlanRequest, context: Any) -> pb.ChangePlanResponse:
+        """Put other tasks in the place of one's."""
+        outlines = [
+            outline_of(
+                {
+                    "id": task.id,
+                    "role": task.role,
+                    "description": task.description,
+                    "criteria": list(task.criteria),
+                    "after": list(task.after),
+                }
+            )
+            for task in request.tasks
+        ]
+        card = await self._plans.change(request.story_id, request.plan_id, outlines, caller())
+        return pb.ChangePlanResponse(plan_id=str(card.plan.data["plan_id"]) if card.plan else "")
 
     async def WatchStories(self, request: pb.WatchStoriesRequest, context: Any) -> AsyncGenerator[pb.WatchStoriesResponse, None]:
         """Follow the board from after a seq; a caller that goes away only detaches."""

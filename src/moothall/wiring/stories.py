@@ -13,6 +13,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import is_id
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
+from moothall.planning.planner import Planner
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, open_log
 from moothall.wiring.tasks import Tasks
@@ -21,10 +22,11 @@ from moothall.wiring.trusted import trusted_repositories
 
 @dataclass(frozen=True, slots=True)
 class Stories:
-    """The board, the tasks of its stories, and whether another process works on them."""
+    """The board, the plans and tasks of its stories, and whether another process works on them."""
 
     board: Board
     accounts: Accounts
+    plans: Planner
     tasks: Tasks
     served: bool
 
@@ -35,7 +37,8 @@ async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]
     async with open_log(settings, tell) as bus:
         served = lock.find(settings.data_dir) is not None
         tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
-        yield Stories(Board(bus), Accounts(bus.bucket(BUCKET), settings.limits), tasks, served)
+        accounts = Accounts(bus.bucket(BUCKET), settings.limits)
+        yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
 
 
 async def registered(settings: Settings, named: str) -> str:

@@ -76,6 +76,7 @@ async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: Me
     await ask("POST", f"{one}/comments", f"{at}/comments", {"comment": "soon"})
     await ask("POST", f"{one}/transitions", f"{at}/transitions", {"event": "refine"})
     await ask("GET", "/api/v1/stories", "/api/v1/stories")
+    await ask("GET", f"{one}/plan", f"{at}/plan")
     assert (await ask("GET", one, at))["moves"]
     draft = {"title": "Export", "description": "it", "ac": []}
     assert (await ask("POST", "/api/v1/coach/score", "/api/v1/coach/score", draft))["findings"]
@@ -115,4 +116,4 @@ async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(web: W
     async with asyncio.timeout(120):
         said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
-    assert "Tested: 8" in said.decode(), said.decode()
+    assert "Tested: 10" in said.decode(), said.decode()

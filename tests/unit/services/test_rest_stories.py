@@ -15,6 +15,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest
 from moothall.planning.board import Board
+from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, doors_of
 from support.desk import MemoryDesk
@@ -130,6 +131,28 @@ async def _steered(desk: MemoryDesk) -> AsyncIterator[Any]:
     async for recorded in desk.watch("task-1", 0, LOCAL):
         if recorded.event.type is EventType.DELIBERATION_STEERED:
             yield recorded.event
+
+
+async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(desk: MemoryDesk) -> None:
+    bus = MemoryBus()
+    async with serving_http(doors_of(desk, bus)) as web:
+        story = await made(web)
+        path = f"{STORIES}/{story}/plan"
+        assert (await web("GET", path)).json == {"json": "", "plan_id": "", "tasks": []}
+        for event in ("refine", "submit"):
+            await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
+        plan = {"story_id": story, "plan_id": "plan-0", "tasks": [{"task_id": "t", "role": "dev", "description": "all"}]}
+        await bus.publish(write(EventType.PLAN_DERIVED, story, plan))
+        asked: dict[str, Any] = {"plan_id": "plan-0", "tasks": (await web("GET", path)).json["tasks"]}
+        lacking = problem(await web("PUT", path, asked))
+        assert (lacking[0], "no task fulfils criterion 1" in lacking[2]) == (400, True)
+        asked["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
+        changed = await web("PUT", path, asked)
+        told = (await web("GET", path)).json
+        assert (changed.status, told["plan_id"], told["tasks"]) == (200, changed.json["plan_id"], asked["tasks"])
+        asked["tasks"][0]["description"] = "late"
+        assert problem(await web("PUT", path, asked))[:2] == (409, "OVERTAKEN")
+        assert problem(await web("GET", path, token=OTHER))[0] == 404
 
 
 async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:

@@ -134,3 +134,28 @@ async def test_something_is_said_of_a_story_and_of_a_line(calls: Calls, bus: Mem
     assert (code, "no such line 2" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     code, _ = await refused(calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="x"), OTHER))
     assert code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_tasks_are_told_and_changed_before_they_begin(desk: MemoryDesk) -> None:
+    bus = MemoryBus()
+    async with serving(desk, doors_of(desk, bus)) as house:
+        calls = Calls(house.channel)
+        made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
+        for event in ("refine", "submit"):
+            await calls.Transition(pb.TransitionRequest(story_id=made.story_id, event=event))
+        assert not (await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))).tasks
+        task = {"task_id": "task-1", "role": "dev", "description": "all", "constraints": {"requirements": STORY["ac"]}}
+        plan = {"story_id": made.story_id, "plan_id": "plan-0", "tasks": [task], "publish": True, "by": "roles"}
+        await bus.publish(write(EventType.PLAN_DERIVED, made.story_id, plan))
+        told = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
+        assert (told.plan_id, [(one.id, list(one.criteria)) for one in told.tasks]) == ("plan-0", [("1", [1, 2])])
+        asked = pb.ChangePlanRequest(story_id=made.story_id, plan_id=told.plan_id, tasks=told.tasks)
+        asked.tasks.append(pb.PlanTask(id="b", role="qa", description="test", after=["1"]))
+        changed = await calls.ChangePlan(asked)
+        told = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
+        assert (told.plan_id, [list(one.after) for one in told.tasks]) == (changed.plan_id, [[], ["1"]])
+        asked.tasks[1].description = "too late"
+        code, words = await refused(calls.ChangePlan(asked))
+        assert (code, "changed by local since" in words) == (grpc.StatusCode.ABORTED, True)
+        code, _ = await refused(calls.ChangePlan(asked, OTHER))
+        assert code in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}

@@ -23,15 +23,15 @@ _FORM = "application/x-www-form-urlencoded"
 Answer = Callable[[Request, Session], Awaitable[Response]]
 
 
-async def sent(request: Request, session: Session) -> Mapping[str, str]:
-    """Return the fields of a form of this session. Raises `Refused` for any other."""
-    given = await read_form(request)
+async def sent(request: Request, session: Session, most: int = _FIELDS) -> Mapping[str, str]:
+    """Return the fields, at most so many, of a form of this session. Raises `Refused` for any other."""
+    given = await read_form(request, most)
     if not session.sent(given.get("form", "")):
         raise Refused("this form is not of your session; go back, load the page again and send it once more")
     return given
 
 
-async def read_form(request: Request) -> Mapping[str, str]:
+async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
     """Return the fields of a form. Raises `Turned` for what is none, is too large or comes too slowly."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise Turned(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
@@ -42,7 +42,7 @@ async def read_form(request: Request) -> Mapping[str, str]:
                 raw += chunk
                 if len(raw) > settings.body_bytes:
                     raise Turned(413, "BODY_TOO_LARGE", f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)")
-        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=_FIELDS)
+        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=most)
     except TimeoutError as error:
         raise Turned(408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds") from error
     except ValueError as error:

@@ -16,10 +16,12 @@ from moothall.errors import InvalidRequest, Permanent
 from moothall.planning.board import Card, by_state
 from moothall.planning.coach import Draft, check, score
 from moothall.planning.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
+from moothall.planning.planner import may_change
 from moothall.planning.rounds import rounds, task_ids
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers
 from moothall.services.page.acting import acting_routes
+from moothall.services.page.changing import changing_routes
 from moothall.services.page.councils import REFRESH_SECONDS, council_routes, follow_board
 from moothall.services.page.drawing import draw
 from moothall.services.page.forms import COOKIE, plainly, read_form, sent, signed_in
@@ -35,6 +37,7 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions) -> Sequence[
         *_sign_in_routes(bearers, sessions),
         *_board_routes(doors, sessions),
         *_story_routes(doors, sessions),
+        *changing_routes(doors, sessions),
         *council_routes(doors, sessions),
         *acting_routes(doors, sessions),
         *house_routes(doors, sessions),
@@ -135,6 +138,7 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "budget": book.lines(),
             "moves": moves(card, session.who),
             "waits": waits(card),
+            "may_change": may_change(card, session.who),
             "comments": [event for event in said if event.type is EventType.STORY_COMMENTED],
             "key": new_task_id(),
         }

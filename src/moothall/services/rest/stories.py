@@ -54,9 +54,13 @@ class _Told(Body):
 
 
 def story_operations(doors: Doors) -> Sequence[Operation]:
-    """Return the board, the coach and what came of deliberations."""
-    board, planning, scorer = doors.board, Planning(doors.board, doors.accounts, doors.desk), StoryCoach(doors.author)
-    councils = OrchestratorService(doors)
+    """Return the board, plans, the coach and what came of deliberations."""
+    planning = Planning(doors)
+    return *_of_board(doors, planning), *_of_plans(planning), *_of_councils(doors)
+
+
+def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
+    board, scorer = doors.board, StoryCoach(doors.author)
 
     async def listing(_request: Request) -> Response:
         """The stories of the caller's tenant."""
@@ -94,18 +98,6 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
         """What the story coach says of a draft."""
         return _answer(await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None))
 
-    async def result(request: Request) -> Response:
-        """The ranking with its reasons and the winner's diff."""
-        asked = orchestrator.GetDeliberationResultRequest(task_id=request.path_params["id"])
-        return _answer(await councils.GetDeliberationResult(asked, None))
-
-    async def steer(request: Request) -> Response:
-        """Tell the seats of a council that is at work something; each hears it at its next turn."""
-        said = await message(request, orchestrator.SteerDeliberationRequest)
-        said.task_id = _same("task_id", said.task_id, request)
-        await councils.steer(said, _key(request, said.request_id))
-        return Response(status_code=204)
-
     async def events(request: Request) -> Response:
         """What happens on the board, as server-sent events, after `Last-Event-ID`."""
         after = request.headers.get("last-event-id", "0")
@@ -128,6 +120,43 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
             "POST", "/api/v1/stories/{id}/transitions", move, pb.TransitionRequest, pb.TransitionResponse, headers=("If-Match",)
         ),
         Operation("POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse),
+        Operation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
+    )
+
+
+def _of_plans(planning: Planning) -> Sequence[Operation]:
+    async def plan(request: Request) -> Response:
+        """The tasks of a story, as they can be changed before its design is accepted."""
+        return _answer(await planning.GetPlan(pb.GetPlanRequest(story_id=request.path_params["id"]), None))
+
+    async def change(request: Request) -> Response:
+        """Put other tasks in their place; `plan_id` is the plan that you saw, and 409 says that it is another by now."""
+        asked = await message(request, pb.ChangePlanRequest)
+        asked.story_id = _same("story_id", asked.story_id, request)
+        return _answer(await planning.ChangePlan(asked, None))
+
+    return (
+        Operation("GET", "/api/v1/stories/{id}/plan", plan, gives=pb.GetPlanResponse),
+        Operation("PUT", "/api/v1/stories/{id}/plan", change, pb.ChangePlanRequest, pb.ChangePlanResponse),
+    )
+
+
+def _of_councils(doors: Doors) -> Sequence[Operation]:
+    councils = OrchestratorService(doors)
+
+    async def result(request: Request) -> Response:
+        """The ranking with its reasons and the winner's diff."""
+        asked = orchestrator.GetDeliberationResultRequest(task_id=request.path_params["id"])
+        return _answer(await councils.GetDeliberationResult(asked, None))
+
+    async def steer(request: Request) -> Response:
+        """Tell the seats of a council that is at work something; each hears it at its next turn."""
+        said = await message(request, orchestrator.SteerDeliberationRequest)
+        said.task_id = _same("task_id", said.task_id, request)
+        await councils.steer(said, _key(request, said.request_id))
+        return Response(status_code=204)
+
+    return (
         Operation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
         Operation(
             "POST",
@@ -137,7 +166,6 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
             status=204,
             headers=("Idempotency-Key",),
         ),
-        Operation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
     )
 
 
