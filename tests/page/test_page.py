@@ -119,6 +119,17 @@ async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Co
         assert branch in git(repo, "branch", "--format=%(refname:short)").splitlines()
         assert "def bonjour" in commits(repo, branch)
         assert "def hello_world" in commits(repo, branch)
+        await who.page.get_by_role("link", name="Where do its lines come from?").click()
+        await who.page.get_by_role("link", name="src/utils.py").click()
+        for line, said in ((4, "Add hello_world"), (9, "sent back")):
+            await who.page.get_by_role("link", name=f"Where line {line} comes from").click()
+            origin = who.page.get_by_role("region", name=f"Line {line} of src/utils.py")
+            await expect(origin).to_contain_text("Greet the world")
+            await expect(origin).to_contain_text(said)
+            await expect(origin).to_contain_text("local approved")
+        await who.page.get_by_role("link", name="Walk the graph from this commit").click()
+        await who.page.get_by_role("link", name="Proposal").first.click()
+        await expect(who.page.get_by_role("heading", name="Proposal")).to_be_visible()
         assert who.wrong == []
     async with served(command) as again, reader(chromium, "narrow", scripts=False) as later:
         await later.sign_in(again.link)
@@ -188,6 +199,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await who.press("Save")
         await expect(who.page.get_by_role("alert")).to_contain_text("builds on '7', which there is not")
+        assert "400" in who.wrong.pop()  # as the browser tells of the refusal
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1")
         await who.press("Save")
         await expect(who.page.get_by_text("Changed by local")).to_be_visible()
@@ -244,6 +256,7 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
     await who.press("Accept design")
     await stands(who, "test", "Accept test")
     council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute("href")
+    lines = await who.page.get_by_role("link", name="Where do its lines come from?").get_attribute("href")
     return {
         "board": "/",
         "new-story": "/stories/new",
@@ -257,6 +270,9 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
         "audit": "/house/audit",
         "tools": "/house/tools",
         "budgets": "/house/budgets",
+        "parked": "/house/parked",
+        "origin": f"{lines}&path=src/utils.py&line=4",
+        "graph": str(await who.page.get_by_role("link", name="What the graph knows of it").get_attribute("href")),
     }
 
 

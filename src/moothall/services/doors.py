@@ -17,6 +17,7 @@ from moothall.guard.parking import Parking
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.ports import Deliberations
+from moothall.repositories.trusted import TrustedRepositories
 from moothall.services.checkup import Checkup
 from moothall.visits.executions import Executions
 from moothall.visits.visits import Visits
@@ -26,7 +27,7 @@ from moothall.workflows.running import Workflows
 @dataclass(frozen=True, slots=True)
 class Doors:
     """The rooms behind the services; `model` is the name of the model that seats use, where one is configured. `visits`: where callers may use
-    tools themselves. `ask` asks the graph. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
+    tools themselves. `ask` asks the graph, `repositories` are what a page shows files of. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
     """
 
     desk: Deliberations
@@ -47,4 +48,5 @@ class Doors:
     executions: Executions | None = None
     workflows: Workflows | None = None
     agents: AgentTasks | None = None
+    repositories: TrustedRepositories | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

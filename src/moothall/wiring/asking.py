@@ -134,13 +134,8 @@ async def line_origin(settings: Settings, where: str, ref: str, path: str, line:
 
     Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
     """
-    repositories = trusted_repositories(settings)
-    git = GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
     if not await asyncio.to_thread(os.path.exists, where):
-        entry = repositories.registry.get(where, LOCAL.tenant)
-        if not entry.local:
-            base = await repositories.resolve(RepositoryRef(id=entry.id, ref=ref))
-            return await origin_of(git, repositories.clone(entry.id).path, base.sha, path, line)
-        where = entry.origin
+        return await trusted_repositories(settings).origin(where, ref, path, line, tenant=LOCAL.tenant)
+    git = _git(settings)
     local = await sources.find_local(git, Path(where))
     return await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)

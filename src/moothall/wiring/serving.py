@@ -141,6 +141,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             agents=agent_service(settings, bus, desk, visits),
             decisions=Decisions(bus),
             tasks=Overview(bus, behind.collector.states),
+            repositories=trusted_repositories(settings),
             checkup=checkup(
                 settings.llm, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls
             ),

@@ -1,4 +1,6 @@
-"""Where the boxes and arrows of a graph of tasks are drawn: a row for each step away from those that build on nothing, for a picture made on the server."""
+"""Where boxes and arrows are drawn, for pictures made on the server: a graph of tasks has a row for each step away from those that build on nothing, and
+what is around a node stands left of it where it leads to it, right where it comes from it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from dataclasses import dataclass
 from moothall.planning.rounds import WON, RoundTask
 
 WIDE, HIGH, _GAP, _ROW = 132, 52, 16, 88
+_NODE, _NODES = 208, 12
+"""How wide a node is, in px, and how many are drawn on a side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,45 @@ def _arrow(start: Box, end: Box) -> str:
     x, y, to_x, to_y = start.x + WIDE // 2, start.y + HIGH, end.x + WIDE // 2, end.y - 2
     middle = (y + to_y) // 2
     return f"M{x} {y} C{x} {middle} {to_x} {middle} {to_x} {to_y}"
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A node beside another: its label, id and words, and the relation by which it is there; `leads` to the other, or comes from it."""
+
+    label: str
+    id: str
+    words: str
+    relation: str
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Star:
+    """A node at a place in px, those around it that are drawn, and arrows; boxes of 208 by `HIGH`."""
+
+    width: int
+    height: int
+    x: int
+    y: int
+    around: tuple[tuple[int, int, Near], ...]
+    arrows: tuple[str, ...]
+
+
+def draw_around(near: Sequence[Near]) -> Star:
+    """Return how the first nodes on each side of one are drawn."""
+    sides = [[item for item in near if item.leads is leads][:_NODES] for leads in (True, False)]
+    row, step = HIGH + _GAP, _NODE + 3 * _GAP
+    height = max(1, *map(len, sides)) * row + _GAP
+    y = (height - HIGH) // 2
+    at = [_GAP, _GAP + step, _GAP + 2 * step]
+    around, arrows = [], []
+    for x, side in zip((at[0], at[2]), sides, strict=True):
+        top = (height - len(side) * row + _GAP) // 2
+        for place, item in enumerate(side):
+            around.append((x, top + place * row, item))
+            mine, middle = top + place * row + HIGH // 2, y + HIGH // 2
+            start, end = ((x + _NODE, mine), (at[1] - 2, middle)) if item.leads else ((at[1] + _NODE, middle), (x - 2, mine))
+            half = (start[0] + end[0]) // 2
+            arrows.append(f"M{start[0]} {start[1]} C{half} {start[1]} {half} {end[1]} {end[0]} {end[1]}")
+    return Star(at[2] + _NODE + _GAP, height, at[1], y, tuple(around), tuple(arrows))

@@ -26,8 +26,10 @@ from moothall.services.page.councils import REFRESH_SECONDS, council_routes, fol
 from moothall.services.page.drawing import draw
 from moothall.services.page.forms import COOKIE, plainly, read_form, sent, signed_in
 from moothall.services.page.house import house_routes
+from moothall.services.page.parked import parked_routes
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import asset, page, redirect
+from moothall.services.page.tracing import tracing_routes
 from moothall.services.rest.documents import ServerSentEvents, Turned
 
 
@@ -41,6 +43,8 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions) -> Sequence[
         *council_routes(doors, sessions),
         *acting_routes(doors, sessions),
         *house_routes(doors, sessions),
+        *parked_routes(doors, sessions),
+        *tracing_routes(doors, sessions),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -35,6 +36,10 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes_left:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{whole} s"
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
 _TEMPLATES = Environment(
     loader=PackageLoader("moothall.services.page"),
     autoescape=True,
@@ -43,7 +48,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=visible,
 )
-_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "span": span}
+_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "span": span}
 
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
