@@ -91,7 +91,8 @@ def draw_around(near: Sequence[Near]) -> Star:
     row, step = HIGH + _GAP, _NODE + 3 * _GAP
     height = max(1, *map(len, sides)) * row + _GAP
     y = (height - HIGH) // 2
-    at = [_GAP, _GAP + step, _GAP + 2 * step]
+    first = _GAP + step if sides[0] else _GAP
+    at = [_GAP, first, first + step]
     around, arrows = [], []
     for x, side in zip((at[0], at[2]), sides, strict=True):
         top = (height - len(side) * row + _GAP) // 2
@@ -101,4 +102,4 @@ def draw_around(near: Sequence[Near]) -> Star:
             start, end = ((x + _NODE, mine), (at[1] - 2, middle)) if item.leads else ((at[1] + _NODE, middle), (x - 2, mine))
             half = (start[0] + end[0]) // 2
             arrows.append(f"M{start[0]} {start[1]} C{half} {start[1]} {half} {end[1]} {end[0]} {end[1]}")
-    return Star(at[2] + _NODE + _GAP, height, at[1], y, tuple(around), tuple(arrows))
+    return Star(at[2 if sides[1] else 1] + _NODE + _GAP, height, at[1], y, tuple(around), tuple(arrows))
