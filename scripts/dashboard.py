@@ -175,6 +175,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 [
                     (f"time() - moothall_process_start_time_seconds{_P}", "{{process}}"),
                     (f"moothall_build_info{_P}", "{{process}} {{version}} on Python {{python}}"),
+                    (f"moothall_host_info{_P}", "{{process}} on {{node}}"),
                 ],
             ),
         ],

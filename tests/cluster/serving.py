@@ -1,4 +1,4 @@
-"""`moothall serve`, as a process."""
+"""`moothall serve` as a process, and waiting until its hosts are at work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from house import Command
+from moothall.testing.model import ScriptedModel
 
 
 @asynccontextmanager
@@ -33,3 +35,17 @@ async def serving(command: Command) -> AsyncIterator[int]:
         async with asyncio.timeout(60):
             await server.wait()
             await drain
+
+
+async def until_begun(model: ScriptedModel, count: int, *data_dirs: Path) -> None:
+    """Wait until the seats of so many deliberations have asked the model; else fail with what hosts on these data directories logged."""
+    try:
+        async with asyncio.timeout(240):
+            while (
+                len({request.call_id.partition("/")[0] for request in model.requests if "/propose/" in request.call_id}) < count
+            ):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        logs = [path for folder in data_dirs for path in sorted(folder.glob("logs/*.log"))]
+        said = "\n".join(f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs)
+        raise AssertionError(f"{count} deliberations did not begin\n{said}") from None

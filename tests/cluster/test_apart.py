@@ -18,7 +18,7 @@ from house import Command, by_task, git, scripted
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
-from serving import serving
+from serving import serving, until_begun
 from support.repos import Repo, make_repo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -91,14 +91,12 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
                 assert not any([await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)])
             ask = ("deliberate", "--repo", str(repo.path), "--json", "--task-id")
             asked = [group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")]
-            try:
-                async with asyncio.timeout(50):
-                    while len(working(model)) < 2:
-                        await asyncio.sleep(0.05)
-            except TimeoutError:
-                raise AssertionError(f"two deliberations did not begin\n{logs(data, machines)}") from None
+            await until_begun(model, 2, data, *(one.sees(data) for one in machines))
             for one in machines:
                 assert len(list(one.sees(data / "repos").glob("far-*.git"))) == 1
+            fleet = (await command("fleet", "--json")).document["hosts"]
+            assert {host["node"] for host in fleet} == {one.ip for one in machines}
+            assert sorted(held["task_id"] for host in fleet for held in host["holds"]) == ["one", "two"]
             nodes[1].kill()
         for done in (task.result() for task in asked):
             assert done.code == 0, done.err
@@ -115,17 +113,6 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         assert local.code == 0, local.err
         trees = {tree(other, "moothall/one"), tree(repo, "moothall/one"), tree(repo, "moothall/two")}
         assert len(trees) == 1
-
-
-def working(model: ScriptedModel) -> set[str]:
-    """Return the deliberations whose seats have begun."""
-    return {request.call_id.partition("/")[0] for request in model.requests if "/propose/" in request.call_id}
-
-
-def logs(data: Path, machines: list[apart.Machine]) -> str:
-    """Return the ends of what the hosts and the house logged."""
-    found = [path for place in (data, *(one.sees(data) for one in machines)) for path in sorted(place.glob("logs/*.log"))]
-    return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in found)
 
 
 def tree(repo: Repo, branch: str) -> str:

@@ -21,7 +21,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
-from serving import serving
+from serving import serving, until_begun
 from support.processes import all_gone, command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -94,11 +94,7 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
             assert len(hosts_below(second)) == 1  # they are spread
             ask = ("deliberate", "--repo", str(repo), "--json", "--task-id")
             asked = [group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")]
-            async with asyncio.timeout(240):
-                while (
-                    len({request.call_id.partition("/")[0] for request in model.requests if "/propose/" in request.call_id}) < 2
-                ):
-                    await asyncio.sleep(0.05)
+            await until_begun(model, 2, tmp_path / "data")
             for child in (second, *descendants(second.pid)):
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)

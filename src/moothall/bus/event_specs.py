@@ -24,6 +24,7 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.STEER: "agent.steer.{task_id}",
     Channel.TAKEN: "agent.taken.{task_id}",
     Channel.FIGURES: "agent.metrics.{process}",
+    Channel.HOSTS: "host.requests.{fleet}",
     Channel.REPOSITORIES: "repository.requests.{holder}",
 }
 """Where the messages of each channel travel."""

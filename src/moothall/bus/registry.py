@@ -143,6 +143,7 @@ SIGNALS = (
         "A host's figures, all of them, every few seconds.",
         {"process": "who", "figures": "by name: rows of labels and value"},
     ),
+    SignalSpec(Channel.HOSTS, "Every host answers with how it is: a line of JSON.", {"ask": "state"}),
     SignalSpec(
         Channel.REPOSITORIES,
         "A host that shares no disk with the repositories asks for a commit, a part of a bundle or a push; the answer is a line of JSON, and bytes after it.",

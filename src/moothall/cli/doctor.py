@@ -61,6 +61,7 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         yield finding
     yield await _python(settings)
     yield await _bus(settings)
+    yield await _fleet(settings)
     yield await _model(settings)
     for family in FAMILIES:
         async for finding in family.examine(settings):
@@ -122,6 +123,20 @@ async def _bus(settings: Settings) -> Finding:
     except MoothallError as error:
         return Finding("bus", ok=False, detail=error.message, mend="start it, or unset MOOTHALL_BUS__URL for the embedded one")
     return Finding("bus", ok=True, detail=f"{what}; {state.messages} events, {state.bytes} bytes")
+
+
+async def _fleet(settings: Settings) -> Finding:
+    from moothall.wiring.fleet import hosts
+
+    mend = "look into their logs, and into Ray's where ray.address names one; `moothall serve` starts them anew"
+    try:
+        found = await hosts(settings)
+    except MoothallError as error:
+        return Finding("fleet", ok=False, detail=error.message, mend=mend)
+    if found is None:
+        return Finding("fleet", ok=True, detail="nothing is served now")
+    told = ", ".join(f"{host.name} on {host.node} holds {len(host.holds)}" for host in found)
+    return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
 
 
 async def _model(settings: Settings) -> Finding:

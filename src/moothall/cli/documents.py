@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from moothall.domain.codec import dump
+from moothall.domain.fleet import HostState
 from moothall.domain.outcome import Outcome
 from moothall.domain.overview import Finding, TaskView
 from moothall.ranking.base import CheckRow
@@ -70,6 +71,15 @@ class CleanDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetDocument:
+    """`moothall fleet`: the hosts that answer; `served` says whether a process serves."""
+
+    served: bool
+    hosts: tuple[HostState, ...]
+    version: Literal[1] = VERSION
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowDocument:
     """`moothall tools run`: `steps` by name, each with its state, attempt, error and result."""
 
@@ -125,6 +135,7 @@ _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "clean": lambda: _of(CleanDocument),
     "deliberate": lambda: _of(Outcome, version=_CONSTANT),
     "doctor": lambda: _of(list[Finding]),
+    "fleet": lambda: _of(FleetDocument),
     "list": lambda: _of(TasksDocument),
     "repo-add": lambda: _of(_registered_class(), version=_CONSTANT),
     "repo-list": lambda: _of(list[_registered_class()]),  # type: ignore[misc] # a type that is imported late

@@ -37,6 +37,8 @@ class Channel(StrEnum):
     """Signal: a host took up work that was delivered before; by task."""
     FIGURES = "figures"
     """Signal: the figures of a process."""
+    HOSTS = "hosts"
+    """Asked and answered: how each host is; by the fleet."""
     REPOSITORIES = "repositories"
     """Asked and answered: what hosts that share no disk need of repositories; by whoever is asked."""
 

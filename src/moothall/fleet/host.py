@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import os
+import platform
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cachetools import LRUCache
 
@@ -22,6 +25,7 @@ from moothall.council.recording import Recording, said_to
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.event import EventType, Recorded
+from moothall.domain.fleet import FLEET, Held, HostState
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
@@ -59,6 +63,7 @@ class _Running:
     deliveries: int
     unseen_from: float = math.inf
     """When the log is first asked whether it is over, of one that nothing was asked of when it was taken up (monotonic seconds)."""
+    since: float = field(default_factory=time.time)
     lost: bool = False
     """Another has it, or shall have it: it is neither done nor over."""
     words: dict[str, str] = field(default_factory=dict)
@@ -86,6 +91,8 @@ class Host:
     """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was taken up unread, once within a
     second: it may have been cancelled while nobody had it.
     """
+    node: str = ""
+    """Where it runs, as its fleet knows that machine."""
     _running: dict[str, _Running] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
     """By which delivery others have taken up what was delivered before."""
@@ -93,6 +100,7 @@ class Host:
     """What was in hand here: the bus may give it out as new once more, had it lost its ack."""
     _beat: float = field(default_factory=time.monotonic)
     _self: str = field(default_factory=lambda: secrets.token_hex(8))
+    _began: float = field(default_factory=time.time)
 
     async def run(self) -> None:
         """Pull and work until cancelled."""
@@ -102,8 +110,14 @@ class Host:
             group.create_task(self._listen_for_takers(), name="takers")
             group.create_task(self._look_for_ends(), name="ends")
             group.create_task(self._keep_beating(), name="beat")
+            group.create_task(self.bus.answer(FLEET, self._tell), name="state")
             for role in ROLES:
                 group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=self.concurrency), name=f"pull-{role}")
+
+    async def _tell(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        """Say how this host is."""
+        held = tuple(Held(task_id, running.since) for task_id, running in self._running.items())
+        return dump(HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)), b""
 
     @property
     def busy(self) -> int:

@@ -30,10 +30,11 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 import ray
 import ray.exceptions
+import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-HostMain = Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]]
-"""Runs a host of this name until cancelled; calls its argument once it is ready."""
+HostMain = Callable[..., Coroutine[Any, Any, None]]
+"""Runs a host of this name until cancelled; calls its second argument once it is ready. `node`: the address of its machine."""
 
 
 class HostActor:
@@ -48,7 +49,8 @@ class HostActor:
     async def run(self) -> None:
         """Host until `stop`. Ray calls this again in a restarted actor."""
         async with asyncio.TaskGroup() as group:
-            hosting = group.create_task(self._main(self._name, self._ready.set))
+            node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray leaves it untyped
+            hosting = group.create_task(self._main(self._name, self._ready.set, node=node))
             await self._stop.wait()
             hosting.cancel()
 

@@ -21,6 +21,7 @@ DELIBERATIONS_DECIDED = _counter(
 DELIBERATION_SECONDS = _histogram(
     "moothall_deliberation_seconds", "From the request to what brought the decision about.", "status"
 )
+HOST = _gauge("moothall_host_info", "Always 1 for a host; says on which machine it runs.", "node")
 DELIBERATIONS_IN_FLIGHT = _gauge("moothall_deliberations_in_flight", "Deliberations that a host works on now.")
 SEATS_FINISHED = _counter("moothall_seats_finished_total", "Seats of decided deliberations, by how they ended.", "status", "role")
 

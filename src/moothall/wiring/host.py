@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import platform
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
 from moothall.sandbox.probe import check_walls
-from moothall.telemetry import configure_logs, log_apart
+from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.elsewhere import Home, disk_of, for_hosts, home_of
 from moothall.wiring.rules import keys_of, open_rules
@@ -42,9 +43,10 @@ async def host_main(
     bus_url: str,
     model_url: str,
     home: Home | None = None,
+    node: str = "",
 ) -> None:
     """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once work is being pulled. `home`: where
-    the house may be on another machine.
+    the house may be on another machine; `node`: how the fleet calls this one.
     """
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node nobody else has made it
     secrets = secret_values(settings)
@@ -61,7 +63,7 @@ async def host_main(
         await stack.enter_async_context(spans(settings, name))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(report_figures(settings.metrics, bus, name))
-        await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url, home=home)
+        await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url, home=home, node=node)
 
 
 async def host_beside(
@@ -85,7 +87,9 @@ async def _host(
     bus_url: str,
     model_url: str,
     home: Home | None = None,
+    node: str = "",
 ) -> None:
+    metrics.HOST.set(1, node or platform.node())
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
@@ -118,7 +122,16 @@ async def _host(
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
         accounts = Accounts(bus.bucket(BUCKET), settings.limits)
-        host = Host(name, bus, hands.repositories, parts, settings.ray.seats_per_host, accounts, settings.bus.ack_wait_seconds)
+        host = Host(
+            name,
+            bus,
+            hands.repositories,
+            parts,
+            settings.ray.seats_per_host,
+            accounts,
+            settings.bus.ack_wait_seconds,
+            node=node,
+        )
         ready()
         await host.run()
 

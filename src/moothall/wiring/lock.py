@@ -68,5 +68,5 @@ def find(data_dir: Path) -> Address | None:
     """Return the serving process, or None while it is still starting."""
     try:
         return Address(**json.loads((data_dir / "serving.json").read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,9 +15,10 @@ import pytest
 
 from moothall.council.protocols import Parts
 from moothall.domain.budget import Amount, Budget
-from moothall.domain.codec import dump
+from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
@@ -194,6 +197,25 @@ async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp
         await host._work(Recorded(1, request(d)))
         ends = [event.data["outcome"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
         assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
+
+
+async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> None:
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host, began = host_of(house), time.time()
+        running = group.create_task(host.run())
+        d = house.deliberation(repository=None, base_sha=None)
+        await until(lambda: any(topic == FLEET for topic, _ in house.bus._answering))
+        said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
+        idle = load(HostState, said)
+        assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
+        work = group.create_task(gone(host._work(Recorded(1, request(d)))))
+        await until(lambda: bool(house.server.requests))
+        said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
+        [held] = load(HostState, said).holds
+        assert held.task_id == d.task_id
+        assert held.since >= began - 1
+        running.cancel()
+        work.cancel()
 
 
 def test_a_memory_bus_is_a_bus_for_hosts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import nats.errors
@@ -28,12 +28,43 @@ async def ask(
             [answer] = await acks.ask(client, subject, dump_json(asked), last=lambda _: True)
     except (nats.errors.Error, TimeoutError, OSError) as error:
         raise BusUnavailable(f"nobody answered on {subject}: {reason(error)}") from error
-    if (answer.headers or {}).get("Status") == "503":
+    if _is_nobody(answer):
         raise BusUnavailable(f"nobody answers on {subject}")
+    return _read(answer)
+
+
+async def ask_all(
+    client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield what each of those who answer on `subject` says, until nobody has said anything for `seconds`. Raises `BusUnavailable`."""
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    inbox, token = acks.address(arrived.put_nowait)
+    try:
+        with translate_errors(f"ask on {subject}"):
+            client.put(subject, dump_json(asked), reply=inbox)
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await arrived.get()
+            except TimeoutError:
+                return
+            if _is_nobody(answer):
+                return
+            yield _read(answer)[0]
+    finally:
+        acks.forget(token)
+
+
+def _is_nobody(answer: Msg) -> bool:
+    """Whether the server says that there is nobody to answer."""
+    return (answer.headers or {}).get("Status") == "503"
+
+
+def _read(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
     line, _, rest = answer.data.partition(b"\n")
     said = load_json(line)
     if not isinstance(said, Mapping):
-        raise InvalidRequest(f"the answer on {subject} is no JSON object")
+        raise InvalidRequest(f"the answer on {answer.subject} is no JSON object")
     return said, rest
 
 

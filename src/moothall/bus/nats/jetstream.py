@@ -184,6 +184,10 @@ class JetStreamBus:
         """Ask whoever answers for a topic. Raises `BusUnavailable` where nobody does in time."""
         return await asking.ask(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
 
+    def ask_all(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield the answers of all who answer for a topic, until none has come for `seconds`. Raises `BusUnavailable`."""
+        return asking.ask_all(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
+
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
         """Answer until cancelled. `shared`: of several processes that do, one is asked."""
         subject = registry.literal(topic)

@@ -1,0 +1,51 @@
+"""`moothall fleet`: the hosts that are at work, where, and on what."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import click
+
+from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example, json_option
+from moothall.cli.plain import plain
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.domain.fleet import HostState
+
+
+@click.command(epilog=example("moothall fleet", "moothall fleet --json"))
+@json_option
+@click.pass_context
+@errors_spoken
+def fleet(context: click.Context, *, as_json: bool) -> None:
+    """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1 where none does."""
+    run(_fleet(settings_of(context, narrated=True), as_json=as_json), "asking the hosts")
+
+
+async def _fleet(settings: Settings, *, as_json: bool) -> int:
+    from moothall.cli.documents import FleetDocument
+    from moothall.domain.codec import dump
+    from moothall.wiring.fleet import hosts
+
+    found = await hosts(settings)
+    if as_json:
+        click.echo(json.dumps(dump(FleetDocument(found is not None, tuple(found or ()))), indent=2))
+    else:
+        for host in found or ():
+            for line in _lines(host):
+                click.echo(plain(line))
+        if not found:
+            click.echo("no host answers" if found is not None else "nothing is served here; start `moothall serve`", err=True)
+    return 0 if found else EXIT_NONE
+
+
+def _lines(host: HostState) -> list[str]:
+    holds = f"holds {len(host.holds)}" if host.holds else "idle"
+    first = f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {_time(host.since)}, {holds}"
+    return [first, *(f"{'':<10}  {held.task_id}  since {_time(held.since)}" for held in host.holds)]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

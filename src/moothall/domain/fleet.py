@@ -1,0 +1,29 @@
+"""Hosts, as they tell of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moothall.domain.topic import Channel
+
+FLEET = Channel.HOSTS.of("fleet")
+"""Where each host answers how it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A deliberation that a host works on, by its key; `since` in seconds since 1970."""
+
+    task_id: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """A host: its name, the machine it runs on, its process there, since when (seconds since 1970), and what it holds."""
+
+    name: str
+    node: str
+    pid: int
+    since: float
+    holds: tuple[Held, ...] = ()
