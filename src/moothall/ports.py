@@ -83,7 +83,7 @@ MergeCommits = Callable[[Base, Sequence[str]], Awaitable[Patch]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
 Answerer = Callable[[Mapping[str, Any]], Awaitable[tuple[Mapping[str, Any], bytes]]]
-"""Answers a request: a JSON object, and bytes beside it that fit into a message. Raises nothing but `InvalidRequest`, which nobody hears."""
+"""Answers a request: a JSON object, and bytes beside it that fit into a message. Where it raises a `MoothallError` or `OSError`, nobody hears anything."""
 Glance = Callable[[Recorded], bool | asyncio.Future[None]]
 """Sees a message before its handler does; True where nothing is left to be done, a future where that is so once it is done."""
 

@@ -92,8 +92,11 @@ class Lender:
             file = self._folder / f"{name}.bundle"
             making = make_bundle(self._git, clone, self._settings, file, wants=wants, haves=haves)
             kept = self._kept[name] = _Kept(asyncio.create_task(making, name="bundle"), file, time.monotonic())
-        size = await asyncio.shield(kept.made)
-        kept.used = time.monotonic()
+        try:
+            size = await asyncio.shield(kept.made)
+        finally:
+            kept.used = time.monotonic()
+            asyncio.get_running_loop().call_later(_KEPT_SECONDS + 1, self._drop_old)
         if not size:
             return Offer(tuple(wants))
         return Offer(tuple(wants), name, size, self.holder, shallow_of(clone))
@@ -104,10 +107,11 @@ class Lender:
         task = self._working.get(key)
         if task is None:
             task = self._working[key] = asyncio.ensure_future(work(asked))
+            task.add_done_callback(lambda _: asyncio.get_running_loop().call_later(_ASK_SECONDS, self._forget, key, task))
         done, _ = await asyncio.wait({task}, timeout=self._soon_seconds)
         if not done:
             return {"wait": True}
-        self._working.pop(key, None)
+        self._forget(key, task)
         try:
             return task.result()
         except MoothallError as error:
@@ -137,6 +141,12 @@ class Lender:
             file = folder / "bundle"
             await _pull(bus, offer, file)
             await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=offer.shallow)
+
+    def _forget(self, key: str, task: asyncio.Task[Said] | None) -> None:
+        """Drop an answer that was given, or that nobody came back for: a later one may be another."""
+        if task is not None and self._working.get(key) is task:
+            del self._working[key]
+            task.cancelled() or task.exception()
 
     def _drop_old(self) -> None:
         for name, kept in list(self._kept.items()):

@@ -24,7 +24,7 @@ from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Permanent, Temporary
+from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, MoothallError, NotFound, Permanent, Temporary
 from moothall.ports import Answerer, Glance, Handler
 
 
@@ -344,7 +344,7 @@ class MemoryBus:
                 try:
                     async with asyncio.timeout(seconds):
                         said, rest = await answerer(codec.load_json(codec.dump_json(asked)))
-                except (InvalidRequest, TimeoutError) as error:
+                except (MoothallError, OSError) as error:  # a timeout is one of these
                     raise BusUnavailable(f"nobody answered on {topic.about}") from error
                 return codec.load_json(codec.dump_json(said)), rest
         raise BusUnavailable(f"nobody answers on {topic.about}")

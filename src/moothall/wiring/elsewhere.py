@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -18,24 +19,40 @@ from moothall.repositories.trusted import TrustedRepositories
 from moothall.services.identity import ensure_token
 from moothall.wiring.rules import Keys, keys_of
 
-_DISK_CHARS = 8
+_MARK, _DISK_CHARS = "house.mark", 8
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the house hands to hosts that may be anywhere: whose disk the repositories lie on, and what such hosts sign with."""
+    """What the house hands to hosts that may be anywhere: what lies on the disk of the repositories, and what such hosts sign with."""
 
-    disk: str
+    mark: str
     keys: Keys
 
 
 def home_of(settings: Settings) -> Home | None:
-    """Return what hosts are handed, None where all are processes of this machine. Raises `ConfigurationError`."""
-    return Home(disk_of(settings), keys_of(settings).of_hosts()) if settings.ray.address is not None else None
+    """Return what hosts are handed, None where all are processes of this machine. Leaves a mark in the data directory, a new one each
+    time: a copy of the directory has an old one. Raises `ConfigurationError`.
+    """
+    if settings.ray.address is None:
+        return None
+    home = Home(secrets.token_hex(16), keys_of(settings).of_hosts())
+    fresh = settings.data_dir / f".{_MARK}"
+    fresh.write_text(home.mark, encoding="ascii")
+    fresh.replace(settings.data_dir / _MARK)
+    return home
+
+
+def sees(settings: Settings, home: Home) -> bool:
+    """Whether this process sees the data directory of the house."""
+    try:
+        return (settings.data_dir / _MARK).read_text(encoding="ascii") == home.mark
+    except FileNotFoundError:
+        return False
 
 
 def disk_of(settings: Settings) -> str:
-    """Name the data directory that this process sees: the same for all that share it, wherever they see it."""
+    """Name this data directory: the same for all that share it. Raises `ConfigurationError`."""
     return digest(ensure_token(settings.data_dir, "disk.id"))[:_DISK_CHARS]
 
 

@@ -28,7 +28,7 @@ from moothall.model.replicas import open_models
 from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
-from moothall.wiring.elsewhere import Home, disk_of, for_hosts, home_of
+from moothall.wiring.elsewhere import Home, disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import keys_of, open_rules
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.watching import report_figures, settle, spans
@@ -94,8 +94,10 @@ async def _host(
         model = await stack.enter_async_context(open_models(settings.llm, model_url))
         writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
         if home is not None:
-            disk = disk_of(settings)
-            writer, far = f"{writer}-{disk}", bus if disk != home.disk else None  # each disk has chains of its own
+            writer, far = (
+                f"{writer}-{disk_of(settings)}",
+                None if sees(settings, home) else bus,
+            )  # each disk has chains of its own
         audit = await stack.enter_async_context(
             AuditLog(
                 settings.data_dir,

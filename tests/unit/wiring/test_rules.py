@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from moothall.guard.gate import Gate
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.elsewhere import disk_of, for_hosts, home_of
+from moothall.wiring.elsewhere import disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import keys_of, longest_token, open_rules
 from support.gate import Facts, House, tool_call
 
@@ -83,7 +84,12 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     far = load_settings(data_dir=tmp_path / "data", ray=Ray(address="head:6379"), guard=Guard.model_validate({"key": "k" * 32}))
     home = home_of(far)
     assert home is not None
-    assert home.disk == disk_of(one)
+    assert sees(one, home)
+    assert sees(same, home)
+    assert not sees(other, home)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
+    assert home_of(far) is not None  # the house starts anew
+    assert not sees(settings(tmp_path / "copy"), home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
 
 

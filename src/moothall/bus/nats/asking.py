@@ -13,7 +13,7 @@ from moothall.bus.codec import dump_json, load_json
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.connection import log, reason, translate_errors
 from moothall.bus.nats.lean import LeanClient
-from moothall.errors import BusUnavailable, InvalidRequest
+from moothall.errors import BusUnavailable, InvalidRequest, MoothallError
 from moothall.ports import Answerer
 
 _AT_ONCE = 16
@@ -79,7 +79,7 @@ async def answer(client: LeanClient, acks: Acks, subject: str, answerer: Answere
                 asked = load_json(message.data)
                 said, rest = await answerer(asked if isinstance(asked, Mapping) else {})
                 client.put(message.reply, dump_json(said) + b"\n" + rest)
-            except (InvalidRequest, nats.errors.Error) as error:
+            except (MoothallError, nats.errors.Error, OSError) as error:
                 log.debug("a request was not answered", subject=subject, reason=str(error))
 
     with translate_errors(f"listen on {subject}"):
