@@ -1,36 +1,32 @@
-"""One sandbox with an executor in it: started, asked, measured, cleared away."""
+"""One workspace's executor, wherever it runs: asked, measured, and what it needs to be asked."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import socket
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moothall.config import Sandbox, Settings
-from moothall.errors import MoothallError, SandboxUnavailable, WorkspaceFailed
-from moothall.inside.confinement import BOOT, HOME
-from moothall.network.proxy import Proxy, listener, proxying
-from moothall.repositories.changes import measure
+from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.inside.confinement import HOME
+from moothall.network.proxy import Proxy
+from moothall.repositories.changes import Caps
+from moothall.repositories.clone import Change
 from moothall.repositories.detect import GO_CACHE
-from moothall.sandbox.cgroups import parents, way
-from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
-from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
+from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
-from moothall.workspace.bundle import INSIDE
 from moothall.workspace.link import Link
 from moothall.workspace.packages import Reach
 
 EXECUTOR = "moothall.inside.executor"
-_START_SECONDS = 20.0
+START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
-_DISK_ENTRIES = 200_000
 _LONG = frozenset({"setup", "check"})  # whose limits are said by who asks
 _OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
 _PROXIES = (
@@ -62,7 +58,6 @@ class Place:
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
 
-
 async def remove_tree(path: Path) -> None:
     """Remove a tree that hostile code may have written: any depth, any modes, no link followed."""
     for attempt in range(2):
@@ -79,26 +74,16 @@ async def _quietly(*command: str) -> None:
     )
     await process.wait()
 
+class Box(ABC):
+    """A running executor. One request at a time; the lock is held for a whole request."""
 
-def _prefix(place: Place) -> tuple[Path, ...]:
-    return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
-
-
-class Box:
-    """A running executor, of the code in the folder `code`; `shown` is read-only and at the same place in every sandbox. One request at a time; the lock is held for a whole request."""
-
-    def __init__(
-        self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]] = ()
-    ) -> None:
+    def __init__(self, place: Place, folder: Path, settings: Settings) -> None:
         self.place = place
-        self._code = code
-        self._shown = tuple(shown)
         self.folder = folder
         self.upper = folder / "upper"
+        self.called = folder.name
         self._settings = settings
         self._limits = place.limits or settings.sandbox
-        self.called = folder.name
-        self._sandbox: Sandboxed | None = None
         self._link: Link | None = None
         self._lock = asyncio.Lock()
         self._outside = contextlib.AsyncExitStack()
@@ -115,103 +100,77 @@ class Box:
         return self.folder / "sandbox.log"
 
     @property
-    def pid(self) -> int:
-        """The host's pid of the sandbox."""
-        return self._sandbox.pid if self._sandbox else 0
-
-    @property
+    @abstractmethod
     def alive(self) -> bool:
         """Whether the executor runs."""
-        return bool(self._sandbox and self._sandbox.alive)
 
+    @property
+    def pid(self) -> int:
+        """The pid on this machine of the process that holds it; 0 where it runs elsewhere."""
+        return 0
+
+    @property
+    def python(self) -> str:
+        """Our own Python, as it is found inside."""
+        return str(interpreter())
+
+    @abstractmethod
     async def start(self) -> None:
-        """Make the folders, start the executor and wait until it has shut itself in.
+        """Start the executor and wait until it has shut itself in.
 
         Raises `SandboxUnavailable` with the reason; then nothing is left.
         """
-        try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
 
-    async def _start(self) -> None:
-        uid = drop_uid(self._limits)
-        for folder in (self.folder, self.upper, self.folder / "work"):
-            folder.mkdir(mode=0o755)
-            own(folder, uid)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._sandbox = await spawn(self._spec(theirs.fileno()))
-            except BaseException:
-                ours.close()
-                raise
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                try:
-                    if self.place.reach:
-                        await self._open_way(self.place.reach, ours)
-                    self._link = await Link.over(ours)
-                except BaseException:
-                    ours.close()
-                    raise
-                await self._link.ready
-        except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
-            self._sandbox.kill()
-            await self._sandbox.process.wait()
-            reason = self._sandbox.log_tail() or f"no answer within {_START_SECONDS:g} s"
-            raise SandboxUnavailable(
-                f"the sandbox does not start: {reason}; `moothall doctor` says which wall is missing"
-            ) from error
-        self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
+    @abstractmethod
+    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+        """Return what differs from the checkout. Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`."""
 
-    async def _open_way(self, reach: Reach, ours: socket.socket) -> None:
-        """Serve the port that was opened inside: the box's only way out."""
-        listening = await listener(ours)
-        self._port = listening.getsockname()[1]
-        self._proxy = await self._outside.enter_async_context(
-            proxying(reach.destinations, listening, reach.most, reach.credentials)
-        )
+    @abstractmethod
+    async def take_back(self) -> None:
+        """Bring what set-up wrote to this machine: into `place.env`, and what it left in the tree into `upper`."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End everything inside, at once."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """End it, and wait until that is done."""
+
+    @abstractmethod
+    def _said(self) -> str:
+        """Return the end of what it said beside its answers."""
+
+    @abstractmethod
+    def _note(self, text: str) -> None:
+        """Add a line to its log."""
+
+    @abstractmethod
+    def _killed_for_memory(self) -> int:
+        """Return how many processes were killed because its memory was used up."""
+
+    @abstractmethod
+    async def _disk_is_full(self) -> bool:
+        """Whether what was written is more than it may be."""
+
+    async def close(self, *, keep: bool = False) -> None:
+        """End everything inside and remove the folder (`keep`: leave it)."""
+        self.kill()
+        if self._link:
+            self._link.close()
+        try:
+            await self._end()
+            await self._outside.aclose()
+        finally:
+            if not keep:
+                boxlog.keep(self._log, self._settings.data_dir, self.called)
+                with contextlib.suppress(FileNotFoundError):
+                    await remove_tree(self.folder)
 
     @property
     def refused(self) -> tuple[str, ...]:
         """Hosts and ports that the box asked for and may not reach."""
         return tuple(f"{host}:{port}" for host, port in self._proxy.refused) if self._proxy else ()
-
-    def _spec(self, descriptor: int) -> SandboxSpec:
-        place, limits = self.place, self._limits
-        spec = SandboxSpec(
-            name=self.name,
-            argv=(),
-            limits=limits,
-            ro=(
-                *interpreter_binds(),
-                (self._code, INSIDE),
-                *((path, str(path)) for path in dict.fromkeys((*limits.toolchains, *place.toolchains, *_prefix(place)))),
-                *(self._shown if place.tree else ()),
-                *place.ro,
-                *(place.reach.ro if place.reach else ()),
-            ),
-            overlay=Overlay(place.tree, self.upper, self.folder / "work") if place.tree else None,
-            fds=(descriptor,),
-            log=self._log,
-        )
-        binds = ((place.env, ENVIRONMENT),) if place.env else ()
-        options = {
-            "landlock": not spec.degraded("landlock"),
-            "writable": [ENVIRONMENT] if place.env and place.env_writable else [],
-            "open_files": limits.open_files,
-            "processes": limits.processes,
-            "memory_bytes": limits.memory_bytes,
-            "disk_bytes": limits.disk_bytes,
-            "cgroup": parents() is not None,
-            "proxied": place.reach is not None,
-        }
-        argv = (str(interpreter()), "-I", "-S", "-c", BOOT.format(module=place.program), str(descriptor), json.dumps(options))
-        if place.env_writable:
-            return replace(spec, argv=argv, rw=binds)
-        return replace(spec, argv=argv, ro=(*spec.ro, *binds))
 
     async def request(self, op: str, *, wall_seconds: float, asked: Asked | None = None, **fields: Any) -> Answer:
         """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or silent.
@@ -233,7 +192,7 @@ class Box:
             **fields,
         }
         async with self._lock:
-            if self._link is None or self._sandbox is None:
+            if self._link is None:
                 raise WorkspaceFailed("the workspace is not open")
             # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
             killed = self._killed_for_memory() if message["op"] in _OF_OTHERS else None
@@ -244,7 +203,7 @@ class Box:
                 else:
                     result = await self._watched(number, self._follow(number, answer, wall, asked), killed, disk=op != "setup")
             except WorkspaceFailed as error:
-                raise WorkspaceFailed(f"{error.message}: {self._sandbox.log_tail() or 'it said nothing'}") from error
+                raise WorkspaceFailed(f"{error.message}: {self._said() or 'it said nothing'}") from error
             except asyncio.CancelledError:
                 self._link.stop(number, "cancelled")
                 raise
@@ -252,11 +211,8 @@ class Box:
         if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
         if killed is not None:
-            self._sandbox.note(boxlog.line(op, fields, result))
+            self._note(boxlog.line(op, fields, result))
         return result
-
-    def _killed_for_memory(self) -> int:
-        return self._sandbox.cgroup.killed_for_memory() if self._sandbox and self._sandbox.cgroup else 0
 
     async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None) -> Answer:
         """Wait for an answer, and answer what is asked meanwhile."""
@@ -305,17 +261,12 @@ class Box:
         if self._link:
             self._link.stop(number, broken)
 
-    async def _disk_is_full(self) -> bool:
-        limit = self._limits.disk_bytes
-        size, entries = await asyncio.to_thread(measure, self.upper, limit, _DISK_ENTRIES)
-        return size > limit or entries > _DISK_ENTRIES
-
     def variables(self) -> dict[str, str]:
         """Return the environment of a command: nothing of ours, nothing of the operator's."""
         place = self.place
         path = [f"{ENVIRONMENT}/bin"] if place.env else []
         path += [f"{folder}/bin" for folder in (*self._settings.sandbox.toolchains, *place.toolchains)]
-        path += [str(interpreter().parent), "/usr/local/go/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+        path += [str(Path(self.python).parent), "/usr/local/go/bin", "/usr/local/bin", "/usr/bin", "/bin"]
         variables = {
             "PATH": ":".join(dict.fromkeys(path)),
             "HOME": HOME,
@@ -346,23 +297,3 @@ class Box:
         place = self.place
         filled = place.env is not None and (place.env_writable or (place.env / GO_CACHE).is_dir())
         return f"{ENVIRONMENT}/{GO_CACHE}" if filled else f"{HOME}/.cache/go"
-
-    def kill(self) -> None:
-        """End everything inside, at once."""
-        if self._sandbox:
-            self._sandbox.kill()
-
-    async def close(self, *, keep: bool = False) -> None:
-        """End everything inside and remove the folder (`keep`: leave it)."""
-        self.kill()
-        if self._link:
-            self._link.close()
-        try:
-            if self._sandbox:
-                await self._sandbox.close()
-            await self._outside.aclose()
-        finally:
-            if not keep:
-                boxlog.keep(self._log, self._settings.data_dir, self.called)
-                with contextlib.suppress(FileNotFoundError):
-                    await remove_tree(self.folder)

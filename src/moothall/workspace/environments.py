@@ -138,6 +138,7 @@ class Environments:
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(Step(argv) for argv in base.profile.setup)
                 await _Steps(box, end, tell).run(steps)
+                await box.take_back()
             await remove_tree(box.upper / ".git")
             if await asyncio.to_thread(_keep_untracked, box.upper, frozenset(await clone.files(base.sha))):
                 box.upper.rename(making / "layer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import platform
@@ -38,10 +37,10 @@ from moothall.inside import checks, syntax
 from moothall.inside.fullpython import COMMAND
 from moothall.ports import NOTHING
 from moothall.repositories import proof, rules
-from moothall.repositories.changes import Caps, collect
+from moothall.repositories.changes import Caps
 from moothall.repositories.clone import Change, TrustedClone
 from moothall.repositories.trusted import Remote
-from moothall.sandbox.spec import ENVIRONMENT, interpreter
+from moothall.sandbox.spec import ENVIRONMENT
 from moothall.tools import sessions
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, result_of, tests_output
@@ -188,7 +187,7 @@ class LocalWorkspace:
         """Return what differs from the base. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = Caps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
-        return await asyncio.to_thread(collect, self._box.upper, self._box.place.tree[-1], self.prepared.files, caps)
+        return await self._box.changes(self.prepared.files, caps)
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Make these paths as the changes say. Raises `WorkspaceFailed` where that is not possible."""
@@ -249,7 +248,7 @@ class LocalWorkspace:
         )
         asking = Asking(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
-        python = f"{ENVIRONMENT}/bin/python" if place.env and place.python is None else str(interpreter())
+        python = f"{ENVIRONMENT}/bin/python" if place.env and place.python is None else self._box.python
         told = {
             "code": block.code,
             "tools": {name: list(names) for name, names in block.tools.items()},
@@ -257,7 +256,7 @@ class LocalWorkspace:
             "agents": block.agents,
         }
         try:
-            async with self._pool.started(place) as box:
+            async with self._pool.started(place, beside=self._box) as box:
                 answer = await box.request(
                     "run", wall_seconds=seconds, asked=asking, argv=(python, "-B", "-c", COMMAND), env=box.variables(), block=told
                 )

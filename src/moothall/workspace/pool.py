@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -23,10 +23,14 @@ from moothall.workspace import boxlog
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.bundle import bundle
 from moothall.workspace.layout import Layout, try_lock
+from moothall.workspace.localbox import LocalBox
 
 _KEYS_KEPT = 4
 _DYING, _DYING_PAUSE = 50, 0.1
 _log = telemetry.get_logger(__name__)
+
+MakeBox = Callable[[Place, Path, Box | None], Box]
+"""Makes a box that is not started yet: on a place, with a folder of its own, perhaps beside another on whose files it works."""
 
 
 class Pool:
@@ -35,9 +39,10 @@ class Pool:
     `shown` is read-only and at the same place in every sandbox. An async context manager with a task group inside: enter and leave it in the same task.
     """
 
-    def __init__(self, settings: Settings, shown: Sequence[tuple[Path, str]] = ()) -> None:
+    def __init__(self, settings: Settings, shown: Sequence[tuple[Path, str]] = (), make: MakeBox | None = None) -> None:
         self._settings = settings
         self._shown = tuple(shown)
+        self._make = make or self._on_this_machine
         self.layout = Layout(settings.data_dir)
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = self.layout.run / self._instance
@@ -102,18 +107,18 @@ class Pool:
             yield box
 
     @asynccontextmanager
-    async def started(self, place: Place, *, keep: bool = False) -> AsyncIterator[Box]:
-        """A box on `place`; `keep` leaves its folder to the caller."""
-        box = await self.take(place)
+    async def started(self, place: Place, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:
+        """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it works on, wherever that runs."""
+        box = await self.take(place, beside)
         try:
             yield box
         finally:
             await box.close(keep=keep)
             self._open.discard(box)
 
-    async def take(self, place: Place) -> Box:
+    async def take(self, place: Place, beside: Box | None = None) -> Box:
         """Return a box on `place` for the caller to `drop`. Raises `SandboxUnavailable`, `WorkspaceFailed`."""
-        box = self._spare(place) or await self._coming(place) or await self._fresh(place)
+        box = self._spare(place) or await self._coming(place) or await self._fresh(place, beside)
         self._open.add(box)
         return box
 
@@ -152,11 +157,14 @@ class Pool:
             del self._waiting[place.key]
         return box if box and self._fits(box, place) else None
 
-    async def _fresh(self, place: Place) -> Box:
+    def _on_this_machine(self, place: Place, folder: Path, _beside: Box | None) -> Box:
+        return LocalBox(place, folder, self._settings, self._folder / "code", self._shown)
+
+    async def _fresh(self, place: Place, beside: Box | None = None) -> Box:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
-        box = Box(place, self._folder / f"{self._instance}-{self._number}", self._settings, self._folder / "code", self._shown)
+        box = self._make(place, self._folder / f"{self._instance}-{self._number}", beside)
         try:
             await box.start()
         except OSError as error:

@@ -97,4 +97,5 @@ class Starter:
                 answer = await box.request("setup", wall_seconds=seconds, argv=argv, env=box.variables())
                 if answer.get("status") != "success" or answer.get("exit_code") != 0:
                     return False
+            await box.take_back()
         return True
