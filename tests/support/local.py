@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Sandbox, Settings, Workspace
+from moothall.config import Jobs, Sandbox, Settings, Workspace
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.repositories.clone import TrustedClone
@@ -20,6 +21,7 @@ from moothall.sandbox.spec import interpreter
 from moothall.settings import load_settings
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from moothall.workspace.prepare import Preparer
+from support.pods import NearbyPods, nearby
 from support.repos import SAMPLE, make_repo
 
 PACKAGES = Path(pytest.__file__).resolve().parent.parent
@@ -43,6 +45,7 @@ class Local:
     preparer: Preparer
     clone: TrustedClone
     sha: str
+    pods: NearbyPods | None = None
     _numbers: Any = field(default_factory=count)
 
     def base(self, **profile: Any) -> Base:
@@ -64,15 +67,22 @@ class Local:
 
 
 @asynccontextmanager
-async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
-    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
+async def local(
+    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, in_pods: bool = False, **limits: Any
+) -> AsyncIterator[Local]:
+    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's. `in_pods`: as in a cluster."""
     settings = load_settings(
         data_dir=folder / "data",
         workspace=Workspace(warm=warm),
+        jobs=Jobs(python=str(interpreter())),
         sandbox=Sandbox(**{"toolchains": (PACKAGES,), **limits}),
     )
     repo = make_repo(folder / "repo", files)
     clone = TrustedClone(folder / "data" / "repos" / "sample.git", settings.workspace)
     sha = await clone.fetch(str(repo.path), "HEAD")
-    async with LocalWorkspaces(settings, lambda _: clone) as workspaces:
-        yield Local(settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha)
+    async with AsyncExitStack() as stack:
+        make, pods = (
+            nearby(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings) if in_pods else (None, None)
+        )
+        workspaces = await stack.enter_async_context(LocalWorkspaces(settings, lambda _: clone, make=make))
+        yield Local(settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha, pods)

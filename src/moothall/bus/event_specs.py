@@ -23,6 +23,7 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.CANCEL: "agent.cancel.{task_id}",
     Channel.STEER: "agent.steer.{task_id}",
     Channel.TAKEN: "agent.taken.{task_id}",
+    Channel.LINK: "workspace.link.{end}",
     Channel.FIGURES: "agent.metrics.{process}",
     Channel.HOSTS: "host.requests.{fleet}",
     Channel.REPOSITORIES: "repository.requests.{holder}",

@@ -138,6 +138,7 @@ SIGNALS = (
         "A host took up work that was delivered before: whoever had it has lost it.",
         {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
     ),
+    SignalSpec(Channel.LINK, "Bytes between a host and the pod of one of its workspaces, in a format of their own; no JSON."),
     SignalSpec(
         Channel.FIGURES,
         "A host's figures, all of them, every few seconds.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from moothall.config.environment import environment
 from moothall.config.file import default_file
 from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
+from moothall.config.jobs import Jobs
 from moothall.config.packages import Indexes, read_indexes
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
@@ -22,6 +23,7 @@ __all__ = [
     "Grpc",
     "Guard",
     "Indexes",
+    "Jobs",
     "Limits",
     "Llm",
     "Log",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 
 from moothall.config.section import Section
 
@@ -13,9 +13,7 @@ from moothall.config.section import Section
 class Workspace(Section):
     """Where tools act."""
 
-    kind: Literal["local", "kubernetes"] = "local"
-    namespace: str = Field("", description="reserved for the kind kubernetes; may not be set yet")
-    image: str = Field("", description="reserved for the kind kubernetes; may not be set yet")
+    kind: Literal["local", "kubernetes"] = Field("local", description="kubernetes: each in a Job, as `jobs` says")
     setup_network: Literal["on", "allowlist", "off"] = Field(
         "allowlist",
         description="where a set-up may go, always through our proxy; allowlist: package indexes (the usual ones, those that the operator's own "
@@ -60,18 +58,6 @@ class Workspace(Section):
     max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
     max_patch_files: int = Field(1000, ge=1)
     git_seconds: float = Field(120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds")
-
-    @model_validator(mode="after")
-    def _what_there_is(self) -> Self:
-        """Refuse what this version has no adapter for, so that nothing is replaced silently."""
-        if self.kind != "local":
-            raise ValueError(f"kind {self.kind!r} is not there in this version; there is: 'local'")
-        for name in ("namespace", "image"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{name} is reserved for the kind 'kubernetes', which is not there in this version; leave it out"
-                )
-        return self
 
 
 Wall = Literal[

@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
+from moothall.config.jobs import Jobs
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
@@ -60,6 +61,7 @@ class Settings(BaseSettings):
     bus: Bus = Bus()
     ray: Ray = Ray()
     workspace: Workspace = Workspace()
+    jobs: Jobs = Jobs()
     sandbox: Sandbox = Sandbox()
     runner: Runner = Runner()
     limits: Limits = Limits()
@@ -74,6 +76,15 @@ class Settings(BaseSettings):
     log: Log = Log()
     trace: Trace = Trace()
     metrics: Metrics = Metrics()
+
+    @model_validator(mode="after")
+    def _jobs_are_whole(self) -> Self:
+        """A workspace elsewhere needs an image, and a bus that its pod reaches."""
+        if self.workspace.kind == "kubernetes":
+            wanted = {"jobs.image": self.jobs.image, "jobs.link_image": self.jobs.link_image, "bus.url": self.bus.url}
+            if missing := [name for name, value in wanted.items() if not value]:
+                raise ValueError(f"workspace.kind is kubernetes, so {', '.join(missing)} must be set")
+        return self
 
 
 def secret_values(settings: BaseModel) -> tuple[str, ...]:

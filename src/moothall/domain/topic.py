@@ -35,6 +35,8 @@ class Channel(StrEnum):
     """Signal: something was said to a deliberation; by task."""
     TAKEN = "taken"
     """Signal: a host took up work that was delivered before; by task."""
+    LINK = "link"
+    """Signal: bytes between a host and the link of a workspace's pod, by the pod and which of them hears."""
     FIGURES = "figures"
     """Signal: the figures of a process."""
     HOSTS = "hosts"

@@ -36,8 +36,8 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 def shut_in(options: Mapping[str, Any]) -> int:
     """Apply what holds for this process and all that it starts; return Landlock's ABI, 0 where there is none.
 
-    `options`: writable (paths beside the usual ones), landlock (whether it must be there), open_files,
-    processes. Raises `OSError` where a wall cannot be raised.
+    `options`: writable (paths beside the usual ones), landlock (whether it must be there), open_files, processes, own_users (whether
+    the user namespace is the sandbox's own: where it is a node's, the kernel would count the processes of others). Raises `OSError` where a wall cannot be raised.
     """
     # No one in here may look into this process's memory: they share its uid.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -47,11 +47,10 @@ def shut_in(options: Mapping[str, Any]) -> int:
         if options["landlock"]:
             raise
         version = 0
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, options["open_files"]),
-        (resource.RLIMIT_NPROC, options["processes"] + 2),  # counted in this user namespace: this process, and init
-    ):
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, options["open_files"])]
+    if options.get("own_users", True):  # counted in this user namespace: this process, and init
+        limits.append((resource.RLIMIT_NPROC, options["processes"] + 2))
+    for limit, value in limits:
         resource.setrlimit(limit, (value, value))
     os.umask(0o022)
     os.makedirs(HOME, exist_ok=True)  # noqa: PTH103 - pathlib costs start time

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moothall.errors import PatchRefused
@@ -150,14 +150,16 @@ def _read(found: _Found, caps: Caps) -> bytes:
         return file.read(caps.file_bytes + 1)
 
 
-def _same(base: Path, found: _Found, content: bytes, mode: str) -> bool:
+def same(base: Path, change: Change) -> bool:
     """Whether the base's checkout has the very same file: it was only touched."""
-    before = base / found.path
+    before, content = base / change.path, change.content
+    if content is None:
+        return False
     try:
         status = os.lstat(before)
-        if mode == rules.SYMLINK:
+        if change.mode == rules.SYMLINK:
             return stat.S_ISLNK(status.st_mode) and os.fsencode(before.readlink()) == content
-        if not stat.S_ISREG(status.st_mode) or status.st_size != len(content) or _mode(status) != mode:
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(content) or _mode(status) != change.mode:
             return False
         return before.read_bytes() == content
     except OSError:
@@ -174,8 +176,7 @@ def collect(upper: Path, base: Path, base_files: Sequence[str], caps: Caps) -> l
     untouched: set[str] = set()
     hiding: set[str] = set()
     total = 0
-    base_folders = frozenset(above for path in base_files for above in _ancestors(path.rpartition("/")[0]))
-    for found in _walk(os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), base_folders, caps):
+    for found in _walk(os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), _folders(base_files), caps):
         kind = found.status.st_mode
         if stat.S_ISDIR(kind):
             if found.opaque:
@@ -184,26 +185,79 @@ def collect(upper: Path, base: Path, base_files: Sequence[str], caps: Caps) -> l
         hiding.add(found.path)  # where the base has a folder of this name, it is gone
         if stat.S_ISCHR(kind) and found.status.st_rdev == 0:
             continue  # overlayfs's mark of a deletion
-        if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
-            raise PatchRefused(f"{found.path!r} is a socket, pipe or device; a patch holds files and symlinks")
-        mode = rules.SYMLINK if stat.S_ISLNK(kind) else _mode(found.status)
-        if stat.S_ISLNK(kind):
-            content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
-        else:
-            content = _read(found, caps)
-        if _same(base, found, content, mode):
+        change = _change(found, caps)
+        if same(base, change):
             untouched.add(found.path)
             continue
-        total += len(content)
-        if total > caps.total_bytes:
-            raise PatchRefused(f"changed files hold more than {caps.total_bytes} bytes; delete what is not part of the change")
-        there[found.path] = Change(found.path, mode, content)
+        there[found.path] = change
+        total = _counted(total, change, caps)
     gone = [
         Change(path, rules.FILE, None)
         for path in base_files
         if path not in there and path not in untouched and any(above in hiding for above in _ancestors(path))
     ]
     return sorted([*gone, *there.values()], key=lambda change: change.path)
+
+
+Stamp = tuple[int, ...]
+"""What of a file's status differs once somebody wrote to it; only the kernel sets the last of it."""
+
+
+def stamp(status: os.stat_result) -> Stamp:
+    """Return the stamp of a file."""
+    return status.st_ino, status.st_size, status.st_mode, status.st_mtime_ns, status.st_ctime_ns
+
+
+def stamps(tree: Path) -> dict[str, Stamp]:
+    """Return the stamp of each file beneath a tree that nobody else has seen yet."""
+    found = {}
+    for folder, _, names, descriptor in os.fwalk(tree):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), tree)  # noqa: PTH118 - names that are no text come back as they were
+            found[path] = stamp(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
+    return found
+
+
+def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[str], caps: Caps) -> list[Change]:
+    """Return what was written in a whole tree since `before`, and which files of the base are gone. Some of it may be `same` as it was.
+
+    Raises `PatchRefused` for what no patch can hold.
+    """
+    written: list[Change] = []
+    there: set[str] = set()
+    total = 0
+    caps = replace(caps, entries=caps.entries + len(before))
+    for found in _walk(os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), _folders(base_files), caps):
+        if stat.S_ISDIR(found.status.st_mode):
+            continue
+        there.add(found.path)
+        if before.get(found.path) != stamp(found.status):
+            written.append(_change(found, caps))
+            total = _counted(total, written[-1], caps)
+    gone = [Change(path, rules.FILE, None) for path in base_files if path not in there]
+    return sorted([*gone, *written], key=lambda change: change.path)
+
+
+def _change(found: _Found, caps: Caps) -> Change:
+    """Read what lies there now."""
+    kind = found.status.st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
+        raise PatchRefused(f"{found.path!r} is a socket, pipe or device; a patch holds files and symlinks")
+    if stat.S_ISLNK(kind):
+        content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
+        return Change(found.path, rules.SYMLINK, content)
+    return Change(found.path, _mode(found.status), _read(found, caps))
+
+
+def _counted(total: int, change: Change, caps: Caps) -> int:
+    total += len(change.content or b"")
+    if total > caps.total_bytes:
+        raise PatchRefused(f"changed files hold more than {caps.total_bytes} bytes; delete what is not part of the change")
+    return total
+
+
+def _folders(base_files: Sequence[str]) -> frozenset[str]:
+    return frozenset(above for path in base_files for above in _ancestors(path.rpartition("/")[0]))
 
 
 def _ancestors(path: str) -> Iterator[str]:

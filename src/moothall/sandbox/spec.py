@@ -127,7 +127,7 @@ def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, in
     passwd, group and hosts.
     """
     stage, binds = _stage(spec)
-    memory = spec.limits.memory_bytes
+    memory, shown = spec.limits.memory_bytes, any(inside == WORKSPACE for _, inside in spec.rw)
     argv = [
         orphans.title(spec.name),  # as which it is found again, whatever becomes of us
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
@@ -138,7 +138,7 @@ def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, in
         *("--perms", "1777", "--size", str(max(memory // 2, 1_000_000)), "--tmpfs", "/tmp"),  # noqa: S108 - inside
         *(part for name, fd in accounts.items() for part in ("--ro-bind-data", str(fd), f"/etc/{name}")),
         *binds,
-        *(("--bind", f"{STAGE}/overlay", WORKSPACE) if spec.overlay else ("--tmpfs", WORKSPACE)),
+        *(("--bind", f"{STAGE}/overlay", WORKSPACE) if spec.overlay else () if shown else ("--tmpfs", WORKSPACE)),
         *("--remount-ro", "/", "--chdir", WORKSPACE),
         *(part for name, value in spec.env.items() for part in ("--setenv", name, value)),
         *(("--seccomp", str(seccomp)) if seccomp is not None else ()),

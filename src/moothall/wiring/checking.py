@@ -60,7 +60,8 @@ async def check_repository(settings: Settings, named: Named, tell: Callable[[str
 
 
 async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
-    await check_walls(settings.sandbox)
+    if settings.workspace.kind == "local":
+        await check_walls(settings.sandbox)
     alone = settings.workspace.model_copy(update={"warm": 0})  # nobody comes after: no executor need be ready
     async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
         return await hands.repositories.prepare(await hands.repositories.resolve(ref), tell)

@@ -51,7 +51,7 @@ async def host_main(
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node nobody else has made it
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings, name), secrets)
-    if settings.ray.address is not None:  # on this machine the house has checked them
+    if settings.ray.address is not None and settings.workspace.kind == "local":  # on this machine the house has checked them
         await check_walls(settings.sandbox)
 
     def settled() -> None:

@@ -190,8 +190,10 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
         if settings.llm.base_url and not asked:
             asking = group.create_task(ask(settings.llm.base_url), name="model")
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
-        with said(tell, "the sandbox to be tried"):
-            walls = await check_walls(settings.sandbox, tell)
+        walls: tuple[Layer, ...] = ()
+        if settings.workspace.kind == "local":
+            with said(tell, "the sandbox to be tried"):
+                walls = await check_walls(settings.sandbox, tell)
         if asking is not None:
             with said(tell, "the model server to answer"):
                 await asking

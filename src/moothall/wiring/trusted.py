@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +26,10 @@ from moothall.repositories.far import FarRepositories
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.toolkits.web.family import WebFamily
+from moothall.workspace.box import Box, Place
+from moothall.workspace.jobs.trunk import Carrier
 from moothall.workspace.local import LocalWorkspaces
+from moothall.workspace.pool import MakeBox
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
 
@@ -114,10 +119,11 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
     def remote_of(repository: str) -> Remote:
         return repositories.remote(repository)
 
-    workspaces = LocalWorkspaces(settings, clone_of, remote_of)
-    preparer = Preparer(settings, clone_of, workspaces)
-    repositories: TrustedRepositories
+repositories: TrustedRepositories
     async with AsyncExitStack() as stack:
+        make = await stack.enter_async_context(_jobs(settings)) if settings.workspace.kind == "kubernetes" else None
+        workspaces = LocalWorkspaces(settings, clone_of, remote_of, make)
+        preparer = Preparer(settings, clone_of, workspaces)
         if far is None:
             repositories = _make_trusted(settings, preparer.prepare, TrustedRepositories)
         else:
@@ -127,6 +133,35 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             await stack.enter_async_context(borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)
+
+
+@asynccontextmanager
+async def _jobs(settings: Settings) -> AsyncIterator[MakeBox]:
+    """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made there."""
+    from moothall.bus.nats.carrying import open_carrying
+
+    try:
+        from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
+        from moothall.workspace.jobs.cluster import Cluster
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("workspace.kind is kubernetes: pip install 'moothall[kubernetes]'") from error
+    url = settings.bus.url or ""
+    token = settings.bus.token
+    told = {"MOOTHALL_BUS__URL": settings.jobs.bus_url or url} | (
+        {"MOOTHALL_BUS__TOKEN": token.get_secret_value()} if token else {}
+    )
+    async with (
+        open_carrying(settings.bus, url) as carrying,
+        Cluster(settings.jobs, f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}") as cluster,
+    ):
+        pods = Pods(cluster, Carrier(carrying.send, carrying.hear), lambda _: told)
+
+        def make(place: Place, folder: Path, beside: Box | None) -> Box:
+            if isinstance(beside, JobBox):
+                return CodeBox(place, folder, settings, beside)
+            return JobBox(place, folder, settings, pods)
+
+        yield make
 
 
 class Leaving:

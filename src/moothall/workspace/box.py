@@ -58,6 +58,7 @@ class Place:
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
 
+
 async def remove_tree(path: Path) -> None:
     """Remove a tree that hostile code may have written: any depth, any modes, no link followed."""
     for attempt in range(2):
@@ -73,6 +74,7 @@ async def _quietly(*command: str) -> None:
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
     await process.wait()
+
 
 class Box(ABC):
     """A running executor. One request at a time; the lock is held for a whole request."""

@@ -47,7 +47,7 @@ from moothall.workspace.answers import check_run, result_of, tests_output
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
 from moothall.workspace.box import Box
 from moothall.workspace.gittools import GitState, git_tool
-from moothall.workspace.pool import Pool
+from moothall.workspace.pool import MakeBox, Pool
 from moothall.workspace.wasm import Shelf, answer_of
 
 _DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
@@ -317,18 +317,23 @@ class _Applied:
 class LocalWorkspaces:
     """Opens workspaces. An async context manager: everything it started is gone when it ends.
 
-    `clones` gives the trusted clone of a registered repository, `remotes` what its workspaces reach beyond themselves.
+    `clones` gives the trusted clone of a registered repository, `remotes` what its workspaces reach beyond themselves, `make` their
+    executors where these run elsewhere.
     """
 
     def __init__(
-        self, settings: Settings, clones: Callable[[str], TrustedClone], remotes: Callable[[str], Remote] | None = None
+        self,
+        settings: Settings,
+        clones: Callable[[str], TrustedClone],
+        remotes: Callable[[str], Remote] | None = None,
+        make: MakeBox | None = None,
     ) -> None:
         self._settings = settings
         self._clones = clones
         self._remotes = remotes
         self._shelf = Shelf(settings)
         self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
-        self.pool = Pool(settings, (*self._shelf.binds, *_grammars()))
+        self.pool = Pool(settings, (*self._shelf.binds, *_grammars()), make)
 
     async def __aenter__(self) -> Self:
         await self._shelf.fill()

@@ -29,6 +29,7 @@ _DISK_ENTRIES = 200_000
 def _prefix(place: Place) -> tuple[Path, ...]:
     return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
 
+
 class LocalBox(Box):
     """A running executor, of the code in the folder `code`, over an overlay whose changes are in `upper`; `shown` is read-only and at the same
     place in every sandbox.

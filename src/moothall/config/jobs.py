@@ -1,0 +1,34 @@
+"""Workspaces as Jobs of Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from moothall.config.section import Section
+
+
+class Jobs(Section):
+    """How workspaces run where workspace.kind is kubernetes. Memory, processes and files are held by `sandbox`, as everywhere."""
+
+    namespace: str = Field("moothall-workspaces", description="where the Jobs are made; their own and nothing else of ours")
+    image: str = Field("", description="what commands run in (Dockerfile.workspace)")
+    link_image: str = Field("", description="what connects them to the bus: the image of the services (Dockerfile)")
+    python: str = Field("/usr/bin/python3", description="the Python of the workspace image that runs the executor")
+    bus_url: str = Field("", description="the bus as the pods reach it; empty: bus.url")
+    context: str = Field("", description="the context of the kubeconfig; empty: the pod's service account, else the current one")
+    kubeconfig: Path | None = Field(None, description="empty: where kubectl looks")
+    runtime_class: str = Field("", description="such as gvisor, where the cluster has it")
+    node_selector: Mapping[str, str] = Field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    pull_secrets: tuple[str, ...] = Field((), description="names of secrets of the namespace")
+    cpu: str = Field("1", description="what a workspace gets at most; it asks for a tenth of it")
+    disk_bytes: int = Field(
+        8_000_000_000, ge=100_000_000, description="ephemeral storage of a workspace, the checkout and its environment included"
+    )
+    start_seconds: float = Field(120.0, gt=0, description="until a workspace answers, the pull of its image included")
+    seconds: int = Field(7200, ge=60, description="activeDeadlineSeconds: the longest that a workspace lives")
+    ttl_seconds: int = Field(60, ge=0, description="ttlSecondsAfterFinished: how long one that ended by itself can be looked at")

@@ -1,0 +1,182 @@
+"""Trees as tar streams, in pieces: packed and unpacked without following anything that hostile code may have made.
+
+Not `tarfile.extractall`: its filters were walked around more than once, and what comes back from a set-up was written by whoever wrote the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from moothall.errors import WorkspaceFailed
+
+Keep = Callable[[str, os.stat_result], bool]
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_COPIED = 1 << 20
+
+
+def everything(_path: str, _status: os.stat_result) -> bool:
+    """Keep all."""
+    return True
+
+
+def pack(root: Path, target: IO[bytes], keep: Keep = everything) -> None:
+    """Write files, folders and symlinks beneath `root` for which `keep` holds, a folder before what is in it; pipes and sockets are left out."""
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for folder, names, files, descriptor in os.fwalk(root, follow_symlinks=False):
+            names.sort()
+            for name in (*names, *sorted(files)):
+                path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118 - bytes that are no text come back as they were
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if keep(path, status):
+                    _add(archive, path, name, descriptor, status)
+
+
+def _add(archive: tarfile.TarFile, path: str, name: str, folder: int, status: os.stat_result) -> None:
+    member = tarfile.TarInfo(path)
+    member.mode = stat.S_IMODE(status.st_mode) & 0o777
+    member.mtime = status.st_mtime
+    if stat.S_ISDIR(status.st_mode):
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+    elif stat.S_ISLNK(status.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
+        archive.addfile(member)
+    elif stat.S_ISREG(status.st_mode):
+        with suppress(PermissionError):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            with os.fdopen(descriptor, "rb") as file:
+                member.size = os.fstat(descriptor).st_size
+                archive.addfile(member, file)
+
+
+def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, most: int) -> None:
+    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for what is no such tree, or more than `most` bytes."""
+    left = most
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with tarfile.open(fileobj=source, mode="r|") as archive:
+            for member in archive:
+                left -= member.size
+                if left < 0:
+                    raise WorkspaceFailed(f"more than {most} bytes came where a tree belongs")
+                _put(archive, member, top, owner)
+    except (tarfile.TarError, EOFError) as error:
+        raise WorkspaceFailed(f"what came is no tree: {error}") from error
+    finally:
+        os.close(top)
+
+
+def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
+    parts = member.name.split("/")
+    if any(part in {"", ".", ".."} or "\0" in part for part in parts):
+        raise WorkspaceFailed(f"the path {member.name[:200]!r} leads elsewhere")
+    with _parent(top, parts[:-1]) as folder:
+        name = parts[-1]
+        if member.isdir():
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                os.fchmod(inner, (member.mode & 0o777) | 0o700)
+                if owner is not None:
+                    os.fchown(inner, owner, owner)
+            finally:
+                os.close(inner)
+            return
+        _remove(name, folder)
+        if member.issym():
+            os.symlink(member.linkname, name, dir_fd=folder)
+        elif member.isreg():
+            _write(archive, member, name, folder)
+        else:
+            raise WorkspaceFailed(f"{member.name[:200]!r} is neither file, folder nor symlink")
+        if owner is not None:
+            os.chown(name, owner, owner, dir_fd=folder, follow_symlinks=False)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, folder: int) -> None:
+    content = archive.extractfile(member)
+    assert content is not None  # noqa: S101 - it is a file
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    with os.fdopen(descriptor, "wb") as file:
+        shutil.copyfileobj(content, file, _COPIED)
+        os.fchmod(descriptor, member.mode & 0o777)
+        file.flush()
+        os.utime(descriptor, (member.mtime, member.mtime))
+
+
+def _remove(name: str, folder: int) -> None:
+    with suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+@contextmanager
+def _parent(top: int, parts: list[str]) -> Iterator[int]:
+    folder = os.dup(top)
+    try:
+        for part in parts:
+            try:
+                inner = os.open(part, _FOLDER, dir_fd=folder)
+            except OSError as error:
+                raise WorkspaceFailed(f"{'/'.join(parts)[:200]!r} is no folder: {error.strerror}") from error
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+class Pipe:
+    """A thread that packs or unpacks, and our end of what it reads or writes. Blocks; for threads of others."""
+
+    def __init__(self, work: Callable[[IO[bytes]], None], *, reads: bool) -> None:
+        source, target = os.pipe2(os.O_CLOEXEC)
+        theirs, mode = (source, "rb") if reads else (target, "wb")
+        self._ours = target if reads else source
+        self._failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with os.fdopen(theirs, mode) as end:
+                    work(end)
+            except (OSError, WorkspaceFailed) as error:
+                self._failed.append(error)
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def write(self, piece: bytes) -> bool:
+        """Hand a piece to whoever unpacks; False where it has ended."""
+        data = memoryview(piece)
+        try:
+            while data:
+                data = data[os.write(self._ours, data) :]
+        except BrokenPipeError:
+            return False
+        return True
+
+    def read(self, most: int) -> bytes:
+        """Return the next piece of what is packed, of `most` bytes but for the last; empty at its end."""
+        parts, left = [], most
+        while left and (part := os.read(self._ours, left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def finish(self) -> None:
+        """Close our end and wait for theirs. Raises what ended it."""
+        os.close(self._ours)
+        self._thread.join()
+        if self._failed:
+            raise self._failed[0]

@@ -1,0 +1,290 @@
+"""A workspace in a pod: its files are brought there, its executor is asked over the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Settings
+from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.network.proxy import Proxy
+from moothall.repositories.changes import Caps, same
+from moothall.repositories.clone import Change
+from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spec import interpreter
+from moothall.workspace.box import Answer, Asked, Box, Place
+from moothall.workspace.jobs import archive, manifest
+from moothall.workspace.jobs.cluster import Cluster
+from moothall.workspace.jobs.link import PIECE
+from moothall.workspace.jobs.trunk import CODE, CONTROL, HANDS, Carrier, Streams, Trunk
+from moothall.workspace.link import Link
+
+_CONTROL_SECONDS = 300.0  # a piece of a tree, or all that was written
+_CONFIG = Path("/opt/config")
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """Where pods run, how bytes get there, and the environment by which the link of a Job reaches the bus."""
+
+    cluster: Cluster
+    carrier: Carrier
+    bus: Callable[[str], Mapping[str, str]]
+
+
+class JobBox(Box):
+    """A running executor in a Job."""
+
+    def __init__(self, place: Place, folder: Path, settings: Settings, pods: Pods) -> None:
+        super().__init__(place, folder, settings)
+        self._cluster, self._bus = pods.cluster, pods.bus
+        self.job = f"moothall-{folder.name}"
+        self._trunk = Trunk(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
+        self._carrying: asyncio.Task[None] | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        self._control: Link | None = None
+        self._code: Link | None = None
+        self._why = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its link is heard."""
+        return self._carrying is not None and not self._carrying.done() and not self._why
+
+    @property
+    def python(self) -> str:
+        """The Python of the image."""
+        return self._settings.jobs.python
+
+    async def start(self) -> None:
+        """Make the Job, bring it its files, wait for its executor."""
+        try:
+            async with asyncio.timeout(self._settings.jobs.start_seconds):
+                await self._start()
+        except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
+            why = self._why or self._cluster.waits(self.job) or str(error) or "it did not answer in time"
+            await self.close()
+            raise SandboxUnavailable(
+                f"the workspace's pod does not start: {why} (Job {self.job}; jobs.start_seconds is {self._settings.jobs.start_seconds:g})"
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        for folder in (self.folder, self.upper):
+            await asyncio.to_thread(folder.mkdir, mode=0o755)
+        self._carrying = asyncio.create_task(self._trunk.run(), name=f"trunk {self.job}")
+        host = self._cluster.host
+        await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
+        self._tasks.add(asyncio.create_task(self._heed(), name=f"pod of {self.job}"))
+        await self._trunk.connected.wait()
+        self._control = await Link.over(await self._trunk.open(CONTROL))
+        await self._control.ready
+        hands = await Link.over(await self._trunk.open(HANDS))
+        for layer in reversed(self.place.tree):
+            await self._bring(layer, "tree")
+        if self.place.env:
+            await self._bring(self.place.env, "env")
+        await self._bring_configuration()
+        await self._tell("begin")
+        self._link = hands
+        await hands.ready
+
+    async def _heed(self) -> None:
+        """End everything as soon as the cluster says that the pod is lost."""
+        with contextlib.suppress(asyncio.CancelledError):
+            self._why = await self._cluster.wrong(self.job)
+            self._note(f"{self._why}\n")
+            if self._carrying is not None:
+                self._carrying.cancel()
+            self._trunk.connected.set()  # who waits for it sees that it is over
+
+    async def _tell(self, op: str, **fields: Any) -> Answer:
+        """Ask the link. Raises `WorkspaceFailed`, `PatchRefused`."""
+        if self._control is None:
+            raise WorkspaceFailed(self._why or "the workspace is not open")
+        try:
+            async with asyncio.timeout(_CONTROL_SECONDS):
+                _, answer = self._control.ask({"op": op, **fields})
+                said = await answer
+        except TimeoutError as error:
+            raise WorkspaceFailed(f"the link of {self.job} gave no answer within {_CONTROL_SECONDS:g} s") from error
+        except WorkspaceFailed as error:
+            raise WorkspaceFailed(self._why or error.message) from error
+        if said.get("status") == "refused":
+            raise PatchRefused(str(said.get("error"))[:1000])
+        if said.get("status") != "success":
+            raise WorkspaceFailed(f"the link of {self.job}: {str(said.get('error'))[:1000]}")
+        return said
+
+    async def _bring(self, tree: Path, where: str) -> None:
+        most = self._settings.jobs.disk_bytes
+        pipe = archive.Pipe(lambda target: archive.pack(tree, target), reads=False)
+        try:
+            while True:
+                piece = await asyncio.to_thread(pipe.read, PIECE)
+                await self._tell("unpack", where=where, most=most, data=base64.b64encode(piece).decode())
+                if not piece:
+                    return
+        finally:
+            await asyncio.to_thread(pipe.finish)
+
+    async def _bring_configuration(self) -> None:
+        """What set-up is shown of the operator's configuration goes into one folder, whatever its own would be."""
+        if not (self.place.reach and self.place.reach.ro):
+            return
+        folder = self.folder / "config"
+        await asyncio.to_thread(folder.mkdir)
+        for number, (path, _) in enumerate(self.place.reach.ro):
+            (folder / str(number)).write_bytes(await asyncio.to_thread(path.read_bytes))
+        await self._bring(folder, "config")
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of a command; where it names a file that it is shown, as that is found inside."""
+        variables = super().variables()
+        shown = (
+            {inside: f"{_CONFIG}/{number}" for number, (_, inside) in enumerate(self.place.reach.ro)} if self.place.reach else {}
+        )
+        return {name: shown.get(value, value) for name, value in variables.items()}
+
+    def _way_out(self, _stream: int, streams: Streams) -> None:
+        """Serve one connection of a set-up, by the same proxy as on this machine."""
+        reach = self.place.reach
+        if reach is None:
+            streams[1].transport.abort()
+            return
+        if self._proxy is None:
+            self._proxy = Proxy(reach.destinations, reach.most, reach.credentials)
+        task = asyncio.create_task(self._proxy.serve(*streams), name=f"way out of {self.job}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def request(self, op: str, *, wall_seconds: float, asked: Asked | None = None, **fields: Any) -> Answer:
+        """Ask the executor; our own Python is that of the image."""
+        if (argv := fields.get("argv")) and argv[0] == str(interpreter()):
+            fields["argv"] = (self.python, *argv[1:])
+        return await super().request(op, wall_seconds=wall_seconds, asked=asked, **fields)
+
+    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+        """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
+        said = await self._tell("changes", files=list(base_files), caps=[caps.file_bytes, caps.total_bytes, caps.entries])
+        found = [
+            Change(str(one["path"]), str(one["mode"]), None if one["content"] is None else base64.b64decode(one["content"]))
+            for one in said["changes"]
+        ]
+        base = self.place.tree[-1]
+        return await asyncio.to_thread(lambda: [change for change in found if not same(base, change)])
+
+    async def take_back(self) -> None:
+        """Fetch what set-up wrote."""
+        if self.place.env is not None and self.place.env_writable:
+            await self._fetch("env", self.place.env)
+        if self.place.tree:
+            await self._fetch("tree", self.upper)
+
+    async def _fetch(self, where: str, target: Path) -> None:
+        owner, most = drop_uid(self._limits), self._settings.jobs.disk_bytes
+        pipe = archive.Pipe(lambda source: archive.unpack(source, target, owner=owner, most=most), reads=True)
+        try:
+            while True:
+                piece = base64.b64decode((await self._tell("pack", where=where))["data"])
+                if not piece or not await asyncio.to_thread(pipe.write, piece):
+                    return
+        finally:
+            await asyncio.to_thread(pipe.finish)
+
+    async def code(self) -> Link:
+        """Return the way to the container for blocks of Python."""
+        if self._code is None:
+            self._code = await Link.over(await self._trunk.open(CODE))
+            await self._code.ready
+        return self._code
+
+    def kill(self) -> None:
+        """Cut the trunk: the link ends when it hears nobody; `close` deletes the Job at once."""
+        if self._carrying:
+            self._carrying.cancel()
+
+    async def _end(self) -> None:
+        for link in (self._control, self._code):
+            if link:
+                link.close()
+        for task in (*((self._carrying,) if self._carrying else ()), *self._tasks):
+            task.cancel()
+            await asyncio.wait({task})
+        await self._cluster.remove(self.job)
+
+    def _said(self) -> str:
+        return self._why
+
+    def _note(self, text: str) -> None:
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:
+            log.write(text)
+
+    def _killed_for_memory(self) -> int:
+        return 0  # the kernel tells the cluster: its pod is lost, and says so
+
+    async def _disk_is_full(self) -> bool:
+        return bool((await self._tell("measure", most=self._limits.disk_bytes))["full"])
+
+
+class CodeBox(Box):
+    """The executor beside another in its pod, on the same files, for blocks of Python."""
+
+    def __init__(self, place: Place, folder: Path, settings: Settings, beside: JobBox) -> None:
+        super().__init__(place, folder, settings)
+        self._beside = beside
+
+    @property
+    def alive(self) -> bool:
+        """As long as its pod."""
+        return self._beside.alive
+
+    @property
+    def python(self) -> str:
+        """The Python of the image."""
+        return self._beside.python
+
+    async def start(self) -> None:
+        """It runs already; wait until it answers."""
+        await asyncio.to_thread(self.folder.mkdir)
+        try:
+            self._link = await self._beside.code()
+        except (ConnectionError, WorkspaceFailed) as error:
+            raise SandboxUnavailable(f"blocks of Python cannot be run in {self._beside.job}: {error}") from error
+
+    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+        """Those of the pod."""
+        return await self._beside.changes(base_files, caps)
+
+    async def take_back(self) -> None:
+        """Nothing is set up here."""
+
+    def kill(self) -> None:
+        """What ends is the request: `request` has stopped it."""
+
+    async def _end(self) -> None:
+        return
+
+    async def close(self, *, keep: bool = False) -> None:
+        """Leave the way to it open for the next block."""
+        self._link = None
+        await super().close(keep=keep)
+
+    def _said(self) -> str:
+        return self._beside._said()  # noqa: SLF001 - two ends of one pod
+
+    def _note(self, text: str) -> None:
+        self._beside._note(text)  # noqa: SLF001 - as above
+
+    def _killed_for_memory(self) -> int:
+        return 0
+
+    async def _disk_is_full(self) -> bool:
+        return await self._beside._disk_is_full()  # noqa: SLF001 - as above

@@ -1,0 +1,167 @@
+"""The Jobs of one process in a cluster: made, watched and removed, with the official client, which blocks: in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Self, cast
+
+from kubernetes import client, config, watch
+from urllib3.exceptions import HTTPError
+
+from moothall.config import Jobs
+from moothall.errors import ConfigurationError, SandboxUnavailable
+from moothall.telemetry import get_logger
+from moothall.workspace.jobs import trouble
+from moothall.workspace.jobs.manifest import HOST, LABEL, NAME
+
+log = get_logger(__name__)
+
+_CALL_SECONDS, _WATCH_SECONDS, _AGAIN_SECONDS = 20, 300, 1.0
+_CONFLICT, _GONE, _MISSING = 409, 410, 404
+
+
+class Cluster:
+    """An async context manager: what it made is removed when it ends. `host` names this process in labels."""
+
+    def __init__(self, jobs: Jobs, host: str) -> None:
+        self._jobs, self.host = jobs, host
+        self._made: set[str] = set()
+        self._wrong: dict[str, asyncio.Future[str]] = {}
+        self._waits: dict[str, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watches: list[watch.Watch] = []
+        self._closed = threading.Event()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._connect)
+        for name, act in (("pods", self._watch_pods), ("events", self._watch_events)):
+            threading.Thread(target=act, name=f"kubernetes-{name}", daemon=True).start()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await asyncio.gather(*(self.remove(name) for name in tuple(self._made)))
+        self._closed.set()
+        for one in self._watches:
+            one.stop()
+        await asyncio.to_thread(self._api.close)
+
+    def _connect(self) -> None:
+        try:
+            if self._jobs.context or self._jobs.kubeconfig:
+                self._api = config.new_client_from_config(
+                    config_file=str(self._jobs.kubeconfig) if self._jobs.kubeconfig else None, context=self._jobs.context or None
+                )
+            else:
+                self._api = _default_client()
+            self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
+            self._batch.list_namespaced_job(self._jobs.namespace, limit=1, _request_timeout=_CALL_SECONDS)
+        except config.ConfigException as error:
+            raise ConfigurationError(
+                f"workspace.kind is kubernetes and no cluster is known: {error}; give jobs.kubeconfig, or run in a pod with a service account"
+            ) from error
+        except (client.ApiException, HTTPError, OSError) as error:
+            raise ConfigurationError(f"Jobs cannot be made in the namespace {self._jobs.namespace!r}: {_words(error)}") from error
+
+    async def create(self, manifest: dict[str, Any]) -> None:
+        """Make a Job. Raises `SandboxUnavailable`."""
+        name, body = manifest["metadata"]["name"], cast("client.V1Job", manifest)  # the client takes a document as it is
+        self._wrong[name] = asyncio.get_running_loop().create_future()
+        self._made.add(name)
+        try:
+            await asyncio.to_thread(self._batch.create_namespaced_job, self._jobs.namespace, body, _request_timeout=_CALL_SECONDS)
+        except (client.ApiException, HTTPError, OSError) as error:
+            await self.remove(name)
+            raise SandboxUnavailable(f"no Job can be made for a workspace: {_words(error)}") from error
+
+    def wrong(self, name: str) -> asyncio.Future[str]:
+        """Return what is done once the Job's pod will never answer, or answers no more, with the reason."""
+        return self._wrong[name]
+
+    def waits(self, name: str) -> str:
+        """Return what a pod that is not there yet waits for, as far as it is known."""
+        return self._waits.get(name, "")
+
+    async def remove(self, name: str) -> None:
+        """Delete a Job and its pod. One that cannot be deleted ends by itself when its link hears nobody."""
+        try:
+            await asyncio.to_thread(
+                self._batch.delete_namespaced_job,
+                name,
+                self._jobs.namespace,
+                propagation_policy="Background",
+                grace_period_seconds=0,
+                _request_timeout=_CALL_SECONDS,
+            )
+        except (client.ApiException, HTTPError, OSError) as error:
+            if getattr(error, "status", 0) != _MISSING:
+                log.warning("a workspace's Job could not be deleted; it ends by itself", job=name, reason=_words(error))
+        self._made.discard(name)
+        self._waits.pop(name, None)
+        if (future := self._wrong.pop(name, None)) is not None and not future.done():
+            future.cancel()
+
+    def _watch_pods(self) -> None:
+        self._watch(self._core.list_namespaced_pod, self._saw_pod, label_selector=f"{LABEL}={NAME},{HOST}={self.host}")
+
+    def _watch_events(self) -> None:
+        self._watch(
+            self._core.list_namespaced_event, self._saw_event, field_selector="involvedObject.kind=Job,reason=FailedCreate"
+        )
+
+    def _watch(self, listing: Callable[..., Any], saw: Callable[[str, Mapping[str, Any]], None], **select: str) -> None:
+        """Follow what happens until closed; what was missed meanwhile is listed first."""
+        while not self._closed.is_set():
+            watching = watch.Watch()
+            self._watches.append(watching)
+            try:
+                for event in watching.stream(
+                    listing, self._jobs.namespace, timeout_seconds=_WATCH_SECONDS, _request_timeout=_WATCH_SECONDS + 10, **select
+                ):
+                    if self._loop is None or self._closed.is_set():
+                        return
+                    self._loop.call_soon_threadsafe(saw, event["type"], event["raw_object"])
+            except (client.ApiException, HTTPError, OSError, ValueError) as error:
+                if not self._closed.is_set() and getattr(error, "status", 0) != _GONE:
+                    log.warning("the cluster is not heard; trying again", reason=_words(error))
+            except RuntimeError:
+                return  # the loop is closed: so is the process
+            finally:
+                self._watches.remove(watching)
+            self._closed.wait(_AGAIN_SECONDS)
+
+    def _saw_pod(self, kind: str, pod: Mapping[str, Any]) -> None:
+        name = str(((pod.get("metadata") or {}).get("labels") or {}).get("job-name"))
+        self._waits[name] = trouble.of_waiting(pod)
+        self._say(name, trouble.of_pod(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
+
+    def _saw_event(self, _kind: str, event: Mapping[str, Any]) -> None:
+        self._say(str((event.get("involvedObject") or {}).get("name")), trouble.of_event(event))
+
+    def _say(self, name: str, wrong: str) -> None:
+        future = self._wrong.get(name)
+        if wrong and future is not None and not future.done():
+            future.set_result(wrong)
+
+
+def _default_client() -> client.ApiClient:
+    """In a pod its service account, else what kubectl would take."""
+    own = client.Configuration()
+    with suppress(config.ConfigException):
+        config.load_incluster_config(client_configuration=own)
+        return client.ApiClient(own)
+    return cast("client.ApiClient", config.new_client_from_config())
+
+
+def _words(error: BaseException) -> str:
+    """Return what the API server, or the way to it, said."""
+    body = getattr(error, "body", None)
+    if body:
+        import json
+
+        with suppress(ValueError, TypeError, AttributeError):
+            return str(json.loads(body).get("message"))[:400]
+    return str(getattr(error, "reason", None) or error)[:400]

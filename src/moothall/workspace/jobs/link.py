@@ -1,0 +1,193 @@
+"""The link of a workspace's pod: the one container that speaks with the bus, and runs nothing that a model wrote.
+
+It shows the host's files to the containers beside it, carries what the host and they say to each other, and tells what was written.
+It ends when the host is gone or silent, and the pod with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
+from moothall.inside.protocol import Frames, ProtocolError, pack
+from moothall.network.proxy import listener
+from moothall.repositories.changes import Caps, Stamp, collect_tree, measure, stamp, stamps
+from moothall.workspace.jobs import archive
+from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, Carrier, Trunk
+
+PIECE = 2_000_000
+"""Bytes of a tree that go in one message."""
+_ENTRIES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where the link's volumes are mounted: `links` holds a folder for the socket of each container beside it."""
+
+    tree: Path = Path("/workspace")
+    env: Path = Path("/env")
+    config: Path = Path("/opt/config")
+    links: Path = Path("/links")
+
+    def of(self, name: str) -> Path:
+        """Return the one that the host calls so. Raises `WorkspaceFailed`."""
+        known = {"tree": self.tree, "env": self.env, "config": self.config}
+        if name not in known:
+            raise WorkspaceFailed(f"no volume {name!r}; there are {', '.join(known)}")
+        return known[name]
+
+
+@dataclass(slots=True)
+class Link:
+    """A link on its folders. `names`: the containers beside it, by the stream of each; `proxied`: the first opens a way out."""
+
+    folders: Folders
+    names: Mapping[int, str]
+    proxied: bool = False
+    _before: dict[str, Stamp] = field(default_factory=dict)
+    _size: int = 0
+    _unpacking: archive.Pipe | None = None
+    _packing: archive.Pipe | None = None
+    _next: int = FIRST
+
+    async def run(self, carrier: Carrier, name: str) -> None:
+        """Serve the host of a workspace until it is gone."""
+        listening = {stream: await asyncio.to_thread(_listen, self.folders.links / name) for stream, name in self.names.items()}
+        trunk = Trunk(carrier, f"{name}-out", f"{name}-in")
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            for one in listening.values():
+                stack.enter_context(one)
+            carrying = group.create_task(trunk.run(), name="trunk")
+            await trunk.connected.wait()
+            tasks = [
+                group.create_task(self._join(trunk, stream, where), name=f"container {stream}")
+                for stream, where in listening.items()
+            ]
+            control = await trunk.open(CONTROL)
+            tasks.append(group.create_task(self._answer(control), name="control"))
+            await carrying
+            for task in tasks:
+                task.cancel()
+
+    async def _join(self, trunk: Trunk, stream: int, listening: socket.socket) -> None:
+        """Let the container in, once: whoever connects later finds nothing there."""
+        loop = asyncio.get_running_loop()
+        taken, _ = await loop.sock_accept(listening)
+        await asyncio.to_thread(os.unlink, listening.getsockname())
+        listening.close()
+        ways = []
+        if self.proxied and stream == HANDS:
+            ways.append(await asyncio.start_server(lambda *streams: self._out(trunk, streams), sock=await listener(taken)))
+        await trunk.join(stream, await asyncio.open_connection(sock=taken))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for way in ways:
+                way.close()
+
+    async def _out(self, trunk: Trunk, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        self._next += 1
+        with contextlib.suppress(ConnectionError):
+            await trunk.join(self._next, streams)
+
+    async def _answer(self, control: socket.socket) -> None:
+        """Answer the host's requests, one after the other."""
+        reader, writer = await asyncio.open_connection(sock=control)
+        frames = Frames()
+        writer.write(pack({"id": 0, "status": "ready"}))
+        try:
+            while data := await reader.read(1 << 20):
+                for request in frames.feed(data):
+                    answer = await asyncio.to_thread(self._answer_to, request)
+                    writer.write(pack({**answer, "id": request["id"]}))
+                    await writer.drain()
+        except (ProtocolError, ConnectionError):
+            return  # the host hears that its control has ended
+        finally:
+            writer.transport.abort()
+
+    def _answer_to(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._do(request)
+        except PatchRefused as error:
+            return {"status": "refused", "error": error.message}
+        except (MoothallError, OSError) as error:
+            return {"status": "error", "error": str(error)}
+
+    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "unpack":
+                return self._unpack(request)
+            case "begin":
+                self._before = stamps(self.folders.tree)
+                self._size, _ = measure(self.folders.tree, sys.maxsize, sys.maxsize)
+                return {"status": "success"}
+            case "measure":
+                size, entries = measure(self.folders.tree, int(request["most"]) + self._size, len(self._before) + _ENTRIES)
+                return {
+                    "status": "success",
+                    "full": size > int(request["most"]) + self._size or entries > len(self._before) + _ENTRIES,
+                }
+            case "changes":
+                return self._changes(request["files"], Caps(*request["caps"]))
+            case "pack":
+                return self._pack(str(request["where"]))
+        raise WorkspaceFailed(f"the link knows no {str(request['op'])[:80]!r}")
+
+    def _unpack(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Take a piece of a tree; an empty one is its end."""
+        if self._unpacking is None:
+            where, most = self.folders.of(str(request["where"])), int(request["most"])
+            self._unpacking = archive.Pipe(lambda source: archive.unpack(source, where, most=most), reads=True)
+        pipe, piece = self._unpacking, base64.b64decode(request["data"])
+        if not piece or not pipe.write(piece):
+            self._unpacking = None
+            pipe.finish()
+        return {"status": "success"}
+
+    def _pack(self, where: str) -> dict[str, Any]:
+        """Give a piece of a tree, of the checkout what was written only; an empty one is its end."""
+        if self._packing is None:
+            root = self.folders.of(where)
+            keep = self._is_written if where == "tree" else archive.everything
+            self._packing = archive.Pipe(lambda target: archive.pack(root, target, keep), reads=False)
+        piece = self._packing.read(PIECE)
+        if not piece:
+            pipe, self._packing = self._packing, None
+            pipe.finish()
+        return {"status": "success", "data": base64.b64encode(piece).decode()}
+
+    def _is_written(self, path: str, status: os.stat_result) -> bool:
+        return self._before.get(path) != stamp(status)
+
+    def _changes(self, files: Sequence[str], caps: Caps) -> dict[str, Any]:
+        found = collect_tree(self.folders.tree, self._before, files, caps)
+        return {
+            "status": "success",
+            "changes": [
+                {
+                    "path": one.path,
+                    "mode": one.mode,
+                    "content": None if one.content is None else base64.b64encode(one.content).decode(),
+                }
+                for one in found
+            ],
+        }
+
+
+def _listen(folder: Path) -> socket.socket:
+    folder.mkdir(exist_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "link.sock"))
+    listening.listen(1)
+    listening.setblocking(False)
+    return listening

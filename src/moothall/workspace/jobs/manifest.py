@@ -1,0 +1,132 @@
+"""The Job of one workspace. Values go into lists and JSON, never into a shell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from moothall.config import Settings
+from moothall.inside.confinement import BOOT
+from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
+from moothall.workspace.box import Place
+from moothall.workspace.jobs.trunk import CODE, HANDS
+
+LABEL = "app.kubernetes.io/name"
+NAME = "moothall-workspace"
+HOST = "moothall/host"
+LINK = "MOOTHALL_LINK"
+"""What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
+_SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
+_LINK_MEMORY = 512_000_000
+_RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def containers(place: Place, settings: Settings) -> dict[int, str]:
+    """Return the containers beside the link, by their stream: one for tools, and one for blocks of CPython on the same files."""
+    blocks = bool(place.tree) and settings.runner.enabled and settings.runner.full
+    return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
+
+
+def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
+    """Return the manifest. `host`: which process it works for; `bus`: the environment by which the link reaches the bus."""
+    jobs = settings.jobs
+    beside = containers(place, settings)
+    labels = {LABEL: NAME, HOST: host}
+    volumes = ("tree", "env", "config", *(f"link-{one}" for one in beside.values()))
+    told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {"runAsUser": UID, "runAsGroup": UID, "fsGroup": UID, "runAsNonRoot": True},
+        "volumes": [
+            *({"name": one, "emptyDir": {}} for one in volumes),
+            *({"name": f"tmp-{one}", "emptyDir": {}} for one in beside.values()),
+            *({"name": f"shm-{one}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}} for one in beside.values()),
+        ],
+        "containers": [
+            {
+                "name": "link",
+                "image": jobs.link_image,
+                "command": ["python", "-m", "moothall.wiring.link"],
+                "env": [{"name": key, "value": value} for key, value in {**bus, LINK: told}.items()],
+                "securityContext": _RESTRICTED,
+                "resources": _resources("500m", "50m", _LINK_MEMORY, jobs.disk_bytes),
+                "volumeMounts": [
+                    {"name": "tree", "mountPath": WORKSPACE},
+                    {"name": "env", "mountPath": ENVIRONMENT},
+                    {"name": "config", "mountPath": "/opt/config"},
+                    *({"name": f"link-{one}", "mountPath": f"/links/{one}"} for one in beside.values()),
+                ],
+            },
+            *(_hands(one, place, settings) for one in beside.values()),
+        ],
+    }
+    wanted = {
+        "runtimeClassName": jobs.runtime_class,
+        "nodeSelector": dict(jobs.node_selector),
+        "tolerations": [dict(one) for one in jobs.tolerations],
+        "imagePullSecrets": [{"name": one} for one in jobs.pull_secrets],
+    }
+    pod |= {key: value for key, value in wanted.items() if value}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": jobs.seconds,
+            "ttlSecondsAfterFinished": jobs.ttl_seconds,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _hands(name: str, place: Place, settings: Settings) -> dict[str, Any]:
+    """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
+    limits = place.limits or settings.sandbox
+    options = {
+        "program": place.program,
+        "landlock": "landlock" not in limits.allow_degraded,
+        "writable": [ENVIRONMENT] if place.env_writable else [],
+        "open_files": limits.open_files,
+        "processes": limits.processes,
+        "own_users": False,
+        "memory_bytes": limits.memory_bytes,
+        "disk_bytes": limits.disk_bytes,
+        "cgroup": False,
+        "proxied": place.reach is not None and name == "hands",
+    }
+    cpu = settings.jobs.cpu
+    return {
+        "name": name,
+        "image": settings.jobs.image,
+        "command": [settings.jobs.python, "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
+        "args": ["/link/link.sock", json.dumps(options)],
+        "workingDir": WORKSPACE,
+        "securityContext": _RESTRICTED,
+        "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, settings.jobs.disk_bytes),
+        "volumeMounts": [
+            {"name": "tree", "mountPath": WORKSPACE},
+            {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},
+            {"name": "config", "mountPath": "/opt/config", "readOnly": True},
+            {"name": f"link-{name}", "mountPath": "/link"},
+            {"name": f"tmp-{name}", "mountPath": "/tmp"},  # noqa: S108 - inside the container
+            {"name": f"shm-{name}", "mountPath": "/dev/shm"},  # noqa: S108 - inside the container
+        ],
+    }
+
+
+def _resources(cpu: str, asked: str, memory: int, disk: int) -> dict[str, Any]:
+    return {
+        "requests": {"cpu": asked, "memory": str(memory // 8), "ephemeral-storage": str(disk // 16)},
+        "limits": {"cpu": cpu, "memory": str(memory), "ephemeral-storage": str(disk)},
+    }

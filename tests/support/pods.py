@@ -1,0 +1,148 @@
+"""Pods without a cluster: the real link in this process, the real containers as sandboxes of this machine, bytes over queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from moothall.config import Settings
+from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
+from moothall.sandbox.spec import SandboxSpec, interpreter_binds
+from moothall.workspace.box import Box, Place
+from moothall.workspace.bundle import INSIDE, bundle
+from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
+from moothall.workspace.jobs.cluster import Cluster
+from moothall.workspace.jobs.link import Folders, Link
+from moothall.workspace.jobs.manifest import LINK
+from moothall.workspace.jobs.trunk import Carrier
+from moothall.workspace.pool import MakeBox
+
+
+class Queues:
+    """A carrier within one process."""
+
+    def __init__(self) -> None:
+        self._heard: defaultdict[str, list[asyncio.Queue[bytes]]] = defaultdict(list)
+
+    async def send(self, name: str, data: bytes) -> None:
+        """Give to whoever listens now."""
+        for queue in self._heard[name]:
+            queue.put_nowait(data)
+
+    async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Yield what is sent."""
+        queue = asyncio.Queue[bytes]()
+        self._heard[name].append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._heard[name].remove(queue)
+
+
+class _OwnedLink(Link):
+    """In a pod link and hands have one uid; here the link is root, and gives away what it unpacked."""
+
+    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "begin":
+            for root in (self.folders.tree, self.folders.env):
+                for folder, names, files in os.walk(root):
+                    for name in (*names, *files, "."):
+                        os.chown(Path(folder, name), *_owner(), follow_symlinks=False)
+        return super()._do(request)
+
+
+def _owner() -> tuple[int, int]:
+    uid = drop_uid(Settings().sandbox)
+    return (uid, uid) if uid is not None else (-1, -1)
+
+
+class NearbyPods(Cluster):
+    """A cluster whose pods are processes of this machine, and whose words are said by tests."""
+
+    def __init__(self, folder: Path, settings: Settings, carrier: Carrier) -> None:
+        super().__init__(settings.jobs, "nearby")
+        self._folder, self._settings, self._carrier = folder, settings, carrier
+        self._running: dict[str, tuple[asyncio.Task[None], list[Sandboxed]]] = {}
+        self.refusal = ""
+
+    async def create(self, manifest: dict[str, Any]) -> None:
+        """Start what the Job would start."""
+        name, pod = manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
+        self._wrong[name] = asyncio.get_running_loop().create_future()
+        if self.refusal:
+            self.say(name, self.refusal)
+            return
+        folder = self._folder / name
+        if not (code := self._folder / "code").is_dir():
+            code.parent.mkdir(exist_ok=True)
+            bundle(code)
+        folders = Folders(*(folder / part for part in ("tree", "env", "config", "links")))
+        link, *hands = pod["containers"]
+        order = json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))
+        for part in (folder, folders.tree, folders.env, folders.config, folders.links):
+            part.mkdir(mode=0o755)
+            os.chown(part, *_owner())
+        for one in hands:
+            (folders.links / one["name"]).mkdir()
+        serving = _OwnedLink(folders, {int(stream): one for stream, one in order["names"].items()}, order["proxied"])
+        task = asyncio.create_task(serving.run(self._carrier, name), name=f"link {name}")
+        self._running[name] = task, []
+        for one in hands:
+            while not (there := folders.links / one["name"] / "link.sock").exists():
+                await asyncio.sleep(0.01)
+            there.chmod(0o777)
+            self._running[name][1].append(await spawn(self._container(f"{name}-{one['name']}", one, folders, code)))
+
+    def _container(self, name: str, one: dict[str, Any], folders: Folders, code: Path) -> SandboxSpec:
+        shown = ((folders.links / one["name"], "/link"), (folders.tree, "/workspace"))
+        writable = next(mount for mount in one["volumeMounts"] if mount["name"] == "env").get("readOnly") is False
+        env, config = (folders.env, "/env"), (folders.config, "/opt/config")
+        toolchains = tuple((path, str(path)) for path in self._settings.sandbox.toolchains)
+        return SandboxSpec(
+            name=name,
+            argv=(*one["command"], *one["args"]),
+            limits=self._settings.sandbox,
+            ro=(*interpreter_binds(), (code, INSIDE), config, *toolchains, *(() if writable else (env,))),
+            rw=(*shown, *((env,) if writable else ())),
+        )
+
+    async def remove(self, name: str) -> None:
+        """End it."""
+        task, boxes = self._running.pop(name, (None, []))
+        for box in boxes:
+            await box.close()
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        if (future := self._wrong.pop(name, None)) is not None and not future.done():
+            future.cancel()
+
+    def say(self, name: str, wrong: str) -> None:
+        """Let the cluster say what became of a pod."""
+        with suppress(KeyError):
+            self._wrong[name].set_result(wrong)
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """The Jobs that there are."""
+        return tuple(self._running)
+
+
+def nearby(folder: Path, settings: Settings) -> tuple[MakeBox, NearbyPods]:
+    """Return what makes boxes of pods nearby, and the pods."""
+    queues = Queues()
+    carrier = Carrier(queues.send, queues.hear)
+    cluster = NearbyPods(folder, settings, carrier)
+    pods = Pods(cluster, carrier, lambda _: {})
+
+    def make(place: Place, within: Path, beside: Box | None) -> Box:
+        return CodeBox(place, within, settings, beside) if isinstance(beside, JobBox) else JobBox(place, within, settings, pods)
+
+    return make, cluster

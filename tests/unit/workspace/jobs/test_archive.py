@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from moothall.errors import WorkspaceFailed
+from moothall.workspace.jobs.archive import Pipe, pack, unpack
+
+MOST = 10_000_000
+
+
+def through(source: Path, target: Path) -> None:
+    held = io.BytesIO()
+    pack(source, held)
+    held.seek(0)
+    target.mkdir()
+    unpack(held, target, most=MOST)
+
+
+def listed(root: Path) -> dict[str, tuple[str, int]]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        kind = f"link {path.readlink()}" if path.is_symlink() else "folder" if path.is_dir() else path.read_text()
+        found[str(path.relative_to(root))] = kind, path.lstat().st_mode & 0o777
+    return found
+
+
+def test_a_tree_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "empty").mkdir(parents=True)
+    (tree / "a" / "run.sh").write_text("echo")
+    (tree / "a" / "run.sh").chmod(0o755)
+    (tree / "a" / "again").hardlink_to(tree / "a" / "run.sh")
+    (tree / "python").symlink_to("/usr/bin/python3")
+    (tree / os.fsdecode(b"no\xfftext")).write_text("named oddly")
+    expected = listed(tree)
+    os.mkfifo(tree / "pipe")
+    through(tree, tmp_path / "back")
+    assert listed(tmp_path / "back") == expected
+
+
+def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    held.seek(0)
+    return held
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info, b"evil" if kind == tarfile.REGTYPE else b""
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../out")],
+        [member("a/../../out")],
+        [member("//out")],
+        [member("link", tarfile.SYMTYPE, ".."), member("link/out")],
+        [member("link", tarfile.SYMTYPE, "/"), member("link/tmp/out")],
+        [member("deep", tarfile.DIRTYPE), member("deep/link", tarfile.SYMTYPE, "../.."), member("deep/link/out")],
+        [member("out", tarfile.LNKTYPE, "../out")],
+        [member("device", tarfile.CHRTYPE)],
+        [member("pipe", tarfile.FIFOTYPE)],
+        [member("out\0side")],
+    ],
+    ids=lambda members: " ".join(one.name for one, _ in members).replace("\0", "0"),
+)
+def test_nothing_is_written_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    (tmp_path / "in").mkdir()
+    with contextlib.suppress(WorkspaceFailed):
+        unpack(archive_of(*members), tmp_path / "in", most=MOST)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert not any(path.is_fifo() or path.is_block_device() or path.is_char_device() for path in tmp_path.rglob("*"))
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "precious").write_text("mine")
+    unpack(archive_of(member("file", tarfile.SYMTYPE, "../precious"), member("file")), tmp_path / "in", most=MOST)
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "in" / "file").read_text() == "evil"
+
+
+def test_more_than_there_may_be_and_what_is_no_tree_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceFailed, match="more than 3 bytes"):
+        unpack(archive_of(member("file")), tmp_path, most=3)
+    with pytest.raises(WorkspaceFailed, match="no tree"):
+        unpack(io.BytesIO(b"x" * 2000), tmp_path, most=MOST)
+
+
+def test_a_pipe_says_what_ended_its_other_end(tmp_path: Path) -> None:
+    pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
+    while pipe.write(b"x" * 100_000):
+        pass
+    with pytest.raises(WorkspaceFailed, match="no tree"):
+        pipe.finish()

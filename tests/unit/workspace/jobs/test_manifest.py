@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.config import Jobs, Sandbox, Settings, Workspace
+from moothall.errors import ConfigurationError
+from moothall.settings import load_settings
+from moothall.workspace.box import Place
+from moothall.workspace.jobs.manifest import LINK, job
+
+JOBS = Jobs(
+    image="work:1", link_image="moothall:1", runtime_class="gvisor", node_selector={"pool": "work"}, pull_secrets=("hub",)
+)
+SETTINGS = Settings(jobs=JOBS, sandbox=Sandbox(memory_bytes=1_000_000_000))
+PLACE = Place("key", (Path("/tree"),), env=Path("/env"))
+SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
+
+
+def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
+    pod = job("one", "host", PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
+    link, *hands = pod["containers"]
+    assert [one["name"] for one in hands] == ["hands", "code"]
+    assert "s3cret" in json.dumps(link)
+    for one in hands:
+        assert "s3cret" not in json.dumps(one)
+        assert "env" not in one
+        assert "envFrom" not in one
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+
+
+def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
+    document = job("one", "host", PLACE, SETTINGS, SECRET)
+    spec = document["spec"]
+    assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 7200, 60)
+    pod = spec["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for one in pod["containers"]:
+        walls = one["securityContext"]
+        assert (walls["allowPrivilegeEscalation"], walls["readOnlyRootFilesystem"]) == (False, True)
+        assert walls["capabilities"] == {"drop": ["ALL"]}
+        assert walls["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert {"cpu", "memory", "ephemeral-storage"} == set(one["resources"]["limits"])
+    assert (pod["runtimeClassName"], pod["nodeSelector"], pod["imagePullSecrets"]) == (
+        "gvisor",
+        {"pool": "work"},
+        [{"name": "hub"}],
+    )
+    assert "tolerations" not in pod
+
+
+def test_an_environment_can_be_written_by_set_up_alone() -> None:
+    def read_only(place: Place) -> bool:
+        hands = job("one", "host", place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
+        return next(bool(mount.get("readOnly")) for mount in hands["volumeMounts"] if mount["name"] == "env")
+
+    assert read_only(PLACE)
+    assert not read_only(Place("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
+
+
+@given(st.text(max_size=60))
+def test_a_value_stays_one_value(text: str) -> None:
+    """Nothing is put into a shell, so quotes, `$()` and newlines are what they are."""
+    document = job("one", "host", PLACE, SETTINGS, {"MOOTHALL_BUS__URL": text})
+    link, hands = document["spec"]["template"]["spec"]["containers"][:2]
+    assert {"name": "MOOTHALL_BUS__URL", "value": text} in link["env"]
+    assert json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))["name"] == "one"
+    assert hands["command"][:4] == ["/usr/bin/python3", "-I", "-S", "-c"]
+    assert json.loads(hands["args"][1])["program"] == "moothall.inside.executor"
+
+
+def test_a_kind_without_its_images_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"jobs.image, jobs.link_image, bus.url must be set"):
+        load_settings(data_dir=tmp_path, workspace=Workspace(kind="kubernetes"))
