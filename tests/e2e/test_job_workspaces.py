@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared
-from moothall.domain.tool import ToolStatus
-from support.local import PYTEST, Local, local
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import PatchRefused, RepositoryError, SandboxUnavailable, WorkspaceFailed
+from support.local import PYTEST, Local, in_pods, local, python
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +30,7 @@ FILES = {**SAMPLE, "pkg/one.txt": "1\n", "pkg/two.txt": "2\n", "run.sh": "echo\n
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[Local]:
     tmp_path.chmod(0o755)
-    async with local(tmp_path, FILES, in_pods=True) as house:
+    async with in_pods(tmp_path, FILES) as house:
         yield house
 
 
@@ -48,3 +53,114 @@ async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared:
         assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
     assert house.pods is not None
     assert house.pods.pods == ()
+
+
+CHANGES = """
+import os, pathlib
+pathlib.Path("pkg/one.txt").unlink()
+pathlib.Path("pkg/two.txt").write_text("2\\n")  # written again, and the same
+pathlib.Path("src/new.py").write_text("x = 1\\n")
+pathlib.Path("run.sh").chmod(0o755)
+os.symlink("src/new.py", "link.py")
+pathlib.Path("pkg/folder").mkdir()
+pathlib.Path("pkg/folder/deep.txt").write_text("deep")
+pathlib.Path("node_modules").mkdir()
+pathlib.Path("node_modules/much.js").write_text("much")
+pathlib.Path("src/__pycache__").mkdir(exist_ok=True)
+pathlib.Path("src/__pycache__/new.pyc").write_text("much")
+"""
+
+
+@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
+    tmp_path.chmod(0o755)
+    async with opened(tmp_path, FILES) as house:
+        prepared = await house.prepared({"run": python(CHANGES)})
+        async with house.workspaces.open(prepared, "one") as workspace:
+            assert (await workspace.check("run")).exit_code == 0
+            patch = await workspace.patch("change much")
+            assert patch.paths == ("link.py", "pkg/folder/deep.txt", "pkg/one.txt", "run.sh", "src/new.py")
+            await workspace.restore([])
+            assert await workspace.changes() == []
+
+
+async def test_what_no_patch_can_hold_is_refused_with_words(house: Local) -> None:
+    prepared = await house.prepared({"run": python("import os; os.mkfifo('pipe')")})
+    async with house.workspaces.open(prepared, "one") as workspace:
+        await workspace.check("run")
+        with pytest.raises(PatchRefused, match="socket, pipe or device"):
+            await workspace.patch("a pipe")
+
+
+async def test_a_block_of_python_works_on_the_same_files_while_tools_do(house: Local, prepared: Prepared) -> None:
+    async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return await house.call(workspace, tool, **arguments)
+
+    code = "import pathlib\npathlib.Path('made.txt').write_text('by a block')\nprint(files.read(path='made.txt'))"
+    async with house.workspaces.open(prepared, "one") as workspace:
+        for _ in range(2):
+            block = CodeBlock(code, {"files.read": ("path",)}, datetime.now(UTC) + timedelta(seconds=20), "local")
+            ran = await workspace.run_code(block, ask)
+            assert "by a block" in ran.printed, ran
+        assert [change.path for change in await workspace.changes()] == ["made.txt"]
+
+
+async def test_a_pod_that_is_lost_in_the_middle_says_why(house: Local) -> None:
+    assert house.pods is not None
+    prepared = await house.prepared({"run": python("import time; time.sleep(60)")})
+    async with house.workspaces.open(prepared, "one") as workspace:
+        checking = asyncio.create_task(workspace.check("run"))
+        await asyncio.sleep(0.5)
+        (name,) = house.pods.pods
+        house.pods.say(name, "its pod was ended: Evicted: low on ephemeral-storage")
+        with pytest.raises(WorkspaceFailed, match="Evicted: low on ephemeral-storage"):
+            await checking
+    assert house.pods.pods == ()
+
+
+async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(house: Local, prepared: Prepared) -> None:
+    assert house.pods is not None
+    house.pods.refusal = "the cluster refuses its pod: exceeded quota"
+    with pytest.raises(SandboxUnavailable, match=r"does not start: the cluster refuses its pod: exceeded quota"):
+        async with house.workspaces.open(prepared, "one"):
+            pass
+    assert house.pods.pods == ()
+
+
+async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(house: Local) -> None:
+    prepared = await house.prepared({"run": python("import time; time.sleep(60)"), "quick": python("print('well')")})
+    async with house.workspaces.open(prepared, "one") as workspace:
+        task = asyncio.create_task(workspace.check("run"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert "well" in (await workspace.check("quick")).output
+
+
+async def test_a_disk_that_is_used_up_ends_the_command(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    fill = "import time\nfor n in range(100):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    time.sleep(0.05)"
+    async with in_pods(tmp_path, FILES, disk_bytes=10_000_000) as house:
+        prepared = await house.prepared({"run": python(fill)})
+        async with house.workspaces.open(prepared, "one") as workspace:
+            assert (await workspace.check("run")).status == ToolStatus.DISK
+
+
+async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(house: Local) -> None:
+    ask = "import os, urllib.request as u\ntry:\n    u.urlopen('http://10.1.2.3/')\nexcept OSError as e:\n    print(e)\nraise SystemExit(3)"
+    setup = (
+        (
+            "sh",
+            "-c",
+            "echo made > /env/made && echo left > generated.txt && mkdir -p node_modules/.bin && echo js > node_modules/.bin/x",
+        ),
+    )
+    base = house.base(
+        setup=setup, checks={"see": ("sh", "-c", "cat /env/made generated.txt node_modules/.bin/x; echo more > /env/made")}
+    )
+    prepared = await house.preparer.prepare(base)
+    seen = prepared.runs["see"].output
+    assert all(word in seen for word in ("made", "left", "js", "Read-only")), seen
+    with pytest.raises(RepositoryError, match=r"it asked for 10\.1\.2\.3:80, which set-ups may not reach"):
+        await house.preparer.prepare(house.base(setup=(python(ask),)))

@@ -67,10 +67,23 @@ class Local:
 
 
 @asynccontextmanager
-async def local(
-    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, in_pods: bool = False, **limits: Any
+async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
+    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
+    async with _local(folder, files, warm, limits, in_pods=False) as house:
+        yield house
+
+
+@asynccontextmanager
+async def in_pods(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, **limits: Any) -> AsyncIterator[Local]:
+    """The same in pods nearby."""
+    async with _local(folder, files, 0, limits, in_pods=True) as house:
+        yield house
+
+
+@asynccontextmanager
+async def _local(
+    folder: Path, files: Mapping[str, str | bytes], warm: int, limits: Mapping[str, Any], *, in_pods: bool
 ) -> AsyncIterator[Local]:
-    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's. `in_pods`: as in a cluster."""
     settings = load_settings(
         data_dir=folder / "data",
         workspace=Workspace(warm=warm),
@@ -81,8 +94,8 @@ async def local(
     clone = TrustedClone(folder / "data" / "repos" / "sample.git", settings.workspace)
     sha = await clone.fetch(str(repo.path), "HEAD")
     async with AsyncExitStack() as stack:
-        make, pods = (
-            nearby(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings) if in_pods else (None, None)
-        )
+        make, pods = None, None
+        if in_pods:  # below a short path: a socket's has a limit of 107 bytes
+            make, pods = nearby(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings)
         workspaces = await stack.enter_async_context(LocalWorkspaces(settings, lambda _: clone, make=make))
         yield Local(settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha, pods)

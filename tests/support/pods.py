@@ -83,10 +83,11 @@ class NearbyPods(Cluster):
         if not (code := self._folder / "code").is_dir():
             code.parent.mkdir(exist_ok=True)
             bundle(code)
-        folders = Folders(*(folder / part for part in ("tree", "env", "config", "links")))
+        folders = Folders(*(folder / part for part in ("tree", "env", "config", "links", "shown")))
         link, *hands = pod["containers"]
         order = json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))
-        for part in (folder, folders.tree, folders.env, folders.config, folders.links):
+        shown = [folders.shown / one["name"].removeprefix("shown-") for one in pod["volumes"] if one["name"].startswith("shown-")]
+        for part in (folder, folders.tree, folders.env, folders.config, folders.links, folders.shown, *shown):
             part.mkdir(mode=0o755)
             os.chown(part, *_owner())
         for one in hands:
@@ -104,12 +105,17 @@ class NearbyPods(Cluster):
         shown = ((folders.links / one["name"], "/link"), (folders.tree, "/workspace"))
         writable = next(mount for mount in one["volumeMounts"] if mount["name"] == "env").get("readOnly") is False
         env, config = (folders.env, "/env"), (folders.config, "/opt/config")
+        more = tuple(
+            (folders.shown / mount["name"].removeprefix("shown-"), mount["mountPath"])
+            for mount in one["volumeMounts"]
+            if mount["name"].startswith("shown-")
+        )
         toolchains = tuple((path, str(path)) for path in self._settings.sandbox.toolchains)
         return SandboxSpec(
             name=name,
             argv=(*one["command"], *one["args"]),
             limits=self._settings.sandbox,
-            ro=(*interpreter_binds(), (code, INSIDE), config, *toolchains, *(() if writable else (env,))),
+            ro=(*interpreter_binds(), (code, INSIDE), config, *toolchains, *more, *(() if writable else (env,))),
             rw=(*shown, *((env,) if writable else ())),
         )
 

@@ -119,7 +119,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
     def remote_of(repository: str) -> Remote:
         return repositories.remote(repository)
 
-repositories: TrustedRepositories
+    repositories: TrustedRepositories
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(_jobs(settings)) if settings.workspace.kind == "kubernetes" else None
         workspaces = LocalWorkspaces(settings, clone_of, remote_of, make)

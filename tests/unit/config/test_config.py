@@ -36,20 +36,6 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> Non
         load_settings(file)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        ("MOOTHALL_WORKSPACE__KIND", "kubernetes", "workspace.*'kubernetes' is not there in this version; there is: 'local'"),
-        ("MOOTHALL_WORKSPACE__NAMESPACE", "agents", "workspace.*namespace is reserved for the kind 'kubernetes'.*leave it out"),
-        ("MOOTHALL_WORKSPACE__IMAGE", "python:3.12", "workspace.*image is reserved for the kind 'kubernetes'.*leave it out"),
-    ],
-)
-def test_what_has_no_adapter_stops_the_start(variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigurationError, match=said):
-        load_settings()
-
-
 def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOTHALL_RAY__ADDRESS", "10.0.0.1:6379")
     assert load_settings().ray.mode == "auto"

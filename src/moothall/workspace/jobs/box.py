@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class JobBox(Box):
         self.job = f"moothall-{folder.name}"
         self._trunk = Trunk(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
         self._carrying: asyncio.Task[None] | None = None
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._control: Link | None = None
         self._code: Link | None = None
         self._why = ""
@@ -82,8 +83,7 @@ class JobBox(Box):
         self._carrying = asyncio.create_task(self._trunk.run(), name=f"trunk {self.job}")
         host = self._cluster.host
         await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
-        self._tasks.add(asyncio.create_task(self._heed(), name=f"pod of {self.job}"))
-        await self._trunk.connected.wait()
+        await self._connected()
         self._control = await Link.over(await self._trunk.open(CONTROL))
         await self._control.ready
         hands = await Link.over(await self._trunk.open(HANDS))
@@ -95,15 +95,28 @@ class JobBox(Box):
         await self._tell("begin")
         self._link = hands
         await hands.ready
+        if self.place.reach:
+            self._port = int((await self._tell("port"))["port"])
+
+    async def _connected(self) -> None:
+        """Wait until the link is heard. Raises `WorkspaceFailed` once that will never be."""
+        coming, lost = (
+            asyncio.create_task(self._trunk.connected.wait()),
+            asyncio.create_task(self._heed(), name=f"pod of {self.job}"),
+        )
+        self._tasks |= {lost}
+        try:
+            await asyncio.wait({coming, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            coming.cancel()
+        if lost.done():
+            raise WorkspaceFailed(self._why)
 
     async def _heed(self) -> None:
         """End everything as soon as the cluster says that the pod is lost."""
-        with contextlib.suppress(asyncio.CancelledError):
-            self._why = await self._cluster.wrong(self.job)
-            self._note(f"{self._why}\n")
-            if self._carrying is not None:
-                self._carrying.cancel()
-            self._trunk.connected.set()  # who waits for it sees that it is over
+        self._why = await self._cluster.wrong(self.job)
+        self._note(f"{self._why}\n")
+        self.kill()
 
     async def _tell(self, op: str, **fields: Any) -> Answer:
         """Ask the link. Raises `WorkspaceFailed`, `PatchRefused`."""
@@ -136,22 +149,23 @@ class JobBox(Box):
             await asyncio.to_thread(pipe.finish)
 
     async def _bring_configuration(self) -> None:
-        """What set-up is shown of the operator's configuration goes into one folder, whatever its own would be."""
-        if not (self.place.reach and self.place.reach.ro):
+        """What set-up is shown of the operator's: folders lie where they lie here; files all in one folder, under their number."""
+        if self.place.reach is None or not self.place.reach.ro:
             return
         folder = self.folder / "config"
         await asyncio.to_thread(folder.mkdir)
         for number, (path, _) in enumerate(self.place.reach.ro):
-            (folder / str(number)).write_bytes(await asyncio.to_thread(path.read_bytes))
+            if await asyncio.to_thread(path.is_dir):
+                await self._bring(path, str(number))
+            else:
+                await asyncio.to_thread(shutil.copyfile, path, folder / str(number))
         await self._bring(folder, "config")
 
     def variables(self) -> dict[str, str]:
         """Return the environment of a command; where it names a file that it is shown, as that is found inside."""
-        variables = super().variables()
-        shown = (
-            {inside: f"{_CONFIG}/{number}" for number, (_, inside) in enumerate(self.place.reach.ro)} if self.place.reach else {}
-        )
-        return {name: shown.get(value, value) for name, value in variables.items()}
+        variables, ro = super().variables(), self.place.reach.ro if self.place.reach else ()
+        files = {inside: f"{_CONFIG}/{number}" for number, (path, inside) in enumerate(ro) if not path.is_dir()}
+        return {name: files.get(value, value) for name, value in variables.items()}
 
     def _way_out(self, _stream: int, streams: Streams) -> None:
         """Serve one connection of a set-up, by the same proxy as on this machine."""
@@ -208,6 +222,7 @@ class JobBox(Box):
 
     def kill(self) -> None:
         """Cut the trunk: the link ends when it hears nobody; `close` deletes the Job at once."""
+        self._trunk.close()
         if self._carrying:
             self._carrying.cancel()
 
@@ -231,7 +246,9 @@ class JobBox(Box):
         return 0  # the kernel tells the cluster: its pod is lost, and says so
 
     async def _disk_is_full(self) -> bool:
-        return bool((await self._tell("measure", most=self._limits.disk_bytes))["full"])
+        with contextlib.suppress(WorkspaceFailed):  # it is lost: whoever asks it hears why
+            return bool((await self._tell("measure", most=self._limits.disk_bytes))["full"])
+        return False
 
 
 class CodeBox(Box):

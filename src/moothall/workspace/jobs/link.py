@@ -31,19 +31,20 @@ _ENTRIES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the link's volumes are mounted: `links` holds a folder for the socket of each container beside it."""
+    """Where the link's volumes are mounted: `links` holds a folder for the socket of each container beside it, `shown` more by number."""
 
     tree: Path = Path("/workspace")
     env: Path = Path("/env")
     config: Path = Path("/opt/config")
     links: Path = Path("/links")
+    shown: Path = Path("/shown")
 
     def of(self, name: str) -> Path:
-        """Return the one that the host calls so. Raises `WorkspaceFailed`."""
+        """Return the one that the host calls so, a number for a folder that is shown as on the host. Raises `WorkspaceFailed`."""
         known = {"tree": self.tree, "env": self.env, "config": self.config}
-        if name not in known:
-            raise WorkspaceFailed(f"no volume {name!r}; there are {', '.join(known)}")
-        return known[name]
+        if name in known or name.isdecimal():
+            return known.get(name, self.shown / name)
+        raise WorkspaceFailed(f"no volume {name[:80]!r}; there are {', '.join(known)} and numbers")
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class Link:
     proxied: bool = False
     _before: dict[str, Stamp] = field(default_factory=dict)
     _size: int = 0
+    _port: int = 0
     _unpacking: archive.Pipe | None = None
     _packing: archive.Pipe | None = None
     _next: int = FIRST
@@ -64,8 +66,8 @@ class Link:
         listening = {stream: await asyncio.to_thread(_listen, self.folders.links / name) for stream, name in self.names.items()}
         trunk = Trunk(carrier, f"{name}-out", f"{name}-in")
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            for one in listening.values():
-                stack.enter_context(one)
+            for waiting in listening.values():
+                stack.enter_context(waiting)
             carrying = group.create_task(trunk.run(), name="trunk")
             await trunk.connected.wait()
             tasks = [
@@ -86,7 +88,9 @@ class Link:
         listening.close()
         ways = []
         if self.proxied and stream == HANDS:
-            ways.append(await asyncio.start_server(lambda *streams: self._out(trunk, streams), sock=await listener(taken)))
+            opened = await listener(taken)
+            self._port = opened.getsockname()[1]
+            ways.append(await asyncio.start_server(lambda *streams: self._out(trunk, streams), sock=opened))
         await trunk.join(stream, await asyncio.open_connection(sock=taken))
         try:
             await asyncio.Event().wait()
@@ -139,6 +143,8 @@ class Link:
                 }
             case "changes":
                 return self._changes(request["files"], Caps(*request["caps"]))
+            case "port":
+                return {"status": "success", "port": self._port}
             case "pack":
                 return self._pack(str(request["where"]))
         raise WorkspaceFailed(f"the link knows no {str(request['op'])[:80]!r}")

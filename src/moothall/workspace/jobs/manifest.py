@@ -15,7 +15,7 @@ from moothall.workspace.jobs.trunk import CODE, HANDS
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
 HOST = "moothall/host"
-LINK = "MOOTHALL_LINK"
+LINK = "WORKSPACE_LINK"
 """What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
 _SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
 _LINK_MEMORY = 512_000_000
@@ -34,12 +34,19 @@ def containers(place: Place, settings: Settings) -> dict[int, str]:
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
+def shown(place: Place) -> dict[str, str]:
+    """Return the folders of this machine that a set-up sees where they lie here, each by the name of its volume."""
+    ro = place.reach.ro if place.reach else ()
+    return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
+
+
 def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest. `host`: which process it works for; `bus`: the environment by which the link reaches the bus."""
     jobs = settings.jobs
     beside = containers(place, settings)
     labels = {LABEL: NAME, HOST: host}
-    volumes = ("tree", "env", "config", *(f"link-{one}" for one in beside.values()))
+    folders = shown(place)
+    volumes = ("tree", "env", "config", *folders, *(f"link-{one}" for one in beside.values()))
     told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -65,6 +72,7 @@ def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str
                     {"name": "env", "mountPath": ENVIRONMENT},
                     {"name": "config", "mountPath": "/opt/config"},
                     *({"name": f"link-{one}", "mountPath": f"/links/{one}"} for one in beside.values()),
+                    *({"name": one, "mountPath": f"/shown/{one.removeprefix('shown-')}"} for one in folders),
                 ],
             },
             *(_hands(one, place, settings) for one in beside.values()),
@@ -118,6 +126,7 @@ def _hands(name: str, place: Place, settings: Settings) -> dict[str, Any]:
             {"name": "tree", "mountPath": WORKSPACE},
             {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},
             {"name": "config", "mountPath": "/opt/config", "readOnly": True},
+            *({"name": one, "mountPath": inside, "readOnly": True} for one, inside in shown(place).items()),
             {"name": f"link-{name}", "mountPath": "/link"},
             {"name": f"tmp-{name}", "mountPath": "/tmp"},  # noqa: S108 - inside the container
             {"name": f"shm-{name}", "mountPath": "/dev/shm"},  # noqa: S108 - inside the container

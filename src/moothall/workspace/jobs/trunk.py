@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from moothall.errors import BusUnavailable
 
@@ -55,18 +56,35 @@ class Trunk:
         """Carry until the other end is gone or silent, or this is cancelled. Closes all streams."""
         try:
             async with asyncio.TaskGroup() as self._group:
-                beats = self._group.create_task(self._beat(), name="trunk beats")
-                silence = self._group.create_task(self._listen_for_silence(), name="trunk silence")
-                await self._receive()
-                for task in (beats, silence, *self._pumps):
+                tasks = [self._start(one, "trunk") for one in (self._beat(), self._listen_for_silence())]
+                await self._until_over(self._receive())
+                for task in (*tasks, *self._pumps):
                     task.cancel()
         except* (ConnectionError, BusUnavailable, OSError):
             pass  # who waits for a stream sees its end
         finally:
-            self._group = None
+            self.close()
             for writer in self._streams.values():
                 writer.transport.abort()
             await asyncio.gather(*(writer.wait_closed() for writer in self._streams.values()), return_exceptions=True)
+
+    def close(self) -> None:
+        """Open no more streams."""
+        self._group = None
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        if self._group is None:
+            work.close()
+            raise ConnectionError("the pod is gone")
+        return self._group.create_task(self._until_over(work), name=name)
+
+    async def _until_over(self, work: Coroutine[Any, Any, None]) -> None:
+        """What ends one part ends all: nothing may be started in a group that ends."""
+        try:
+            await work
+        except BaseException:
+            self.close()
+            raise
 
     async def open(self, number: int) -> socket.socket:
         """Return our end of a new stream, for whoever reads and writes it as a socket. Raises `ConnectionError` once the trunk has ended."""
@@ -86,8 +104,8 @@ class Trunk:
         queue = self._arrived.setdefault(number, asyncio.Queue())
         self._pumps = (
             *(task for task in self._pumps if not task.done()),
-            self._group.create_task(self._pump_out(number, reader), name=f"trunk out {number}"),
-            self._group.create_task(self._pump_in(number, queue, writer), name=f"trunk in {number}"),
+            self._start(self._pump_out(number, reader), f"trunk out {number}"),
+            self._start(self._pump_in(number, queue, writer), f"trunk in {number}"),
         )
 
     async def _pump_out(self, number: int, reader: asyncio.StreamReader) -> None:

@@ -1,0 +1,253 @@
+"""Workspaces in a real cluster, `scripts/test-k8s` says which: KUBECONFIG, MOOTHALL_JOBS__IMAGE, MOOTHALL_JOBS__LINK_IMAGE, and
+CLUSTER_ADDRESS, an address of this machine that its pods reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from moothall.bus.nats.server import _binary
+from moothall.config import Bus, Jobs, Sandbox, Settings, Workspace
+from moothall.domain.code import CodeBlock
+from moothall.domain.evidence import Verdict
+from moothall.domain.repository import Prepared, Profile
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import SandboxUnavailable, WorkspaceFailed
+from moothall.settings import load_settings
+from moothall.wiring.trusted import Hands, open_hands, register
+from support.repos import SAMPLE, SOLUTION, make_repo
+
+pytestmark = pytest.mark.cluster
+
+UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
+NAMESPACE = "moothall-workspaces"
+
+
+@pytest.fixture(scope="session")
+def api() -> client.ApiClient:
+    found: client.ApiClient = config.new_client_from_config()
+    return found
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[str]:
+    """A bus that the pods reach."""
+    address = os.environ["CLUSTER_ADDRESS"]
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    server = await asyncio.create_subprocess_exec(_binary(), "-a", address, "-p", str(port), stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(20):
+            while not await _answers(address, port):
+                await asyncio.sleep(0.05)
+        yield f"nats://{address}:{port}"
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def _answers(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(address, port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+def configured(folder: Path, bus: str, **jobs: Any) -> Settings:
+    images = {"image": os.environ["MOOTHALL_JOBS__IMAGE"], "link_image": os.environ["MOOTHALL_JOBS__LINK_IMAGE"]}
+    return load_settings(
+        data_dir=folder / "data",
+        bus=Bus(url=bus),
+        workspace=Workspace(kind="kubernetes", warm=0),
+        jobs=Jobs(**{**images, "namespace": NAMESPACE, "cpu": "500m", "start_seconds": 90, **jobs}),
+        sandbox=Sandbox(memory_bytes=600_000_000),
+    )
+
+
+async def prepared(hands: Hands, settings: Settings, folder: Path) -> Prepared:
+    repo = await asyncio.to_thread(make_repo, folder / "repo", SAMPLE)
+    base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+    return await hands.repositories.prepare(base, print)
+
+
+async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
+    """Return the Jobs and pods that are still there after a while."""
+    left: list[str] = []
+    for _ in range(5 * seconds):
+        jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, NAMESPACE)
+        pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, NAMESPACE)
+        left = [one.metadata.name for one in (*jobs.items, *pods.items)]
+        if not left:
+            return []
+        await asyncio.sleep(0.2)
+    return left
+
+
+async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
+    return await workspace.call(ToolCall("r1", tool, arguments, datetime.now(UTC) + timedelta(seconds=60)))
+
+
+async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
+    settings = configured(tmp_path, bus)
+    async with open_hands(settings) as hands:
+        base = await prepared(hands, settings, tmp_path)
+        assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
+        async with hands.workspaces.open(base, "one") as workspace:
+            assert (await call(workspace, "files.append", path=UTILS, content=SOLUTION)).status is ToolStatus.SUCCESS
+            assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
+            patch = await workspace.patch("Add hello_world()")
+        assert patch.paths == (UTILS,)
+        async with hands.workspaces.open(base, "clean", patch=patch.diff, judged=True) as workspace:
+            assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
+    assert await jobs_left(api) == []
+
+
+@pytest.fixture
+async def hands(tmp_path: Path, bus: str) -> AsyncIterator[Hands]:
+    async with open_hands(configured(tmp_path, bus)) as hands:
+        yield hands
+
+
+async def bare(folder: Path, bus: str, hands: Hands, files: Mapping[str, str], **checks: str) -> Prepared:
+    """A repository with checks that need no set-up."""
+    repo = await asyncio.to_thread(make_repo, folder / "repo", files)
+    base = await hands.repositories.resolve(await register(configured(folder, bus), str(repo.path), "HEAD"))
+    profile = Profile(checks={name: ("python3", "-c", code) for name, code in checks.items()})
+    return await hands.repositories.prepare(replace(base, profile=profile), print)
+
+
+ODD = ['it\'s "quoted".txt', "$(touch pwned).txt", "two;lines&.txt", "-rf", "`id`", "späße 🎉.txt"]
+
+
+async def test_values_full_of_quotes_and_newlines_are_what_they_are(
+    tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
+) -> None:
+    base = await bare(tmp_path, bus, hands, dict.fromkeys(ODD, "$(id) \"'\n"), see="import os; print(sorted(os.listdir()))")
+    assert base.runs["see"].output.strip().splitlines()[-1] == repr(sorted(ODD))
+    async with hands.workspaces.open(base, "one") as workspace:
+        for name in ODD[:2]:
+            done = await call(workspace, "files.write", path=name, content="$(id)\n'; rm -rf /\n")
+            assert done.status is ToolStatus.SUCCESS, done
+        assert [change.path for change in await workspace.changes()] == sorted(ODD[:2])
+
+
+async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(tmp_path: Path, bus: str, hands: Hands) -> None:
+    look = (
+        "import os, pathlib\n"
+        "print('TOKEN', pathlib.Path('/var/run/secrets').exists(), 'BUS', 'nats' in open('/proc/1/environ').read() if os.access('/proc/1/environ', 4) else False)\n"
+        "for place in ('/', '/opt/moothall', '/env', '/etc', '/opt/config'):\n"
+        "    try:\n        open(place + '/x', 'w'); print('WROTE', place)\n    except OSError: pass\n"
+        "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
+    )
+    base = await bare(tmp_path, bus, hands, SAMPLE, look=look)
+    said = base.runs["look"].output
+    assert "TOKEN False BUS False" in said
+    assert "WROTE" not in said
+    assert "UID 1000 LINK False" in said
+
+
+async def test_memory_and_disk_that_are_used_up_are_said(tmp_path: Path, bus: str, hands: Hands) -> None:
+    fill = "import time\nfor n in range(3000):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    time.sleep(0.005)"
+    base = await bare(tmp_path, bus, hands, SAMPLE, memory="x = bytearray(5_000_000_000); print(len(x))", disk=fill)
+    assert base.runs["memory"].status == ToolStatus.MEMORY, base.runs["memory"]
+    assert base.runs["disk"].status == ToolStatus.DISK, base.runs["disk"]
+
+
+async def test_blocks_of_python_run_in_the_pod_on_its_files(tmp_path: Path, bus: str, hands: Hands) -> None:
+    async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
+        result: ToolResult = await call(workspace, tool, **arguments)
+        return result
+
+    base = await bare(tmp_path, bus, hands, SAMPLE)
+    assert hands.runner is not None
+    async with hands.workspaces.open(base, "one") as workspace:
+        until = datetime.now(UTC) + timedelta(seconds=60)
+        first = await hands.runner.run(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
+        assert (first.status, first.value, first.tier) == (ToolStatus.SUCCESS, 2, "monty")
+        code = "import pathlib\npathlib.Path('made.txt').write_text('by a block')\nprint(files.read(path='made.txt'))"
+        full = await workspace.run_code(CodeBlock(code, {"files.read": ("path",)}, until, "local"), ask)
+        assert full.status is ToolStatus.SUCCESS
+        assert "by a block" in full.printed
+        assert [change.path for change in await workspace.changes()] == ["made.txt"]
+
+
+async def test_an_image_that_is_not_there_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
+    async with open_hands(configured(tmp_path, bus, image="registry.local/nothing:1")) as hands:
+        with pytest.raises(SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"):
+            await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
+    assert await jobs_left(api) == []
+
+
+async def test_a_quota_that_is_used_up_is_said(tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient) -> None:
+    core = client.CoreV1Api(api)
+    quota = client.V1ResourceQuota(metadata=client.V1ObjectMeta(name="none"), spec=client.V1ResourceQuotaSpec(hard={"pods": "0"}))
+    await asyncio.to_thread(core.create_namespaced_resource_quota, NAMESPACE, quota)
+    try:
+        await asyncio.sleep(2)  # until the quota is counted
+        with pytest.raises(SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"):
+            await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
+    finally:
+        await asyncio.to_thread(core.delete_namespaced_resource_quota, "none", NAMESPACE)
+    assert await jobs_left(api) == []
+
+
+async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient) -> None:
+    core = client.CoreV1Api(api)
+    base = await bare(tmp_path, bus, hands, SAMPLE)
+    base = replace(base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "60")})))
+    async with hands.workspaces.open(base, "one") as workspace:
+        checking = asyncio.create_task(workspace.check("wait"))
+        await asyncio.sleep(1)
+        pods = await asyncio.to_thread(core.list_namespaced_pod, NAMESPACE)
+        for one in pods.items:
+            await asyncio.to_thread(core.delete_namespaced_pod, one.metadata.name, NAMESPACE, grace_period_seconds=0)
+        with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
+            await checking
+    assert await jobs_left(api) == []
+
+
+HOST = """
+import asyncio, sys
+from pathlib import Path
+from k8s.test_jobs import bare, configured, SAMPLE
+from moothall.wiring.trusted import open_hands
+
+async def main():
+    folder, bus = Path(sys.argv[1]), sys.argv[2]
+    async with open_hands(configured(folder, bus, ttl_seconds=0)) as hands:
+        base = await bare(folder, bus, hands, SAMPLE)
+        async with hands.workspaces.open(base, "one"):
+            print("open", flush=True)
+            await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
+    host = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOST, str(tmp_path), bus),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert host.stdout is not None
+    async with asyncio.timeout(90):
+        while await host.stdout.readline() != b"open\n":
+            assert host.returncode is None
+    host.kill()
+    await host.wait()
+    assert await jobs_left(api, seconds=80) == []
