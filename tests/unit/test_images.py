@@ -1,0 +1,47 @@
+"""The images say what the code expects of them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from moothall.inside import coder, syntax
+from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
+from moothall.workspace.bundle import INSIDE
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "Dockerfile.workspace").read_text(encoding="utf-8")
+
+
+def test_what_lies_in_the_image_of_workspaces_is_where_it_is_looked_for() -> None:
+    assert f"COPY src/moothall/inside {INSIDE}/moothall/inside\n" in TEXT
+    assert f"COPY src/moothall/inside/plugins {INSIDE}/plugins\n" in TEXT
+    assert f"--target {syntax.GRAMMARS} " in TEXT
+    assert f"ln -s {syntax.GRAMMARS} {coder.MONTY} " in TEXT
+    assert f"mkdir -p {WORKSPACE} {ENVIRONMENT} /link" in TEXT
+
+
+def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
+    copied = set(re.findall(r"^COPY (\S+)", TEXT, re.MULTILINE))
+    assert copied == {
+        "requirements/workspace.txt",
+        "src/moothall/__init__.py",
+        "src/moothall/inside",
+        "src/moothall/inside/plugins",
+    }
+    for name in ("Dockerfile", "Dockerfile.workspace"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert f"\nUSER {UID}:{UID}\n" in text
+        assert "\nFROM ${BASE}\n" in text
+
+
+def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> None:
+    wanted = {name.replace("_", "-") for name in syntax.PACKAGES} | {"pydantic-monty"}
+    locked = dict(
+        re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements/workspace.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    run = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements/run.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    assert wanted <= set(locked)
+    assert {name: run[name] for name in locked} == locked
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"] == ">=3.11"
