@@ -84,13 +84,17 @@ async def prepared(hands: Hands, settings: Settings, folder: Path) -> Prepared:
     return await hands.repositories.prepare(base, print)
 
 
+def named(one: Any) -> str:
+    return str(one.metadata.name)
+
+
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     """Return the Jobs and pods that are still there after a while."""
     left: list[str] = []
     for _ in range(5 * seconds):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, NAMESPACE)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, NAMESPACE)
-        left = [one.metadata.name for one in (*jobs.items, *pods.items)]
+        left = [*map(named, jobs.items), *map(named, pods.items)]
         if not left:
             return []
         await asyncio.sleep(0.2)
@@ -214,7 +218,7 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
         await asyncio.sleep(1)
         pods = await asyncio.to_thread(core.list_namespaced_pod, NAMESPACE)
         for one in pods.items:
-            await asyncio.to_thread(core.delete_namespaced_pod, one.metadata.name, NAMESPACE, grace_period_seconds=0)
+            await asyncio.to_thread(core.delete_namespaced_pod, named(one), NAMESPACE, grace_period_seconds=0)
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking
     assert await jobs_left(api) == []
