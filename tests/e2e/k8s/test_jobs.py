@@ -36,7 +36,7 @@ NAMESPACE = "moothall-workspaces"
 
 @pytest.fixture(scope="session")
 def api() -> client.ApiClient:
-    found: client.ApiClient = config.new_client_from_config()
+    found: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes none
     return found
 
 
