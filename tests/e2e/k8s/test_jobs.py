@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
+from house import Command, git
 from moothall.bus.nats.server import _binary
 from moothall.config import Bus, Jobs, Sandbox, Settings, Workspace
 from moothall.domain.code import CodeBlock
@@ -24,11 +25,13 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
+from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
+from moothall.testing.model import ScriptedModel
 from moothall.wiring.trusted import Hands, open_hands, register
 from support.repos import SAMPLE, SOLUTION, make_repo
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
 NAMESPACE = "moothall-workspaces"
@@ -41,12 +44,13 @@ def api() -> client.ApiClient:
 
 
 @pytest.fixture
-async def bus() -> AsyncIterator[str]:
+async def bus(tmp_path: Path) -> AsyncIterator[str]:
     """A bus that the pods reach."""
     address = os.environ["CLUSTER_ADDRESS"]
     with socket.create_server((address, 0)) as free:
         port = free.getsockname()[1]
-    server = await asyncio.create_subprocess_exec(_binary(), "-a", address, "-p", str(port), stderr=asyncio.subprocess.DEVNULL)
+    where = ("-a", address, "-p", str(port), "-js", "-sd", str(tmp_path / "bus"))
+    server = await asyncio.create_subprocess_exec(_binary(), *where, stderr=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(20):
             while not await _answers(address, port):
@@ -255,3 +259,30 @@ async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api
     host.kill()
     await host.wait()
     assert await jobs_left(api, seconds=80) == []
+
+
+async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_here(
+    tmp_path: Path, bus: str, model: ScriptedModel, api: client.ApiClient
+) -> None:
+    diffs = []
+    in_jobs = {
+        "MOOTHALL_WORKSPACE__KIND": "kubernetes",
+        "MOOTHALL_JOBS__IMAGE": os.environ["MOOTHALL_JOBS__IMAGE"],
+        "MOOTHALL_JOBS__LINK_IMAGE": os.environ["MOOTHALL_JOBS__LINK_IMAGE"],
+        "MOOTHALL_JOBS__CPU": "500m",
+        "MOOTHALL_SANDBOX__MEMORY_BYTES": "600000000",
+        "MOOTHALL_BUS__URL": bus,
+    }
+    for name, extra in (("here", {}), ("jobs", in_jobs)):
+        repo = tmp_path / name / "repo"
+        await make_sample_repository(repo)
+        command = Command(tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra})
+        done = await command(
+            "deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py"
+        )
+        assert done.code == 0, done.err
+        assert done.document["proven"] is True
+        assert len(done.document["results"]) == 3
+        diffs.append((git(repo, "show", done.document["branch"], "--format="), done.document["results"][0]["checks"]))
+    assert diffs[0] == diffs[1]
+    assert await jobs_left(api) == []
