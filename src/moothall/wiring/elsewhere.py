@@ -6,18 +6,21 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moothall.aio import beside
 from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel
 from moothall.ports import Answerer, Bus
-from moothall.repositories.far import HOSTS, FarRepositories, House, patches_of_hosts
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.lending import HOUSE, Lender
 from moothall.repositories.trusted import TrustedRepositories
 from moothall.services.identity import ensure_token
 from moothall.wiring.rules import Keys, keys_of
+
+if TYPE_CHECKING:  # nothing of it is needed on one machine
+    from moothall.repositories.far import FarRepositories
+    from moothall.repositories.lending import Lender
 
 _MARK, _DISK_CHARS = "house.mark", 8
 
@@ -69,6 +72,9 @@ async def lending(settings: Settings, bus: Bus, repositories: TrustedRepositorie
     if settings.ray.address is None:
         yield repositories
         return
+    from moothall.repositories.far import House, patches_of_hosts
+    from moothall.repositories.lending import HOUSE
+
     async with _lender(settings) as lender:
         house = House(repositories, lender, bus.ask)
         patches_of_hosts(repositories, lender, bus.ask)
@@ -79,6 +85,8 @@ async def lending(settings: Settings, bus: Bus, repositories: TrustedRepositorie
 @asynccontextmanager
 async def borrowing(settings: Settings, bus: Bus, repositories: FarRepositories) -> AsyncIterator[None]:
     """Ask the house for repositories, and lend it what is made here."""
+    from moothall.repositories.far import HOSTS
+
     async with _lender(settings) as lender:
         repositories.far(bus.ask, lender)
         async with _answering(bus, lender, repositories.answer), beside(bus.answer(HOSTS, repositories.answer), "patches"):
@@ -87,6 +95,8 @@ async def borrowing(settings: Settings, bus: Bus, repositories: FarRepositories)
 
 @asynccontextmanager
 async def _lender(settings: Settings) -> AsyncIterator[Lender]:
+    from moothall.repositories.lending import Lender
+
     async with Lender(GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace) as lender:
         yield lender
 

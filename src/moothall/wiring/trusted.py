@@ -22,7 +22,6 @@ from moothall.errors import ConfigurationError, InvalidRequest, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Bus, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.far import FarRepositories
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.toolkits.web.family import WebFamily
@@ -127,6 +126,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
         if far is None:
             repositories = _make_trusted(settings, preparer.prepare, TrustedRepositories)
         else:
+            from moothall.repositories.far import FarRepositories
             from moothall.wiring.elsewhere import borrowing
 
             repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
