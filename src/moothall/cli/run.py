@@ -20,6 +20,8 @@ from moothall.config import Settings, default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
+_DEPTH = 100  # of exception groups within each other
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -64,7 +66,8 @@ def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told in full, with the exit code that says so
             first = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else None
             if first is None:
-                traceback.print_exception(error)
+                # Groups lie in groups: what it comes from is in the innermost, which a traceback leaves out by default.
+                click.echo("".join(traceback.TracebackException.from_exception(error, max_group_depth=_DEPTH).format()), err=True)
                 sys.exit(EXIT_WRONG)
             refuse(first)
 

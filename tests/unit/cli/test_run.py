@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from moothall.cli.run import result_of, settings_of
+from moothall.cli.run import errors_spoken, result_of, settings_of
 
 
 def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +29,18 @@ def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(capsys: pyte
     assert result_of(until_said(), "reading the log", after=0.01) == "reading the log …\n"
     assert result_of(at_once(), "reading the log", after=3600) == 3
     assert capsys.readouterr().err == ""
+
+
+def test_a_bug_is_told_with_its_cause_however_deep_it_lies(capsys: pytest.CaptureFixture[str]) -> None:
+    error: Exception = ValueError("the cause")
+    for _ in range(20):
+        error = ExceptionGroup("unhandled errors", [error])
+
+    @errors_spoken
+    def broken() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        broken()
+    assert ended.value.code == 2
+    assert "ValueError: the cause" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moothall import __version__
 from moothall.domain.ids import ID_PATTERN
 
 Schema = dict[str, Any]
@@ -77,7 +77,7 @@ def openapi(operations: Iterable[Operation]) -> Schema:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Moothall", "version": version("moothall")},
+        "info": {"title": "Moothall", "version": __version__},
         "security": [{"token": []}],
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
