@@ -326,6 +326,10 @@ class Deliberations(Protocol):
         """Yield the deliberation's events in the order of the log, and end after its decision."""
         ...
 
+    def growing(self, task_id: str, who: Principal) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield seats and the end of what each is writing ('': it is written) until closed. `NotFound` also across tenants."""
+        ...
+
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it; its model calls, tools and workspaces stop within a second."""
         ...

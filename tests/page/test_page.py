@@ -213,6 +213,9 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await other.page.goto(who.page.url)
         for page in (who.page, other.page):
             await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
+            await expect(page.get_by_text("What it is writing")).to_have_count(3)
+            await expect(page.get_by_text("I would write <script>").first).to_be_visible(timeout=20_000)
+            assert BIDI not in await page.inner_text("main")
         await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
         await other.press("Tell them")
         await expect(who.page.get_by_text("nobody has heard it yet")).to_be_visible()

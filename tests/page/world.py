@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright
 
 from house import Command, git, task_of, turn
+from moothall.testing.model import Fault
 
 BIDI = "\u202etxt.exe"
 HOSTILE = f"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
@@ -44,9 +44,9 @@ def make_repository(path: Path) -> Path:
     return path
 
 
-def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Awaitable[str]:
+def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     """One task that adds the function; what is sent back with a word on a line is said in French; HOSTILE makes names and text hostile; of SLOW there
-    are two tasks, which go on until somebody stops them.
+    are two tasks, whose seats begin to say something and go on until somebody stops them.
     """
     del headers
     said, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
@@ -57,17 +57,12 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Awaitabl
         tasks = [task, more] if "SLOW" in said else [task]
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": tasks})})
     if "SLOW" in said:
-        return _never()
+        return Fault("silent", f"I would write {HOSTILE} ")
     if "sent back" in said and "in French" in said:
         return turn("files.append", path="src/utils.py", content=FRENCH)
     if "HOSTILE" in said and "<script" not in prompt.partition("src/utils.py")[2]:
         return turn("files.append", path="src/utils.py", content=f"{HELLO}\n\n# {HOSTILE}\n")
     return turn("files.append", path="src/utils.py", content=HELLO)
-
-
-async def _never() -> str:
-    await asyncio.Event().wait()
-    return ""
 
 
 @dataclass(slots=True)

@@ -57,6 +57,7 @@ class MemoryDesk:
         self.open_gate.set()
         self.waiting = 0
         self.failure: BaseException | None = None
+        self.writes: list[tuple[str, str]] = []
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Keep it, once the gate is open. A `failure` that was planted is raised."""
@@ -124,6 +125,12 @@ class MemoryDesk:
                     return
         finally:
             self.watchers -= 1
+
+    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield what a test planted."""
+        self._visible(task_id, who)
+        for moment in self.writes:
+            yield moment
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
         """Write down what was said."""

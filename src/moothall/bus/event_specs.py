@@ -22,6 +22,7 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.CALLS: "tool.requests.{workspace}",
     Channel.CANCEL: "agent.cancel.{task_id}",
     Channel.STEER: "agent.steer.{task_id}",
+    Channel.GROWING: "agent.text.{task_id}",
     Channel.TAKEN: "agent.taken.{task_id}",
     Channel.LINK: "workspace.link.{end}",
     Channel.FIGURES: "agent.metrics.{process}",

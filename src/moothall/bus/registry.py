@@ -134,6 +134,11 @@ SIGNALS = (
     SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
     SignalSpec(Channel.STEER, "Something was said to a deliberation; the log has it.", {"task_id": "which"}),
     SignalSpec(
+        Channel.GROWING,
+        "What a seat is writing, twice a second at most; its answer is in the log once it is whole.",
+        {"task_id": "which", "seat": "who", "text": "the end of it, without secrets; empty: it is written"},
+    ),
+    SignalSpec(
         Channel.TAKEN,
         "A host took up work that was delivered before: whoever had it has lost it.",
         {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},

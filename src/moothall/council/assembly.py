@@ -14,6 +14,7 @@ from moothall.council.context import Shown, show
 from moothall.council.draft import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
+from moothall.council.growing import Hint
 from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import RecordedModel, Recording
 from moothall.council.reply import Action
@@ -64,6 +65,8 @@ class Parts:
     """What the deliberation draws on, where it belongs to a story."""
     words: Mapping[str, str] = field(default_factory=dict)
     """What is said to the deliberation while it is under way, by event id; others add to it."""
+    hint: Hint | None = None
+    """Tells what a seat writes while it writes it."""
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -200,6 +203,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             ours=parts.ours,
             purse=parts.purse,
             words=parts.words,
+            hint=parts.hint,
         ),
         ledger=ledger,
         mode=mode,

@@ -205,6 +205,14 @@ class Desk:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
+    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield seats and the end of what each is writing, until closed."""
+        await self._visible(task_id, who)
+        async with aclosing(self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))) as signals:
+            async for data in signals:
+                if isinstance(seat := data.get("seat"), str) and isinstance(text := data.get("text"), str):
+                    yield seat, text
+
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
         """Record what the seats hear at their next turn, and tell its host that there is something."""
         await self._visible(task_id, who)

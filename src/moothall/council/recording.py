@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
+from moothall.aio import beside
 from moothall.config import Llm
 from moothall.council.facts import Facts
+from moothall.council.growing import Growing, Hint
 from moothall.council.text import fence, tokens
 from moothall.council.watching import model_call
 from moothall.domain.budget import Ledger, Usage
@@ -90,6 +92,7 @@ class RecordedModel:
         ours: Callable[[], bool] = lambda: True,
         purse: Purse | None = None,
         words: Mapping[str, str] | None = None,
+        hint: Hint | None = None,
     ) -> None:
         self._model = model
         self._ledger = ledger
@@ -100,6 +103,7 @@ class RecordedModel:
         self._ours = ours
         self._purse = purse
         self._words = words if words is not None else {}
+        self._hint = hint
         self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
@@ -153,7 +157,7 @@ class RecordedModel:
             with model_call(request, messages, self._clean) as noted:
                 # Where this process stood still another may have asked meanwhile: not a word more.
                 asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
-                reply = noted(await self._model.chat(asked, ours=self._ours))
+                reply = noted(await self._chat(asked, seat))
         except BaseException:
             self._ledger.release(request.call_id)
             raise
@@ -175,6 +179,16 @@ class RecordedModel:
             **({"told": list(told)} if (told := self._told.get(request.call_id)) else {}),
         )
         self._heard[request.call_id] = reply
+        return reply
+
+    async def _chat(self, asked: ChatRequest, seat: str) -> ChatReply:
+        """Make the call, and tell its answer while it grows, where that is wanted."""
+        if self._hint is None:
+            return await self._model.chat(asked, ours=self._ours)
+        growing = Growing(seat, self._hint, self._clean)
+        async with beside(growing.tell(), "growing"):
+            reply = await self._model.chat(asked, growing.add, ours=self._ours)
+        await growing.over()
         return reply
 
     async def close(self) -> None:

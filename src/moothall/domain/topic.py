@@ -33,6 +33,8 @@ class Channel(StrEnum):
     """Signal: stop a deliberation; by task."""
     STEER = "steer"
     """Signal: something was said to a deliberation; by task."""
+    GROWING = "growing"
+    """Signal: what a seat is writing; by task."""
     TAKEN = "taken"
     """Signal: a host took up work that was delivered before; by task."""
     LINK = "link"

@@ -296,7 +296,14 @@ class Host:
         else:
             ours = functools.partial(self._ours, deliberation.task_id)
             words = self._running[deliberation.task_id].words
-            await deliberate(deliberation, prepared, replace(self.parts, ours=ours, purse=purse, words=words), recording)
+
+            async def hint(seat: str, text: str) -> None:
+                told = {"task_id": deliberation.task_id, "seat": seat, "text": text}
+                await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
+
+            await deliberate(
+                deliberation, prepared, replace(self.parts, ours=ours, purse=purse, words=words, hint=hint), recording
+            )
 
     async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
         if deliberation.repository is None or deliberation.base_sha is None:

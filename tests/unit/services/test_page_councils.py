@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import Remark
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
+from moothall.domain.topic import Channel
 from moothall.planning.board import Board
 from moothall.planning.rounds import RoundTask
 from moothall.services.page.drawing import draw
@@ -95,6 +97,34 @@ async def test_what_happens_in_it_is_told_at_once(house: House) -> None:
         await house.say(EventType.DELIBERATION_STARTED)
         while not (line := await told.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith(b":")
+
+
+async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(house: House) -> None:
+    assert f'data-growing="/councils/{TASK}/text"' in await house.shown()
+    assert f'data-grows="{SEAT}" hidden' in await house.shown()
+    path = f"{house.browser.url}/councils/{TASK}/text"
+    async with asyncio.timeout(10), house.browser.http.get(path) as told, asyncio.TaskGroup() as group:
+
+        async def write() -> None:
+            while True:  # whoever listens hears it; before that it is lost
+                await house.bus.signal(Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE})
+                await asyncio.sleep(0.01)
+
+        writing = group.create_task(write())
+        while not (line := await told.content.readline()).startswith(b"data:"):
+            assert not line.strip() or line.startswith(b":")
+        writing.cancel()
+    shown = json.loads(line.removeprefix(b"data:"))
+    assert shown == {"seat": SEAT, "text": "<script>alert(1)</script>⟨U+202E⟩gnp.exe"}, (
+        "text for textContent, with what is unseen shown"
+    )
+    outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
+    await house.bus.put(TASK, dump(outcome))
+    async with asyncio.timeout(10), house.browser.http.get(path) as told:
+        assert (await told.content.read()).strip() == b": what seats write"
+    assert 'data-growing=""' in await house.shown()
+    await house.browser.sign_in(OTHER)
+    assert (await house.browser.get(f"/councils/{TASK}/text")).status == 404
 
 
 async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(house: House) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from moothall.services.doors import Doors
 from moothall.services.page.acting import remarks_on
 from moothall.services.page.forms import signed_in
 from moothall.services.page.sessions import Session, Sessions
-from moothall.services.page.shown import page
+from moothall.services.page.shown import page, seen
 from moothall.services.rest.documents import ServerSentEvents
 
 REFRESH_SECONDS = 3
@@ -54,8 +55,17 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "key": new_task_id(),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
         }
-        return page("deliberation.html", session=session, changes=f"/councils/{task_id}/changes", **told)
+        told["changes"] = f"/councils/{task_id}/changes"
+        told["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
+        return page("deliberation.html", session=session, **told)
 
+    return [
+        Route("/councils/{id}", signed_in(council, sessions)),
+        *_live_routes(doors, sessions),
+    ]
+
+
+def _live_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     async def changes(request: Request, session: Session) -> Response:
         """Say that something happened in the council, as server-sent events, from now on; after its end, on the board."""
         task_id = check_id(request.path_params["id"], "task_id")
@@ -72,8 +82,23 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
         return ServerSentEvents(told())
 
+    async def text(request: Request, session: Session) -> Response:
+        """Tell what seats are writing, as server-sent events of JSON; at once empty where the council is over."""
+        task_id = check_id(request.path_params["id"], "task_id")
+        over = (await doors.desk.result(task_id, session.who)).status.ended
+
+        async def told() -> AsyncGenerator[str, None]:
+            yield ": what seats write\n"
+            if over:
+                return
+            async with aclosing(doors.desk.growing(task_id, session.who)) as moments:
+                async for seat, words in moments:
+                    yield f"data: {json.dumps({'seat': seat, 'text': seen(words)})}\n"
+
+        return ServerSentEvents(told())
+
     return [
-        Route("/councils/{id}", signed_in(council, sessions)),
+        Route("/councils/{id}/text", signed_in(text, sessions)),
         Route("/councils/{id}/changes", signed_in(changes, sessions)),
     ]
 

@@ -25,7 +25,12 @@ def visible(value: Any) -> str:
     """Return text with what a reader cannot see made visible, escaped; what templates made themselves stays."""
     if isinstance(value, Markup):
         return value
-    return escape(_CONTROL.sub(lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", str(value).replace("\r\n", "\n")))
+    return escape(seen(str(value)))
+
+
+def seen(text: str) -> str:
+    """Return text with what a reader cannot see made visible; it is still text."""
+    return _CONTROL.sub(lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", text.replace("\r\n", "\n"))
 
 
 def span(seconds: float) -> str:
@@ -53,7 +58,7 @@ _TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "sp
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
     """Return a page."""
-    given = {"session": None, "refresh": 0, "changes": "/changes"} | told
+    given = {"session": None, "refresh": 0, "changes": "/changes", "growing": ""} | told
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
 
 

@@ -4,7 +4,9 @@
 const main = document.querySelector("main");
 const rest = 3000;
 const focusable = "a, button, summary, input, textarea, select, [tabindex]";
+const silence = 10000;
 let source = null;
+let words = null;
 let renewing = false;
 let again = false;
 
@@ -30,6 +32,7 @@ async function take() {
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   main.dataset.every = fresh.querySelector("main").dataset.every;
+  if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) unlisten();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
     if (next && next.innerHTML !== part.innerHTML && !isWrittenIn(part)) put(document.importNode(next, true), part);
@@ -66,10 +69,35 @@ function follow() {
   };
 }
 
-// A browser has few connections to one host: only the page that is looked at holds one.
+// What a seat is writing is text and nothing else. Where no more of it comes, it is shown no longer.
+function grow({ seat, text }) {
+  for (const part of document.querySelectorAll("[data-grows]")) {
+    if (part.dataset.grows !== seat) continue;
+    clearTimeout(part.silent);
+    part.silent = setTimeout(() => { part.hidden = true; }, silence);
+    part.hidden = !text;
+    part.lastElementChild.textContent = text;
+    part.lastElementChild.scrollTop = part.lastElementChild.scrollHeight;
+  }
+}
+
+function listen() {
+  if (!main.dataset.growing) return;
+  words = new EventSource(main.dataset.growing);
+  words.onmessage = (message) => grow(JSON.parse(message.data));
+}
+
+function unlisten() {
+  if (words) words.close();
+  words = null;
+  for (const part of document.querySelectorAll("[data-grows]")) part.hidden = true;
+}
+
+// A browser has few connections to one host: only the page that is looked at holds any.
 document.addEventListener("visibilitychange", () => {
   if (source) source.close();
-  if (!document.hidden) follow();
+  unlisten();
+  if (!document.hidden) { follow(); listen(); }
 });
 setInterval(() => { if (Number(main.dataset.every) && !document.hidden) renew().catch(() => tell(false)); }, rest);
-if (!document.hidden) follow();
+if (!document.hidden) { follow(); listen(); }

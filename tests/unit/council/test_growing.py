@@ -1,0 +1,130 @@
+"""What is shown of an answer while it grows: whole words, no secret, and nothing that stops the work."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.aio import beside
+from moothall.council.facts import Facts
+from moothall.council.growing import Growing
+from moothall.council.recording import RecordedModel, Recording
+from moothall.domain.budget import Ledger, Usage
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.domain.secrets import scrub
+from moothall.errors import BusUnavailable
+from support.council import open_council
+
+KEY = "ghp_" + "a1" * 18
+
+
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self, *, down: bool = False) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.came, self.down = asyncio.Event(), down
+
+    async def hint(self, seat: str, text: str) -> None:
+        self.told.append((seat, text))
+        self.came.set()
+        if self.down:
+            raise BusUnavailable("it is away")
+
+
+def text_of(*pieces: str) -> str:
+    growing = Growing("s", Heard().hint, scrub)
+    for piece in pieces:
+        growing.add(piece)
+    return growing.text
+
+
+@pytest.mark.parametrize("cut", range(1, len(KEY)))
+def test_no_beginning_of_a_secret_is_told_wherever_the_answer_is_cut(cut: int) -> None:
+    assert text_of("the key is ", KEY[:cut]) == "the key is "
+    assert text_of("the key is ", KEY[:cut], KEY[cut:], " so") == "the key is [redacted] "
+
+
+def test_a_key_in_lines_of_its_own_is_held_back_until_it_is_whole() -> None:
+    begin, end = "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY----- \n"
+    assert text_of("see ", begin, "QUJD\nREVG\n") == "see "
+    assert text_of("see ", begin, "QUJD\nREVG\n", end) == "see [redacted] \n"
+
+
+def test_of_a_long_answer_the_end_is_told() -> None:
+    assert text_of("word " * 1_000) == ("word " * 1_000)[-2_000:]
+    assert text_of() == ""
+
+
+async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
+    heard = Heard()
+    growing = Growing("agent-dev-001", heard.hint, scrub, every=0.001)
+    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+        growing.add("one two")
+        await heard.came.wait()
+    await growing.over()
+    assert heard.told == [("agent-dev-001", "one "), ("agent-dev-001", "")]
+
+
+async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
+    heard = Heard()
+    growing = Growing("s", heard.hint, scrub, every=0.001)
+    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+        growing.add("one two")
+        for _ in range(3):
+            await heard.came.wait()
+            heard.came.clear()
+    assert heard.told == [("s", "one ")] * 3
+
+
+async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
+    heard = Heard()
+
+    class Slow:
+        async def reply_mode(self) -> ReplyMode:
+            return "blocks"
+
+        async def chat(self, request: ChatRequest, on_text: Any = None, *, ours: Any = None) -> ChatReply:
+            del request, ours
+            on_text("one two")
+            await heard.came.wait()
+            return ChatReply("one two three", "stop", Usage())
+
+    async with open_council(tmp_path, lambda *_: "") as house:
+        d = house.deliberation()
+        model = RecordedModel(
+            Slow(),
+            ledger=Ledger(d.budget),
+            facts=Facts(house.bus, d),
+            recording=Recording(),
+            settings=house.parts.llm,
+            hint=heard.hint,
+        )
+        deadline = datetime.now(UTC) + timedelta(seconds=20)
+        reply = await model.ask(ChatRequest(f"{d.task_id}/agent-dev-001/propose/0.0", (Message("user", "go on"),), 100, deadline))
+    assert reply.text == "one two three"
+    assert heard.told == [("agent-dev-001", "one "), ("agent-dev-001", "")]
+
+
+async def test_what_came_at_once_is_not_told_at_all() -> None:
+    heard = Heard()
+    growing = Growing("s", heard.hint, scrub, every=60)
+    async with beside(growing.tell(), "growing"):
+        growing.add("one two")
+    await growing.over()
+    assert heard.told == []
+
+
+async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
+    heard = Heard(down=True)
+    growing = Growing("s", heard.hint, scrub, every=0.001)
+    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+        growing.add("one two")
+        await heard.came.wait()
+        await asyncio.sleep(0)
+    await growing.over()
+    assert len(heard.told) == 2
