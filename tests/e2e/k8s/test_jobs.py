@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from kubernetes import client, config
 
 from house import Command, git
@@ -43,7 +44,7 @@ def api() -> client.ApiClient:
     return found
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def bus(tmp_path: Path) -> AsyncIterator[str]:
     """A bus that the pods reach."""
     address = os.environ["CLUSTER_ADDRESS"]
@@ -124,7 +125,7 @@ async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(tmp_path: Pat
     assert await jobs_left(api) == []
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def hands(tmp_path: Path, bus: str) -> AsyncIterator[Hands]:
     async with open_hands(configured(tmp_path, bus)) as hands:
         yield hands

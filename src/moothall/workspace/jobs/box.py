@@ -80,7 +80,7 @@ class JobBox(Box):
     async def _start(self) -> None:
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
-        self._carrying = asyncio.create_task(self._trunk.run(), name=f"trunk {self.job}")
+        self._carrying = asyncio.create_task(self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}")
         host = self._cluster.host
         await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
         await self._connected()

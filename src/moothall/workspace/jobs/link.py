@@ -22,7 +22,7 @@ from moothall.inside.protocol import Frames, ProtocolError, pack
 from moothall.network.proxy import listener
 from moothall.repositories.changes import Caps, Stamp, collect_tree, measure, stamp, stamps
 from moothall.workspace.jobs import archive
-from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, Carrier, Trunk
+from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
 
 PIECE = 2_000_000
 """Bytes of a tree that go in one message."""
@@ -61,24 +61,29 @@ class Link:
     _packing: archive.Pipe | None = None
     _next: int = FIRST
 
-    async def run(self, carrier: Carrier, name: str) -> None:
-        """Serve the host of a workspace until it is gone."""
+    async def run(self, carrier: Carrier, name: str, first: float = SILENT_SECONDS) -> None:
+        """Serve the host of a workspace until it is gone, or was not heard within `first` seconds."""
         listening = {stream: await asyncio.to_thread(_listen, self.folders.links / name) for stream, name in self.names.items()}
         trunk = Trunk(carrier, f"{name}-out", f"{name}-in")
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for waiting in listening.values():
                 stack.enter_context(waiting)
-            carrying = group.create_task(trunk.run(), name="trunk")
-            await trunk.connected.wait()
-            tasks = [
-                group.create_task(self._join(trunk, stream, where), name=f"container {stream}")
-                for stream, where in listening.items()
-            ]
-            control = await trunk.open(CONTROL)
-            tasks.append(group.create_task(self._answer(control), name="control"))
+            carrying = group.create_task(trunk.run(first), name="trunk")
+            serving = group.create_task(self._serve(trunk, listening), name="serving")
             await carrying
-            for task in tasks:
-                task.cancel()
+            serving.cancel()
+
+    async def _serve(self, trunk: Trunk, listening: Mapping[int, socket.socket]) -> None:
+        """Let the containers in and answer the host, once it was heard."""
+        await trunk.connected.wait()
+        try:
+            control = await trunk.open(CONTROL)
+            async with asyncio.TaskGroup() as group:
+                for stream, where in listening.items():
+                    group.create_task(self._join(trunk, stream, where), name=f"container {stream}")
+                group.create_task(self._answer(control), name="control")
+        except* ConnectionError:
+            pass  # it was gone again at once
 
     async def _join(self, trunk: Trunk, stream: int, listening: socket.socket) -> None:
         """Let the container in, once: whoever connects later finds nothing there."""

@@ -52,11 +52,11 @@ class Trunk:
         self.connected = asyncio.Event()
         """Set once the other end was heard."""
 
-    async def run(self) -> None:
-        """Carry until the other end is gone or silent, or this is cancelled. Closes all streams."""
+    async def run(self, first: float = SILENT_SECONDS) -> None:
+        """Carry until the other end is gone or silent, or not heard within `first` seconds, or this is cancelled. Closes all streams."""
         try:
             async with asyncio.TaskGroup() as self._group:
-                tasks = [self._start(one, "trunk") for one in (self._beat(), self._listen_for_silence())]
+                tasks = [self._start(one, "trunk") for one in (self._beat(), self._listen_for_silence(first))]
                 await self._until_over(self._receive())
                 for task in (*tasks, *self._pumps):
                     task.cancel()
@@ -177,14 +177,14 @@ class Trunk:
             await self._carrier.send(self._there, _HEAD.pack(_BEAT, 0, 0))
             await asyncio.sleep(BEAT_SECONDS if self.connected.is_set() else BEAT_SECONDS / 25)
 
-    async def _listen_for_silence(self) -> None:
-        await self.connected.wait()
+    async def _listen_for_silence(self, first: float) -> None:
+        seconds = first
         while True:
-            self._heard.clear()
-            async with asyncio.timeout(SILENT_SECONDS):
-                try:
+            try:
+                async with asyncio.timeout(seconds):
                     await self._heard.wait()
-                except TimeoutError:
-                    break
+            except TimeoutError:
+                raise ConnectionError(f"nothing was heard for {seconds:g} s") from None
             await asyncio.sleep(SILENT_SECONDS / 10)
-        raise ConnectionError(f"nothing was heard for {SILENT_SECONDS:g} s")
+            self._heard.clear()
+            seconds = SILENT_SECONDS

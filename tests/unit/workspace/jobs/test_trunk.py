@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moothall.workspace.jobs.link import Folders, Link
 from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, Carrier, Streams, Trunk
 from support.pods import Queues
 
@@ -118,3 +120,11 @@ async def test_a_trunk_that_has_ended_opens_nothing() -> None:
         pass
     with pytest.raises(ConnectionError):
         await host.open(HANDS)
+
+
+async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
+    queues = Queues()
+    link = Link(Folders(links=tmp_path), {HANDS: "hands"})
+    async with asyncio.timeout(20):
+        await link.run(Carrier(queues.send, queues.hear), "pod", first=0.05)
+    assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"
