@@ -77,6 +77,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (rate("moothall_model_calls_replayed_total"), "replayed a second"),
                 ],
             ),
+            ("Model servers that answer", "percentunit", [(f"min by (model) (moothall_model_up{_P})", "{{model}}")]),
             ("Cost an hour", "currencyUSD", [(f"3600 * {rate('moothall_model_cost_dollars_total', 'model')}", "{{model}}")]),
             ("Refused by a budget", "ops", [(rate("moothall_budget_refusals_total", "of"), "{{of}}")]),
         ],

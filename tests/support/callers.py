@@ -61,7 +61,8 @@ def doors_of(
     """Return the rooms of a house: the real ones on a bus in memory, and the desk."""
     bus, graph = bus or MemoryBus(), graph or MemoryGraph()
     limits = config.Limits()
-    roster = Roster(bus, limits, "scripted")
+    models = config.Models.of(config.Llm(model="scripted"), {"large": config.Llm(model="deep", tier="large")})
+    roster = Roster(bus, limits, models)
     return Doors(
         desk=desk,
         councils=roster,
@@ -75,7 +76,7 @@ def doors_of(
         briefings=Briefings(graph.ask, limits),
         ask=graph.ask,
         checkup=checkup or Checkup({}),
-        model="scripted",
+        models=models,
     )
 
 

@@ -90,6 +90,7 @@ class MemoryDesk:
             principal=who.name,
             repository=request.repository,
             base_sha="a" * 40 if request.repository else None,
+            model=request.model,
         )
         pending = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant, role=role, agent_count=len(deliberation.seats))
         self._kept[key] = _Kept(request, deliberation, pending)

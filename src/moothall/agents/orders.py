@@ -12,7 +12,9 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, Refused
 
 _DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
-_OURS = {_DIRECT, _SEQUENCE, _ALLOWED, "tool", "tool_name", "name", "repository", "role"}
+_PROFILE, _TIER = "model_profile", "model_tier"
+_TIERS = ("", "small", "medium", "large")
+_OURS = {_DIRECT, _SEQUENCE, _ALLOWED, _PROFILE, _TIER, "tool", "tool_name", "name", "repository", "role"}
 _MOST_CALLS = 256
 
 
@@ -64,6 +66,18 @@ class Order:
     def role(self) -> str:
         """The role whose tools may be used."""
         return _text(self.context, "role") or "dev"
+
+    @property
+    def model(self) -> str:
+        """The model that is asked for: `context.model_profile`, else `context.model_tier`, by number (1 small, 2 medium, 3 large) or name."""
+        tier = self.context.get(_TIER, "")
+        if isinstance(tier, str):
+            tier = tier.lower().removeprefix("model_tier_").replace("unspecified", "")
+        elif isinstance(tier, int | float) and not isinstance(tier, bool) and tier in range(len(_TIERS)):
+            tier = _TIERS[int(tier)]
+        if tier not in _TIERS:
+            raise InvalidRequest(f"context.{_TIER} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 (large)")
+        return _text(self.context, _PROFILE) or tier
 
     @property
     def length(self) -> int:

@@ -38,7 +38,9 @@ _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RAT
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded; `agents` 0 where no model was asked."""
+    """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded; `agents` 0 where no model was asked,
+    else `model` is the name of the (first) agent's in the settings.
+    """
 
     task_id: str
     status: str
@@ -50,6 +52,7 @@ class Report:
     agents: int = 0
     latency_ms: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     @property
     def ok(self) -> bool:
@@ -160,7 +163,7 @@ class AgentTasks:
         task_id = request.task_id
         submitted = ended = False
         try:
-            await self._desk.submit(request, who)
+            asked = await self._desk.submit(request, who)
             submitted = True
             async with aclosing(self._desk.watch(task_id, 0, who)) as events:
                 async for recorded in events:
@@ -171,7 +174,7 @@ class AgentTasks:
         finally:
             if submitted and not ended:
                 await asyncio.shield(self._abandon(task_id, who))
-        yield _report(outcome, order)
+        yield replace(_report(outcome, order), model=asked.model_of(asked.seats[0]))
 
     def _check_tools(self, order: Order, who: Principal) -> None:
         """An agent has all tools of its role: whoever allows it fewer is told so, not ignored. Raises `InvalidRequest`."""
@@ -226,6 +229,7 @@ def _request(order: Order) -> DeliberationRequest:
         protocol=protocol,
         budget=Budget(tokens=order.token_budget),
         about_text=repository is None,
+        model=order.model,
     )
 
 

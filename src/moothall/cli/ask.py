@@ -55,6 +55,7 @@ class _Asked:
 @click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
 @click.option("--timeout", type=int, default=0, help="Seconds for all of it.")
 @click.option("--turns", type=int, default=0, help="Turns that the agent may take; limits.turns by default.")
+@click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and prompt are the same task.")
 @json_option
@@ -75,6 +76,7 @@ def ask(
     yes: bool,
     timeout: int,
     turns: int,
+    model: str,
     seed: int | None,
     task_id: str,
     as_json: bool,
@@ -94,10 +96,13 @@ def ask(
         constraints=Constraints(max_iterations=turns, timeout_seconds=timeout),
         num_agents=1,
         protocol="ask",
+        model=model,
         seed=seed,
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
     named = Named(repo, ref, text, profile)
+    if server and model:
+        raise InvalidRequest("a server elsewhere chooses the model itself, by the role; leave --model out")
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
     if server:

@@ -40,6 +40,7 @@ def _lines(values: dict[str, Any], model: BaseModel, prefix: str) -> list[str]:
         if isinstance(inner, BaseModel):
             lines += _lines(value, inner, f"{prefix}{name.upper()}__")
         else:
+            value = json.dumps(value) if isinstance(value, dict) else value  # noqa: PLW2901 - as the environment takes it
             about = type(model).model_fields[name].description
             lines.append(f"{prefix}{name.upper()}={'' if value is None else value}" + (f"    # {about}" if about else ""))
     return lines

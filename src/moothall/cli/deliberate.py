@@ -48,6 +48,7 @@ from moothall.wiring.early import Named, check_early
 @click.option("--require", "requirements", multiple=True, help="A requirement that reviewers judge as met or not; repeatable.")
 @click.option("--timeout", type=int, default=0, help="Seconds for the whole deliberation.")
 @click.option("--turns", type=int, default=0, help="Turns that a seat may take; limits.turns by default.")
+@click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
 @json_option
@@ -72,6 +73,7 @@ def deliberate(
     requirements: tuple[str, ...],
     timeout: int,
     turns: int,
+    model: str,
     seed: int | None,
     task_id: str,
     as_json: bool,
@@ -93,6 +95,7 @@ def deliberate(
         protocol=protocol,
         adaptive=adaptive,
         peer_review=peer_review,
+        model=model,
         seed=seed,
     )
     settings = settings_of(context, narrated=True)

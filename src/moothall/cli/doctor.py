@@ -16,7 +16,8 @@ from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example
 from moothall.cli.run import errors_spoken, run, settings_of
-from moothall.config import Settings
+from moothall.config import Llm, Settings
+from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
 from moothall.domain.overview import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
@@ -62,7 +63,8 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield await _python(settings)
     yield await _bus(settings)
     yield await _fleet(settings)
-    yield await _model(settings)
+    for name, llm in settings.choice.items():
+        yield await _model(settings, llm, "model" if name == DEFAULT else f"model {name}")
     for family in FAMILIES:
         async for finding in family.examine(settings):
             yield finding
@@ -139,39 +141,39 @@ async def _fleet(settings: Settings) -> Finding:
     return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
 
 
-async def _model(settings: Settings) -> Finding:
+async def _model(settings: Settings, llm: Llm, part: str) -> Finding:
     from moothall.model.client import open_model
     from moothall.model.weights import local_weights
 
-    if settings.llm.base_url is None:
-        found = local_weights(settings.llm, settings.data_dir)
+    if llm.base_url is None:
+        found = local_weights(llm, settings.data_dir)
         detail = f"local, {found}" if found else "local; its weights (490 MB) are fetched at the first run"
-        return Finding("model", ok=True, detail=detail)
-    once = settings.llm.model_copy(update={"retries": 0})  # whoever asks what is broken does not want to wait until it is whole
+        return Finding(part, ok=True, detail=detail)
+    once = llm.model_copy(update={"retries": 0})  # whoever asks what is broken does not want to wait until it is whole
     try:
-        async with open_model(once, settings.llm.base_url) as model:
+        async with open_model(once, llm.base_url) as model:
             mode = await model.reply_mode()
-            detail = f"{settings.llm.base_url}; replies as {mode}"
-            return await _with_figures(model, detail)
+            detail = f"{model.url}; replies as {mode}"
+            return await _with_figures(model, part, detail)
     except MoothallError as error:
-        return Finding("model", ok=False, detail=error.message, mend="check MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL")
+        of = part.removeprefix("model ")
+        mend = "MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL" if part == of else f"base_url and model of [models.{of}]"
+        return Finding(part, ok=False, detail=error.message, mend=f"check {mend}")
 
 
-async def _with_figures(model: OpenAIModel, detail: str) -> Finding:
+async def _with_figures(model: OpenAIModel, part: str, detail: str) -> Finding:
     """Add what a vLLM tells of itself. Where a gateway keeps its figures back, calls still work."""
     try:
         figures = await model.figures()
     except MoothallError as error:
-        return Finding("model", ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}")
+        return Finding(part, ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}")
     if figures is None:
-        return Finding("model", ok=True, detail=detail)
+        return Finding(part, ok=True, detail=detail)
     detail += f"; vLLM, {figures.running or 0:g} calls running and {figures.waiting or 0:g} waiting"
     if figures.missing:
         lacks = ", ".join(figures.missing)
-        return Finding(
-            "model", ok=False, detail=f"{detail}; it does not tell {lacks}", mend="use a vLLM near 0.32 (docs/models.md)"
-        )
-    return Finding("model", ok=True, detail=detail)
+        return Finding(part, ok=False, detail=f"{detail}; it does not tell {lacks}", mend="use a vLLM near 0.32 (docs/models.md)")
+    return Finding(part, ok=True, detail=detail)
 
 
 _SECONDS = 60.0

@@ -11,6 +11,7 @@ from moothall.config.environment import environment
 from moothall.config.file import default_file
 from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
 from moothall.config.jobs import Jobs
+from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
@@ -28,6 +29,7 @@ __all__ = [
     "Llm",
     "Log",
     "Metrics",
+    "Models",
     "Ray",
     "Runner",
     "Sandbox",

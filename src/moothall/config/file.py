@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import platformdirs
 from pydantic import BaseModel
@@ -62,8 +62,12 @@ def line_of(text: str, keys: Sequence[str]) -> int:
 def unknown(settings: type[BaseModel], keys: Sequence[str]) -> str:
     """Return what to say of a key that is no setting."""
     model: type[BaseModel] | None = settings
+    kind: Any = None
     for key in keys[:-1]:
-        kind = model.model_fields[key].annotation if model and key in model.model_fields else None
+        if get_origin(kind) is Mapping:  # a section for each name
+            kind = get_args(kind)[1]
+        else:
+            kind = model.model_fields[key].annotation if model and key in model.model_fields else None
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
     near = get_close_matches(keys[-1], model.model_fields, n=1) if model else []
     return "is no setting; " + (f"did you mean {near[0]}?" if near else "`moothall config` lists all")

@@ -9,15 +9,24 @@ from pydantic import Field, SecretStr, model_validator
 
 from moothall.config.section import Section
 
+Role = Literal["dev", "qa", "architect", "devops", "data", "po"]
+
 
 class Llm(Section):
-    """The model server. No base URL: the small local model on this machine's CPU."""
+    """The model server. No base URL: the small local model on this machine's CPU. Under `models.NAME` stand further ones, each as this one
+    but for what it says itself.
+    """
 
     base_url: str | None = Field(None, description="OpenAI-compatible root, e.g. http://127.0.0.1:8000/v1")
     replicas: tuple[str, ...] = Field(
         (), description="further servers of the same model; all calls of a deliberation go to one, the others stand in for it"
     )
     model: str = Field("", description="model name; empty: the first one that the server lists")
+    tier: Literal["", "small", "medium", "large"] = Field(
+        "", description="who asks for this tier gets the first model that has it"
+    )
+    fallback: tuple[str, ...] = Field((), description="models that stand in while this one cannot be reached, in order")
+    roles: tuple[Role, ...] = Field((), description="of models.NAME: whose seats use it where nobody chose another")
     api_key: SecretStr | None = None
     api_key_file: Path | None = None
     model_path: Path | None = Field(None, description="your own GGUF file for the local model")

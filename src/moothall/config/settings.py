@@ -23,6 +23,7 @@ from pydantic_settings import (
 from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
 from moothall.config.jobs import Jobs
+from moothall.config.models import Models
 from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trace, Web
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
@@ -58,6 +59,7 @@ class Settings(BaseSettings):
     repository: str = Field("", description="default repository of a deliberation that names none")
     seed: int = Field(0, ge=0, description="base of all sampling seeds")
     llm: Llm = Llm()
+    models: Mapping[str, Llm] = Field({}, description="further models by name, each as llm but for what it says: docs/models.md")
     bus: Bus = Bus()
     ray: Ray = Ray()
     workspace: Workspace = Workspace()
@@ -76,6 +78,17 @@ class Settings(BaseSettings):
     log: Log = Log()
     trace: Trace = Trace()
     metrics: Metrics = Metrics()
+
+    @model_validator(mode="after")
+    def _models_are_whole(self) -> Self:
+        """Each says what `llm` says, but for its own words."""
+        object.__setattr__(self, "models", Models.of(self.llm, self.models).named)  # frozen from now on
+        return self
+
+    @property
+    def choice(self) -> Models:
+        """The default model and the others."""
+        return Models(self.llm, self.models)
 
     @model_validator(mode="after")
     def _jobs_are_whole(self) -> Self:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from moothall.config import Limits, Llm, Runner
+from moothall.config.models import DEFAULT
 from moothall.council import prompts
 from moothall.council.agent import Agent
 from moothall.council.context import Shown, show
@@ -16,7 +17,7 @@ from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint
 from moothall.council.recheck import Bench, Judged
-from moothall.council.recording import RecordedModel, Recording
+from moothall.council.recording import Named, RecordedModel, Recording
 from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
 from moothall.council.survey import Order, Survey, Surveyor
@@ -27,6 +28,7 @@ from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
+from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
 from moothall.ports import ChatModel, CodeRunner, Log, MergeCommits, ReadFile, Workspaces
@@ -44,7 +46,7 @@ _SHOWN_CHARS = 65_536  # of one file, before it is cut to the window
 class Parts:
     """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
     `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
-    `surveyor` says what of a repository bears on a task; without one, prompts show whole files only. `merge` brings commits together.
+    `model` and `llm` are the default model and its settings, `named` the others of the settings. `surveyor` says what of a repository bears on a task; without one, prompts show whole files only. `merge` brings commits together.
     """
 
     model: ChatModel
@@ -54,6 +56,7 @@ class Parts:
     log: Log
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
+    named: Mapping[str, Named] = field(default_factory=dict)
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
@@ -100,7 +103,9 @@ class Sitting:
 
 @dataclass(slots=True)
 class Council:
-    """One running deliberation. `work_until` is when seats must be done, `until` when all must be."""
+    """One running deliberation. `work_until` is when seats must be done, `until` when all must be. `seats` has the model of each;
+    `parts` that of the council, with settings that suit all.
+    """
 
     d: Deliberation
     prepared: Prepared | None
@@ -118,6 +123,7 @@ class Council:
     work_until: datetime
     until: datetime
     sittings: tuple[Sitting, ...]
+    seats: Mapping[str, Named]
     function: Function | None = None
     bench: Bench | None = None
     approaches: tuple[str, ...] = ()
@@ -141,7 +147,7 @@ class Council:
         """Return a seat's own temperature: the first is the surest (a quarter of the setting), the last the boldest."""
         last = len(self.d.seats) - 1
         share = self.d.seats.index(seat) / last if last else 0.0
-        return round(min(self.parts.llm.temperature * (0.25 + share), 2.0), 3)
+        return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
     @property
     def judged(self) -> tuple[Judged, ...]:
@@ -167,11 +173,42 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
     return await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
 
 
+def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
+    """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
+    known = {**parts.named, "": Named(parts.llm, parts.model)}
+    names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
+    if missing := [name for name in names if name not in known]:
+        there = ", ".join(name or DEFAULT for name in known)
+        raise ConfigurationError(f"the settings here have no model {missing[0]!r} any more; they have: {there}")
+    return {name: known[name] for name in names}
+
+
+async def _common_mode(models: Iterable[Named]) -> ReplyMode:
+    """Return json where all that answer reply so. Raises what the first that does not answer raised where none does."""
+    found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
+    wrong = [one for one in found if isinstance(one, BaseException)]
+    for error in wrong:
+        if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
+            raise error
+    return "blocks" if "blocks" in found else "json"
+
+
+def _common(models: Iterable[Named]) -> Llm:
+    """Return the settings of the first, with a window and a length of answers that suit all."""
+    first, *others = [one.llm for one in models]
+    used = (first, *others)
+    fits = {"context_tokens": min(one.context_tokens for one in used), "max_tokens": max(one.max_tokens for one in used)}
+    return first.model_copy(update=fits) if others else first
+
+
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
     facts = Facts(parts.log, d, parts.source, recording.known)
     ledger = Ledger(d.budget)
-    mode: ReplyMode = "blocks" if d.merge else await parts.model.reply_mode()
+    used = _used(d, parts)
+    seats = {seat: used[d.model_of(seat)] for seat in d.seats}
+    parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
+    mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
     grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.runner is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
@@ -198,7 +235,8 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             ledger=ledger,
             facts=facts,
             recording=recording,
-            settings=parts.llm,
+            settings=used[d.model].llm,
+            seats=seats,
             clean=parts.clean,
             ours=parts.ours,
             purse=parts.purse,
@@ -215,6 +253,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
+        seats=seats,
         function=None if d.is_answer("") else function,
         bench=_bench(d, prepared, parts, facts) if prepared else None,
     )

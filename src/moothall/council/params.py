@@ -51,6 +51,10 @@ def _seed(request: DeliberationRequest, text: str) -> DeliberationRequest:
     return replace(request, seed=_number("seed", text) if request.seed is None else request.seed)
 
 
+def _model(request: DeliberationRequest, text: str) -> DeliberationRequest:
+    return replace(request, model=request.model or text)
+
+
 COUNCIL: Mapping[str, _Apply] = {
     "protocol": _protocol,
     "adaptive": _adaptive,
@@ -59,7 +63,7 @@ COUNCIL: Mapping[str, _Apply] = {
 }
 """What a council may set for all that it is asked."""
 
-REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _seed}
+REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _seed, "model_profile": _model}
 """What one request may set."""
 
 

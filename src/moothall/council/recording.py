@@ -77,8 +77,16 @@ def said_to(event: Event) -> str:
     return fence(f"the task, added to by {event.data.get('by', '')} meanwhile", str(event.data.get("message", "")))
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model of the settings, and what calls it."""
+
+    llm: Llm
+    model: ChatModel
+
+
 class RecordedModel:
-    """The one way in which a council calls its model. Belongs to one event loop."""
+    """The one way in which a council calls its models. `seats` are those of seats, the first one is asked for what they share. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -88,17 +96,18 @@ class RecordedModel:
         facts: Facts,
         recording: Recording,
         settings: Llm,
+        seats: Mapping[str, Named] | None = None,
         clean: Callable[[str], str] = scrub,
         ours: Callable[[], bool] = lambda: True,
         purse: Purse | None = None,
         words: Mapping[str, str] | None = None,
         hint: Hint | None = None,
     ) -> None:
-        self._model = model
         self._ledger = ledger
         self._facts = facts
         self._recording = recording
-        self._settings = settings
+        self._default = Named(settings, model)
+        self._seats = seats or {}
         self._clean = clean
         self._ours = ours
         self._purse = purse
@@ -145,7 +154,8 @@ class RecordedModel:
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
         messages = tuple(self._cleaned(message) for message in request.messages)
-        estimate = self._estimate(messages, request.max_tokens)
+        used = self._seats.get(seat, self._default)
+        estimate = _estimate(used.llm, messages, request.max_tokens)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
@@ -157,7 +167,7 @@ class RecordedModel:
             with model_call(request, messages, self._clean) as noted:
                 # Where this process stood still another may have asked meanwhile: not a word more.
                 asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
-                reply = noted(await self._chat(asked, seat))
+                reply = noted(await self._chat(used.model, asked, seat))
         except BaseException:
             self._ledger.release(request.call_id)
             raise
@@ -171,6 +181,7 @@ class RecordedModel:
             phase=phase,
             prompt_sha256=digest(*(part for m in messages for part in (m.role, m.content))),
             model=reply.model,
+            **({"profile": name} if (name := self._facts.d.model_of(seat)) else {}),
             sampling={"temperature": request.temperature, "seed": request.seed, "max_tokens": request.max_tokens},
             usage=dump(reply.usage),
             answer=self._clean(reply.text),
@@ -181,13 +192,13 @@ class RecordedModel:
         self._heard[request.call_id] = reply
         return reply
 
-    async def _chat(self, asked: ChatRequest, seat: str) -> ChatReply:
+    async def _chat(self, model: ChatModel, asked: ChatRequest, seat: str) -> ChatReply:
         """Make the call, and tell its answer while it grows, where that is wanted."""
         if self._hint is None:
-            return await self._model.chat(asked, ours=self._ours)
+            return await model.chat(asked, ours=self._ours)
         growing = Growing(seat, self._hint, self._clean)
         async with beside(growing.tell(), "growing"):
-            reply = await self._model.chat(asked, growing.add, ours=self._ours)
+            reply = await model.chat(asked, growing.add, ours=self._ours)
         await growing.over()
         return reply
 
@@ -214,7 +225,8 @@ class RecordedModel:
     def _count(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.used(seat) + usage
 
-    def _estimate(self, messages: tuple[Message, ...], max_tokens: int) -> Usage:
-        prompt = sum(tokens(message.content) for message in messages)
-        price = (prompt * self._settings.price_in + max_tokens * self._settings.price_out) / _MILLION
-        return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)
+
+def _estimate(llm: Llm, messages: tuple[Message, ...], max_tokens: int) -> Usage:
+    prompt = sum(tokens(message.content) for message in messages)
+    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _MILLION
+    return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

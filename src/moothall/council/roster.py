@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from moothall.config import Limits
+from moothall.config import Limits, Models
 from moothall.council import params
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Agent, Council, CouncilConfig
@@ -40,13 +40,13 @@ Councils = Mapping[str, Council | None]
 class Roster:
     """The councils that were made. `run` keeps it up to date; without it, `refresh` does.
 
-    `model` is the one that seats use: a council may name it as its profile, and no other.
+    `models` are those that a council and an agent may name as their profile.
     """
 
-    def __init__(self, bus: Log, limits: Limits, model: str = "") -> None:
+    def __init__(self, bus: Log, limits: Limits, models: Models | None = None) -> None:
         self._bus = bus
         self._limits = limits
-        self._profiles = tuple(dict.fromkeys(("", "default", model)))
+        self._models = models or Models()
         self._tenants: dict[str, Councils] = {}
         self._seq = 0
 
@@ -159,9 +159,7 @@ class Roster:
     def _checked(self, config: CouncilConfig) -> CouncilConfig:
         if not 0 <= config.rounds <= self._limits.rounds:
             raise InvalidRequest(f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} here")
-        if config.model_profile not in self._profiles:
-            there = ", ".join(repr(profile) for profile in self._profiles)
-            raise InvalidRequest(f"unknown model_profile {config.model_profile[:80]!r}; seats use the configured model: {there}")
+        self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:
             there = ", ".join(repr(kind) for kind in AGENT_TYPES)
             raise InvalidRequest(f"unknown agent_type {config.agent_type[:40]!r}; agents are {there}, which mean the same here")
@@ -178,6 +176,7 @@ class Roster:
     def _check_agent(self, agent: Agent) -> None:
         check_id(agent.id, "agent_id")
         can = agent.capabilities
+        self._models.choose(can.model_profile)
         if can.max_concurrent_tasks < 0:
             raise InvalidRequest(f"max_concurrent_tasks is {can.max_concurrent_tasks}; it is a whole number from 0 up")
         texts = (*can.supported_tasks, *can.languages, can.model_profile, *agent.metadata, *agent.metadata.values())

@@ -110,10 +110,10 @@ async def propose(council: Council, sitting: Sitting) -> None:
         voice=voice,
         model=council.model,
         facts=council.facts,
-        llm=council.parts.llm,
+        llm=council.seats[sitting.seat].llm,
         limits=council.parts.limits.model_copy(update={"attempts": council.attempts}),
         specs=council.specs,
-        coding=_coding(council, voice),
+        coding=_coding(council, sitting.seat, voice),
         python=council.python,
         asked=d.is_answer(""),
         example=council.example,
@@ -344,12 +344,12 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
-def _coding(council: Council, voice: Voice) -> Coding | None:
+def _coding(council: Council, seat: str, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
     if parts.runner is None or council.about_text:
         return None
-    agents = SubAgents(council.model, parts.llm, parts.limits, voice)
+    agents = SubAgents(council.model, council.seats[seat].llm, parts.limits, voice)
     return Coding(parts.runner, parts.python, agents.run)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an agent says of itself: listed, and nothing is decided by it."""
+    """What an agent says of itself: listed. `model_profile` chooses the model of its seat; nothing else is decided by it."""
 
     supported_tasks: tuple[str, ...] = ()
     model_profile: str = ""

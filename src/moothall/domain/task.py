@@ -46,7 +46,7 @@ class RepositoryRef:
 class DeliberationRequest:
     """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
 
-    `about_text`: not even on the default repository. `merge`: commits that are to be brought together; no model is asked.
+    `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
     """
 
     description: str
@@ -68,6 +68,7 @@ class DeliberationRequest:
     context: str = ""
     reviewer: str = ""
     merge: tuple[str, ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class Deliberation:
     `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
     `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked directly; `context` an
     excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
-    proposes what they come to together on the base, and asks no model.
+    proposes what they come to together on the base, and asks no model. `model` names the council's model in the settings ('': the
+    default), `seat_models` those of seats that have another.
     """
 
     task_id: str
@@ -104,6 +106,12 @@ class Deliberation:
     context: str = ""
     reviewer: str = ""
     merge: tuple[str, ...] = ()
+    model: str = ""
+    seat_models: Mapping[str, str] = field(default_factory=dict)
+
+    def model_of(self, seat: str) -> str:
+        """Return the name of a seat's model in the settings; '' is the default one."""
+        return self.seat_models.get(seat, self.model)
 
     def is_answer(self, diff: str) -> bool:
         """Whether a proposal with this diff is text to be judged as text: of a question, or where there is no repository.

@@ -221,7 +221,9 @@ class OpenAIModel:
             )
         self._dialect.notice(assembly.usage)
         usage = count_usage(assembly.usage, body["messages"], assembly.text_bytes, self._settings)
-        return ChatReply(text, assembly.finish_reason, usage, assembly.model, round((time.monotonic() - started) * 1000))
+        return ChatReply(
+            text, assembly.finish_reason, usage, assembly.model or body["model"], round((time.monotonic() - started) * 1000)
+        )
 
     async def _exchange(
         self,

@@ -1,31 +1,46 @@
-"""Whether a model server answers, for whoever watches the house: one short question, no retries."""
+"""Whether the model servers answer, for whoever watches the house: one short question each, no retries."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from moothall.config import Llm
-from moothall.errors import ModelReplyInvalid, ModelUnavailable
+from moothall.config import Llm, Models
+from moothall.errors import ModelReplyInvalid
 from moothall.model.pool import open_pool
 from moothall.model.retry import Failed
 from moothall.model.said import plain, read_models
 from moothall.model.takers import WholeTaker
+from moothall.telemetry import metrics
 
 _SECONDS = 2.5
 _BYTES = 1_000_000
 _NO_LIST = frozenset({404, 405, 501})
 
 
-async def look(settings: Llm, base_url: str) -> tuple[int, int, str]:
-    """Return how many of the servers answer, how many there are, and what is wrong with the first that does not.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How many of a model's servers answer, how many there are, and what is wrong with the first that does not."""
 
-    Raises `ModelUnavailable` where none answers.
-    """
+    answering: int
+    there: int
+    wrong: str = ""
+
+
+async def look(models: Models, base_url: str) -> Mapping[str, Seen]:
+    """Return how the servers of each model stand, and count it; `base_url` is the server of those that name none."""
+    names, settings = zip(*models.items(), strict=True)
+    seen = dict(zip(names, await asyncio.gather(*(_look(one, one.base_url or base_url) for one in settings)), strict=True))
+    for name, one in seen.items():
+        metrics.MODEL_UP.set(one.answering / one.there, name)
+    return seen
+
+
+async def _look(settings: Llm, base_url: str) -> Seen:
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
     wrong = [said for said in await asyncio.gather(*(_wrong(settings, url) for url in urls)) if said]
-    if len(wrong) == len(urls):
-        raise ModelUnavailable(wrong[0])
-    return len(urls) - len(wrong), len(urls), wrong[0] if wrong else ""
+    return Seen(len(urls) - len(wrong), len(urls), wrong[0] if wrong else "")
 
 
 async def _wrong(settings: Llm, base_url: str) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from yarl import URL
 
-from moothall.config import Llm
+from moothall.config import Llm, Models
+from moothall.config.models import DEFAULT
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.pool import Pool, open_pool
@@ -51,6 +52,29 @@ async def reach(settings: Llm, base_url: str, tell: Callable[[str], None]) -> No
             tell(f"waiting up to {settings.wait_seconds:g} s for the model server: {wrong[0]}")
             told = True
         await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
+    """Return once the default model or one that stands in for it answers, of those that have servers of their own; which others are away is told.
+
+    Raises as `reach` does.
+    """
+    servers = {name: one for name, one in models.items() if one.base_url}
+    away: dict[str, ModelUnavailable] = {}
+
+    async def ask(name: str, settings: Llm) -> None:
+        try:
+            await reach(settings, settings.base_url or "", tell)
+        except ModelUnavailable as error:
+            away[name] = error
+
+    found = await asyncio.gather(*(ask(name, one) for name, one in servers.items()), return_exceptions=True)
+    if wrong := [error for error in found if error is not None]:
+        raise wrong[0]
+    if DEFAULT in away and away.keys() >= set(models.chain("")):
+        raise away[DEFAULT]
+    for name, error in away.items():
+        tell(f"the model {name} is away: {error}")
 
 
 async def _ask(settings: Llm, base_url: str) -> None:

@@ -12,7 +12,7 @@ import moothall
 from moothall.agents.direct import Ran
 from moothall.agents.orders import Mode, Order, SessionContext, Wanted
 from moothall.agents.service import AgentTasks, Report, Update
-from moothall.domain.budget import Usage
+from moothall.config import Models
 from moothall.domain.ids import new_task_id
 from moothall.domain.overview import Condition
 from moothall.domain.tool import ToolStatus
@@ -45,6 +45,12 @@ _OF_TOOLS = {
     ToolStatus.RATE_LIMITED: common.STATUS_CODE_RATE_LIMITED,
     ToolStatus.BUDGET_EXCEEDED: common.STATUS_CODE_BUDGET_EXCEEDED,
 }
+_TIERS = {
+    "": common.MODEL_TIER_UNSPECIFIED,
+    "small": common.MODEL_TIER_SMALL,
+    "medium": common.MODEL_TIER_MEDIUM,
+    "large": common.MODEL_TIER_LARGE,
+}
 _USAGE = "usage_metrics"
 _ALMOST = 0.99
 _MOST_TOKENS = 2**31 - 1
@@ -54,10 +60,10 @@ _USUAL_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
 class AgentService(pb_grpc.AgentServiceServicer):
     """The gRPC door of the agent service."""
 
-    def __init__(self, tasks: AgentTasks, checkup: Checkup, model: str) -> None:
+    def __init__(self, tasks: AgentTasks, checkup: Checkup, models: Models) -> None:
         self._tasks = tasks
         self._checkup = checkup
-        self._model = model
+        self._models = models
 
     async def ExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> pb.ExecuteTaskResponse:
         """Answer a query, or run tools; it stops when the call does."""
@@ -129,18 +135,20 @@ class AgentService(pb_grpc.AgentServiceServicer):
     def _metrics(self, report: Report) -> common.ExecutionMetrics:
         return common.ExecutionMetrics(
             latency_ms=report.latency_ms,
-            token_usage=self._tokens(report.usage),
+            token_usage=self._tokens(report),
             agents_used=report.agents,
             mode=next(wire for wire, mode in reversed(_MODES.items()) if mode is report.mode),
         )
 
-    def _tokens(self, usage: Usage) -> common.TokenUsage:
+    def _tokens(self, report: Report) -> common.TokenUsage:
+        usage, model = report.usage, self._models.get(report.model)
         return common.TokenUsage(
             prompt_tokens=min(usage.prompt_tokens, _MOST_TOKENS),
             completion_tokens=min(usage.completion_tokens, _MOST_TOKENS),
             total_tokens=min(usage.tokens, _MOST_TOKENS),
             cost_usd=usage.cost_usd,
-            model=self._model if usage.calls else "",
+            model=model.model if usage.calls else "",
+            tier=_TIERS[model.tier] if usage.calls else common.MODEL_TIER_UNSPECIFIED,
         )
 
     def _usage(self, report: Report) -> common.ToolResult:
@@ -150,7 +158,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             "completion_tokens": used.completion_tokens,
             "total_tokens": used.tokens,
             "cost_usd": used.cost_usd,
-            "model": self._model if used.calls else "",
+            "model": self._models.get(report.model).model if used.calls else "",
             "agents_used": report.agents,
         }
         return common.ToolResult(

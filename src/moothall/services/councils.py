@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
+from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services import convert
 from moothall.services.doors import Doors
@@ -42,10 +43,18 @@ class CouncilCalls:
         busy = self._doors.tallies.busy(who)
         return pb.ListCouncilsResponse(
             councils=[
-                _council_info(council, busy.get(council.role, ()), self._doors.model, agents=request.include_agents)
+                _council_info(council, busy.get(council.role, ()), self._model(council), agents=request.include_agents)
                 for council in councils
             ]
         )
+
+    def _model(self, council: Council) -> str:
+        """Return what the server of a council's model calls it, where the settings say; of one that is gone from them what it was called."""
+        wanted, models = council.config.model_profile, self._doors.models
+        try:
+            return models.get(models.choose(wanted) if wanted else models.of_role(council.role)).model
+        except InvalidRequest:
+            return wanted
 
     async def DeleteCouncil(self, request: pb.DeleteCouncilRequest, context: Any) -> pb.DeleteCouncilResponse:
         """Close a role until its council is made again."""

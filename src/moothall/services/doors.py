@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from moothall.agents.service import AgentTasks
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
+from moothall.config import Models
 from moothall.council.author import Author
 from moothall.council.briefing import Ask, Briefings
 from moothall.council.roster import Roster
@@ -26,7 +27,7 @@ from moothall.workflows.running import Workflows
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The rooms behind the services; `model` is the name of the model that seats use, where one is configured. `visits`: where callers may use
+    """The rooms behind the services; `models` are those of the settings. `visits`: where callers may use
     tools themselves. `ask` asks the graph, `repositories` are what a page shows files of. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
     """
 
@@ -42,7 +43,7 @@ class Doors:
     briefings: Briefings
     ask: Ask
     checkup: Checkup
-    model: str = ""
+    models: Models = field(default_factory=Models)
     visits: Visits | None = None
     parking: Parking | None = None
     executions: Executions | None = None

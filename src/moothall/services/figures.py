@@ -28,7 +28,7 @@ from moothall.telemetry.metrics import REGISTRY
 log = telemetry.get_logger(__name__)
 
 DEFAULT_PORT = 9464
-_MEASURE_SECONDS = 2.0
+_MEASURE_SECONDS = 3.0
 
 Snapshots = Callable[[], Mapping[str, Snapshot]]
 
@@ -61,7 +61,7 @@ async def figures_page(
             async with asyncio.timeout(measure_seconds):
                 await measure()
         except TimeoutError:
-            log.info("the bus did not say in time how it stands; its last figures are shown")
+            log.info("bus or model servers did not say in time how they stand; their last figures are shown")
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         page = encode(cast("CollectorRegistry", _Families(snapshots())))
         return Response(page, headers={"Content-Type": content_type})

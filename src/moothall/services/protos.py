@@ -56,7 +56,7 @@ def services_of(doors: Doors) -> list[Service]:
             _service("AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)),
         ]
     if doors.agents is not None:
-        agents = AgentService(doors.agents, doors.checkup, doors.model)
+        agents = AgentService(doors.agents, doors.checkup, doors.models)
         found.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
     if doors.executions is not None:
         found.append(_service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions)))

@@ -31,6 +31,7 @@ MODEL_CALLS = _counter(
 )
 MODEL_CALL_SECONDS = _histogram("moothall_model_call_seconds", "A model call, its retries included.", "model")
 MODEL_CALLS_IN_FLIGHT = _gauge("moothall_model_calls_in_flight", "Model calls that wait for their answer now.")
+MODEL_UP = _gauge("moothall_model_up", "Share of a model's servers that answer, by its name in the settings.", "model")
 MODEL_TOKENS = _counter(
     "moothall_model_tokens_total", "Tokens; kind is prompt, cached (a part of prompt) or completion.", "model", "kind"
 )

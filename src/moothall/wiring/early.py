@@ -43,15 +43,15 @@ async def check_early(settings: Settings, request: DeliberationRequest, named: N
     """
     named.check()
     plan(request, LOCAL, defaults(settings), datetime.now(UTC))
-    if settings.llm.base_url is None or lock.find(settings.data_dir) is not None:
+    if all(one.base_url is None for _, one in settings.choice.items()) or lock.find(settings.data_dir) is not None:
         return False
-    from moothall.model.reaching import reach
+    from moothall.model.reaching import reach_all
 
     with said(tell, "the model server to answer"):
-        await reach(settings.llm, settings.llm.base_url, tell)
+        await reach_all(settings.choice, tell)
     return True
 
 
 def defaults(settings: Settings) -> Defaults:
     """Return what holds for a request that does not say otherwise."""
-    return Defaults(settings.limits, settings.repository, settings.seed)
+    return Defaults(settings.limits, settings.repository, settings.seed, settings.choice)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from moothall.config import Settings, secret_values
+from moothall.config.models import DEFAULT
 from moothall.council.protocols import Parts
+from moothall.council.recording import Named
 from moothall.council.survey import Surveyor
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
@@ -91,7 +93,7 @@ async def _host(
 ) -> None:
     metrics.HOST.set(1, node or platform.node())
     async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(open_models(settings.llm, model_url))
+        models = await stack.enter_async_context(open_models(settings.choice, model_url))
         writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
         if home is not None:
             writer, far = (
@@ -110,7 +112,8 @@ async def _host(
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         hands = await stack.enter_async_context(open_hands(settings, far))
         parts = Parts(
-            model=model,
+            model=models[DEFAULT],
+            named={name: Named(llm, models[name]) for name, llm in settings.models.items()},
             gate=Gate(settings.guard, audit, bus.publish, rules),
             workspaces=Leaving(hands.workspaces, rules.left),
             read=hands.repositories.read,

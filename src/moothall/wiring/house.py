@@ -94,7 +94,7 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
             f"process {address.pid} serves {settings.data_dir} with other settings; stop it, or set MOOTHALL_DATA_DIR to another one"
         )
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-    roster = Roster(bus, settings.limits, settings.llm.model)
+    roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
     desk = Desk(bus, trusted_repositories(settings), defaults(settings), councils=roster)
     return House(desk, address.grpc_port, attached=True)
@@ -134,7 +134,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     collector = Collector(bus, repositories, settings.limits)
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
     await (await stack.enter_async_context(start_beside(beside(collector.run(), "collector"))))
-    roster = Roster(bus, settings.limits, settings.llm.model)
+    roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
     await (await stack.enter_async_context(start_beside(beside(roster.run(), "councils"))))
     with said(tell, "the model"):
@@ -174,12 +174,12 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
     """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
     outlives a model server that is away: it says so, also at /health, and goes on.
     """
-    from moothall.model.reaching import reach
+    from moothall.model.reaching import reach_all
     from moothall.sandbox.probe import check_walls
 
-    async def ask(base_url: str) -> None:
+    async def ask() -> None:
         try:
-            await reach(settings.llm, base_url, tell)
+            await reach_all(settings.choice, tell)
         except ModelUnavailable as error:
             if not serving:
                 raise
@@ -187,8 +187,8 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
 
     asking = None
     async with asyncio.TaskGroup() as group:
-        if settings.llm.base_url and not asked:
-            asking = group.create_task(ask(settings.llm.base_url), name="model")
+        if not asked:
+            asking = group.create_task(ask(), name="model")
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
         walls: tuple[Layer, ...] = ()
         if settings.workspace.kind == "local":
@@ -228,8 +228,9 @@ async def _leave(settings: Settings, collector: Collector, tell: Tell, *, servin
 
 def _fingerprint(settings: Settings) -> str:
     """Equal for settings that do the same work."""
-    parts = {"llm", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
-    return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": {"wait_seconds", "seats_in_turn"}}))
+    parts = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
+    idle = {"wait_seconds", "seats_in_turn"}
+    return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": idle, "models": {"__all__": idle}}))
 
 
 @asynccontextmanager

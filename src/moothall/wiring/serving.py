@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
-from moothall.config import Llm, Settings
+from moothall.config import Models, Settings
+from moothall.config.models import DEFAULT
 from moothall.council.author import Author
 from moothall.council.briefing import Briefings
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.identity import Principal
 from moothall.domain.overview import Condition
-from moothall.errors import Temporary
+from moothall.errors import ModelUnavailable, Temporary
 from moothall.fleet.in_process import Alive
 from moothall.graph.store import CypherGraph
 from moothall.guard.accounts import BUCKET, Accounts
@@ -44,7 +46,7 @@ from moothall.wiring.watching import figures
 Found = tuple[Condition, str]
 
 
-def checkup(llm: Llm, *, bus: Bus, model_url: str, graph: CypherGraph, alive: Alive, walls: Sequence[Layer]) -> Checkup:
+def checkup(models: Models, *, bus: Bus, model_url: str, graph: CypherGraph, alive: Alive, walls: Sequence[Layer]) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
@@ -52,9 +54,15 @@ def checkup(llm: Llm, *, bus: Bus, model_url: str, graph: CypherGraph, alive: Al
         return Condition.HEALTHY, f"{state.messages} events, the last is {state.last_seq}"
 
     async def see_model() -> Found:
-        answering, there, wrong = await look(llm, model_url)
-        said = f"{answering} of {there} servers answer"
-        return (Condition.DEGRADED, f"{said}; {wrong}") if wrong else (Condition.HEALTHY, said)
+        seen = await look(models, model_url)
+        wrong = next((one.wrong for one in seen.values() if one.wrong), "")
+        if not any(seen[name].answering for name in models.chain("")):
+            raise ModelUnavailable(seen[DEFAULT].wrong)
+        told = [
+            f"{one.answering} of {one.there} servers answer" + (f" as {name}" if models.named else "")
+            for name, one in seen.items()
+        ]
+        return (Condition.DEGRADED, "; ".join((*told, wrong))) if wrong else (Condition.HEALTHY, "; ".join(told))
 
     async def see_graph() -> Found:
         return Condition.HEALTHY, f"written up to event {await graph.position()}"
@@ -111,8 +119,12 @@ class Ports:
 async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]:
     """Serve until the context ends. Raises `ConfigurationError`."""
     bus, desk = behind.bus, behind.desk
+
+    async def see() -> None:
+        await asyncio.gather(bus.measure(), look(settings.choice, behind.model_url))
+
     async with AsyncExitStack() as stack:
-        metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector))))
+        metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector, see))))
         planner = Planner(bus, settings.limits)
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
@@ -133,7 +145,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             tallies=Tally(bus, behind.roster, behind.collector.deliberations),
             briefings=behind.briefed(rules),
             ask=behind.graph.ask,
-            model=settings.llm.model,
+            models=settings.choice,
             visits=visits,
             executions=execution_service(settings.runner, visits),
             parking=rules.parking,
@@ -143,7 +155,7 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             tasks=Overview(bus, behind.collector.states),
             repositories=trusted_repositories(settings),
             checkup=checkup(
-                settings.llm, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls
+                settings.choice, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from moothall.collector import Collector
@@ -40,8 +40,10 @@ async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterato
 
 
 @asynccontextmanager
-async def figures(settings: Metrics, bus: Bus, collector: Collector) -> AsyncIterator[int]:
-    """Serve this process's figures and those that hosts report; yields the port, 0 where none is served."""
+async def figures(settings: Metrics, bus: Bus, collector: Collector, see: Callable[[], Awaitable[None]]) -> AsyncIterator[int]:
+    """Serve this process's figures and those that hosts report; yields the port, 0 where none is served. `see` looks, before each answer,
+    at what nobody counts.
+    """
     if not settings.enabled:
         yield 0
         return
@@ -62,7 +64,7 @@ async def figures(settings: Metrics, bus: Bus, collector: Collector) -> AsyncIte
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")
         stack.callback(listening.cancel)
-        yield await stack.enter_async_context(figures_page(settings, lambda: known.snapshots("serve"), bus.measure))
+        yield await stack.enter_async_context(figures_page(settings, lambda: known.snapshots("serve"), see))
 
 
 _YOUNG, _MIDDLE, _OLD = 20_000, 20, 20

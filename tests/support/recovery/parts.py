@@ -42,7 +42,7 @@ async def serve() -> None:
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
         desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits, settings.repository, settings.seed))
-        roster = Roster(bus, settings.limits, settings.llm.model)
+        roster = Roster(bus, settings.limits, settings.choice)
         doors = Doors(
             desk=desk,
             councils=roster,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import Limits, Llm, Models
 from moothall.council.desk import Defaults, plan
 from moothall.council.roster import Roster
 from moothall.domain.council import Agent, Capabilities, CouncilConfig
@@ -19,6 +19,7 @@ from moothall.testing.bus import MemoryBus
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OTHER = Principal("eve", "elsewhere")
 PLAIN = CouncilConfig()
+MODELS = Models.of(Llm(model="qwen", tier="small"), {"x": Llm(model="deep", tier="large", roles=("qa",))})
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def bus() -> MemoryBus:
 
 @pytest.fixture
 def roster(bus: MemoryBus) -> Roster:
-    return Roster(bus, Limits(), "qwen")
+    return Roster(bus, Limits(), MODELS)
 
 
 async def test_without_a_council_the_default_one_serves(roster: Roster) -> None:
@@ -120,7 +121,7 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
         (CouncilConfig(rounds=99), "deliberation_rounds is 99"),
         (
             CouncilConfig(model_profile="gpt"),
-            "unknown model_profile 'gpt'; seats use the configured model: '', 'default', 'qwen'",
+            r"unknown model_profile 'gpt'; the settings have: default \(small\), x \(large\)",
         ),
         (CouncilConfig(agent_type="MOCK"), "unknown agent_type 'MOCK'"),
         (CouncilConfig(params={"protokol": "vote"}), "did you mean protocol?"),

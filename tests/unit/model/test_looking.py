@@ -1,10 +1,8 @@
 """Whether a model server answers, asked as the model's client asks it."""
 
-import pytest
-
-from moothall.config import Llm
-from moothall.errors import ModelUnavailable
-from moothall.model.looking import look
+from moothall.config import Llm, Models
+from moothall.model.looking import Seen, look
+from moothall.telemetry import metrics
 from moothall.testing.model import scripted_model
 
 KEY = "a key of the server's"
@@ -14,27 +12,38 @@ async def test_a_key_in_the_url_is_sent_as_the_models_client_sends_it() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key="secret-key") as server:
         base_url = server.base_url.replace("//", "//secret-key@")
 
-        assert await look(Llm(), base_url) == (1, 1, "")
+        assert await look(Models(), base_url) == {"default": Seen(1, 1)}
 
 
 async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
         settings = Llm.model_validate({"api_key": KEY})
 
-        assert await look(settings, server.base_url.replace("//", "//other@")) == (1, 1, "")
+        assert await look(Models(settings), server.base_url.replace("//", "//other@")) == {"default": Seen(1, 1)}
 
 
 async def test_a_wrong_key_is_said() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
-        with pytest.raises(ModelUnavailable, match="status 401"):
-            await look(Llm(), server.base_url)
+        seen = (await look(Models(), server.base_url))["default"]
+    assert (seen.answering, seen.there) == (0, 1)
+    assert "status 401" in seen.wrong
 
 
 async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
         settings = Llm.model_validate({"replicas": ["http://127.0.0.1:9/v1"]})
 
-        answering, there, wrong = await look(settings, server.base_url)
+        seen = (await look(Models(settings), server.base_url))["default"]
 
-    assert (answering, there) == (1, 2)
-    assert "does not answer" in wrong
+    assert (seen.answering, seen.there) == (1, 2)
+    assert "does not answer" in seen.wrong
+
+
+async def test_every_model_is_seen_by_its_name_and_counted() -> None:
+    async with scripted_model(lambda _body, _headers: "") as server:
+        models = Models.of(Llm(), {"large": Llm(base_url="http://127.0.0.1:9/v1"), "warm": Llm(temperature=1.2)})
+
+        seen = await look(models, server.base_url)
+
+    assert {name: one.answering for name, one in seen.items()} == {"default": 1, "large": 0, "warm": 1}
+    assert {name: metrics.MODEL_UP.values[name,] for name in seen} == {"default": 1, "large": 0, "warm": 1}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import Llm, Models
+from moothall.domain.chat import ReplySchema
 from moothall.errors import ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.replicas import ReplicatedModel, open_models
@@ -72,8 +76,56 @@ async def test_where_all_are_down_it_is_told() -> None:
 
 async def test_settings_name_the_replicas() -> None:
     async with scripted_model(named("a")) as a, scripted_model(named("b")) as b:
-        async with open_models(QUICK, a.base_url) as model:
-            assert isinstance(model, OpenAIModel)
-        async with open_models(QUICK.model_copy(update={"replicas": (b.base_url, a.base_url)}), a.base_url) as model:
+        async with open_models(Models(QUICK), a.base_url) as opened:
+            assert isinstance(opened["default"], OpenAIModel)
+        replicated = QUICK.model_copy(update={"replicas": (b.base_url, a.base_url)})
+        async with open_models(Models(replicated), a.base_url) as opened:
+            model = opened["default"]
             assert isinstance(model, ReplicatedModel)
             assert len(model._servers) == 2
+
+
+async def test_another_model_stands_in_for_one_that_is_down_and_all_know_that_it_is() -> None:
+    down = Fault("status", status=503)
+    async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b")) as b:
+        said = {"warm": Llm(temperature=1, fallback=("other",)), "other": Llm(base_url=b.base_url, model="scripted")}
+        models = Models.of(QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), said)
+        async with open_models(models, a.base_url) as opened:
+            assert (await opened["default"].chat(ask())).text == "b"
+            assert (await opened["default"].chat(ask())).text == "b"
+            assert len(a.requests) == 1, "the breaker is open"
+            assert (await opened["other"].chat(ask())).text == "b"
+            assert (await opened["warm"].chat(ask())).text == "b"
+
+
+async def test_after_its_rest_one_call_tries_a_server_and_the_others_go_on_without_it() -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+    answers: list[Any] = [Fault("status", status=503)]
+
+    async def slow() -> str:
+        begun.set()
+        await go.wait()
+        return "a"
+
+    async with replicas(lambda _b, _h: answers.pop() if answers else slow(), named("b")) as (model, (first, _), now):
+        task = next(name for name in map(str, range(99)) if model.order(name)[0].url == first.base_url)
+        assert (await model.chat(ask(f"{task}/-/plan/0.1"))).text == "b"
+        now[0] += 31
+        trying = asyncio.create_task(model.chat(ask(f"{task}/-/plan/0.2")))
+        await begun.wait()
+        assert (await model.chat(ask(f"{task}/-/plan/0.3"))).text == "b"
+        go.set()
+        assert (await trying).text == "a"
+        assert (await model.chat(ask(f"{task}/-/plan/0.4"))).text == "a", "it is well again"
+
+
+async def test_one_that_stands_in_and_knows_no_schemas_is_sent_none() -> None:
+    down = Fault("status", status=503)
+    async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b"), schemas=False) as b:
+        models = Models.of(
+            QUICK.model_copy(update={"fallback": ("other",), "reply": "json"}), {"other": Llm(base_url=b.base_url, reply="auto")}
+        )
+        async with open_models(models, a.base_url) as opened:
+            request = replace(ask(), schema=ReplySchema("turn", {"type": "object"}))
+            assert (await opened["default"].chat(request)).text == "b"
+    assert "response_format" not in b.requests[-1].body

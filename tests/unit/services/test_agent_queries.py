@@ -89,6 +89,26 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     assert response.metadata["branch"] == "moothall/q-2"
 
 
+@pytest.mark.parametrize(
+    ("asked_for", "model"), [({"model_tier": 3}, "large"), ({"model_profile": "large", "model_tier": 1}, "large")]
+)
+async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answered(
+    agent: Agent, asked_for: dict[str, Any], model: str
+) -> None:
+    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", asked_for, metadata=common.TaskMetadata(task_id="q-5"))))
+    await answer(agent, "q-5", "Because.")
+    used = (await running).metrics.token_usage
+    assert (used.model, used.tier) == ("deep", common.MODEL_TIER_LARGE)
+    assert (agent.desk.request("q-5").model, agent.desk.request("q-5").description) == (model, "Why?")
+
+
+@pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
+async def test_a_tier_that_there_is_not_is_refused(agent: Agent, tier: Any) -> None:
+    code, said = await refused(agent.ExecuteTask(asked("Why?", {"model_tier": tier})))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "there are 1 (small), 2 (medium) and 3 (large)" in said
+
+
 async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
     running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=meta)))

@@ -85,7 +85,7 @@ async def test_a_council_is_made_listed_and_deleted(client: Client) -> None:
 
 async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: Client) -> None:
     await client.CreateCouncil(DEV)
-    can = pb.AgentCapabilities(supported_tasks=["code"], model_profile="x", max_concurrent_tasks=2, languages=["python"])
+    can = pb.AgentCapabilities(supported_tasks=["code"], model_profile="large", max_concurrent_tasks=2, languages=["python"])
     asked = pb.RegisterAgentRequest(
         agent_id="specialist", role="dev", capabilities=can, endpoint="http://169.254.169.254/latest", metadata={"team": "a"}
     )
@@ -95,6 +95,12 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
     assert await client.RegisterAgent(asked) == answer
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert council.agents[2].capabilities == can
+    other = pb.RegisterAgentRequest(agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x"))
+    code, _, said = await refused(client.RegisterAgent(other))
+    assert (code, said) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "unknown model_profile 'x'; the settings have: default, large (large)",
+    )
     code, reason, _ = await refused(client.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev")))
     assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")
     assert (await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))).success

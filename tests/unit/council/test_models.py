@@ -1,0 +1,117 @@
+"""Which model a seat uses: several behind one council, one of them down, and what is on record of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Limits, Llm, Models
+from moothall.council.desk import Defaults, plan
+from moothall.council.recording import Named, Recording
+from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import Deliberation, DeliberationRequest
+from moothall.errors import InvalidRequest
+from moothall.model.replicas import open_models
+from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
+from support.council import ONE, THREE, TWO, CouncilHouse, finish, of, open_council, outcomes, review, scripted
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MODELS = Models.of(
+    Llm(model="qwen"),
+    {"large": Llm(model="deep", tier="large", roles=("qa",)), "quick": Llm(model="tiny", tier="small")},
+)
+DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
+
+
+def planned(role: str = "dev", council: Council | None = None, **asked: Any) -> Deliberation:
+    return plan(DeliberationRequest("x", role, **asked), LOCAL, Defaults(Limits(), models=MODELS), NOW, council)
+
+
+def test_what_is_asked_goes_before_the_seat_the_council_and_the_role() -> None:
+    seat = Agent(TWO, Capabilities(model_profile="small"))
+    council = Council("qa", (Agent(ONE), seat, Agent(THREE)), CouncilConfig(model_profile="default"))
+    assert (planned().model, planned("qa").model) == ("", "large")
+    sitting = planned("qa", council)
+    assert [sitting.model_of(seat) for seat in sitting.seats] == ["", "quick", ""]
+    assert (planned("qa", council, model="LARGE").model, planned("qa", council, model="LARGE").seat_models) == ("large", {})
+    assert planned(model="deep").model == "large"
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidRequest, match=r"unknown model_profile 'gpt'; the settings have: default, large \(large\), quick"):
+        planned(model="gpt")
+    with pytest.raises(InvalidRequest, match="unknown model_profile 'medium'"):
+        planned(council=Council("dev", (Agent(ONE, Capabilities(model_profile="medium")),)))
+
+
+@asynccontextmanager
+async def two_models(
+    folder: Path, first: Answer, second: Answer, **other: Any
+) -> AsyncIterator[tuple[CouncilHouse, ScriptedModel]]:
+    """A council's surroundings with a default model and one more, `large`, of which `other` says more."""
+    async with open_council(folder, first) as house, scripted_model(second, models=("deep",)) as deep:
+        default = house.parts.llm.model_copy(update={"model": "scripted"})
+        models = Models.of(default, {"large": Llm(base_url=deep.base_url, model="deep", **other)})
+        async with open_models(models, house.server.base_url) as opened:
+            named = {name: Named(llm, opened[name]) for name, llm in models.named.items()}
+            house.parts = replace(house.parts, model=opened["default"], llm=default, named=named)
+            yield house, deep
+
+
+def about_text(house: CouncilHouse, **fields: Any) -> Deliberation:
+    return house.deliberation(repository=None, base_sha=None, **fields)
+
+
+def answer(text: str) -> Answer:
+    def say(_body: Any, headers: Any) -> str:
+        return review(5) if "/verify/" in headers["X-Request-Id"] or "/critique/" in headers["X-Request-Id"] else finish(text)
+
+    return scripted(say)
+
+
+async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Path) -> None:
+    async with two_models(tmp_path, answer("small words"), answer("deep words"), temperature=0.0) as (house, deep):
+        d = about_text(house, seat_models={TWO: "large"})
+        events = await house.run(d)
+        proposals = {data["seat"]: data["proposal"]["content"] for data in of(events, EventType.SEAT_PROPOSED)}
+        assert proposals == {ONE: "small words", TWO: "deep words", THREE: "small words"}
+        calls = of(events, EventType.MODEL_CALLED)
+        assert {(call["seat"], call["model"], call.get("profile")) for call in calls if call["seat"] != "-"} == {
+            (ONE, "scripted", None),
+            (TWO, "deep", "large"),
+            (THREE, "scripted", None),
+        }
+        assert {call["sampling"]["temperature"] for call in calls if call["seat"] == TWO and call["phase"] == "propose"} == {0.0}
+        asked = len(house.server.requests) + len(deep.requests)
+        await house.run(d, Recording.of(events))
+        assert len(house.server.requests) + len(deep.requests) == asked == len(calls)
+
+
+async def test_where_one_of_two_models_is_down_the_others_seats_decide(tmp_path: Path) -> None:
+    async with two_models(tmp_path, answer("words"), DOWN) as (house, _):
+        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    assert outcomes(events) == {ONE: "proposed", TWO: "failed MODEL_UNAVAILABLE", THREE: "proposed"}
+
+
+async def test_where_another_stands_in_no_seat_fails_and_the_record_says_who_answered(tmp_path: Path) -> None:
+    async with two_models(tmp_path, answer("words"), DOWN, fallback=("default",)) as (house, _):
+        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    assert set(outcomes(events).values()) == {"proposed"}
+    assert {(call["model"], call["profile"]) for call in of(events, EventType.MODEL_CALLED) if call["seat"] == TWO} == {
+        ("scripted", "large")
+    }
+
+
+async def test_a_model_that_is_gone_from_the_settings_is_named(tmp_path: Path) -> None:
+    async with two_models(tmp_path, answer("words"), answer("words")) as (house, _):
+        events = await house.run(about_text(house, model="gone"))
+    (error, *_) = [data["outcome"]["error_message"] for data in of(events, EventType.SEAT_FINISHED)]
+    assert error == "the settings here have no model 'gone' any more; they have: large, default"
