@@ -34,12 +34,16 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
 
 async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    done = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1")("doctor", "--json")
+    models = {"MOOTHALL_MODELS": json.dumps({"large": {"base_url": "http://KEY-of-it@127.0.0.1:9/v1"}})}
+    done = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1", models)("doctor", "--json")
     assert done.code == 1
     parts = {finding["part"]: finding for finding in done.document}
     assert not parts["data directory"]["ok"]
     assert "MOOTHALL_DATA_DIR" in parts["data directory"]["mend"]
     assert not parts["model"]["ok"]
+    assert not parts["model large"]["ok"]
+    assert parts["model large"]["mend"] == "check base_url and model of [models.large]"
+    assert "KEY-of-it" not in done.out
 
 
 async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> None:

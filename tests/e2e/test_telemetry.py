@@ -164,6 +164,7 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
             "MOOTHALL_TRACE__HEADERS_FILE": str(tmp_path / "headers"),
             "MOOTHALL_TRACE__DELAY_SECONDS": "0.2",
             "MOOTHALL_TRACE__TIMEOUT_SECONDS": "2",
+            "MOOTHALL_MODELS": '{"cool": {"temperature": 0, "roles": ["dev"]}, "away": {"base_url": "http://127.0.0.1:9/v1"}}',
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": "scraper-scraper",
             "MOOTHALL_METRICS__REPORT_SECONDS": "0.3",
@@ -175,6 +176,7 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
                 command, task_description=f"{TASK} {SECRET}", repository=common_pb2.Repository(id=registered)
             )
             assert response.winner_id
+            assert {asked.body["temperature"] for asked in model.requests} == {0}, "hosts know the model of a role"
             await receiver.until("decide", "deliver", "deliberation", "orchestrator.v1.OrchestratorService/Deliberate")
             _assert_one_trace(receiver, model)
             await _assert_figures(figures)
@@ -223,6 +225,11 @@ async def _assert_figures(url: str) -> None:
     assert found["moothall_deliberations_requested_total", "serve", "tests_then_verify", "dev"] == 1
     assert found["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"] == 1
     assert found["moothall_grpc_calls_total", "serve", "OK", "orchestrator.v1.OrchestratorService/Deliberate"] == 1
+    assert {name: found["moothall_model_up", "serve", name] for name in ("default", "cool", "away")} == {
+        "default": 1,
+        "cool": 1,
+        "away": 0,
+    }
     assert found["moothall_bus_lag_messages", "serve", "collector"] >= 0
     assert found["moothall_collector_under_way", "serve"] == 0
     assert {name[2] for name in found if name[0] == "moothall_sandbox_layer"} >= {"seccomp"}
