@@ -10,8 +10,12 @@ import pytest
 
 from house import Command, git
 from moothall.domain.ids import digest
+from moothall.pb.context.v1 import context_pb2 as context
+from moothall.pb.context.v1.context_pb2_grpc import ContextServiceStub
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from moothall.pb.planning.v1 import planning_pb2 as planning
+from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -74,6 +78,31 @@ async def test_what_came_before_is_the_context_of_the_next_task(command: Command
         )
     assert str(outcome["task_id"]) in told.context_text
     assert "src/utils.py" in told.blocks.context
+
+
+async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
+    """UpdateContext to GetContext through log and graph, and a bundle, on the served house."""
+    token = (command.data_dir / "token").read_text(encoding="ascii").strip()
+    bearer = (("authorization", f"Bearer {token}"),)
+    async with grpc.aio.insecure_channel(command.served_at) as channel:
+        board, known = PlanningServiceStub(channel), ContextServiceStub(channel)
+        made = await board.CreateStory(planning.CreateStoryRequest(title="Note it", brief="b"), metadata=bearer)
+        change = context.ContextChange(
+            operation="create", entity_type="decision", entity_id="d-1", payload='{"text": "old format"}'
+        )
+        asked = context.UpdateContextRequest(story_id=made.story_id, role="dev", changes=[change], expected_version=0)
+        assert (await known.UpdateContext(asked, metadata=bearer)).version == 1
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await known.UpdateContext(asked, metadata=bearer)
+        assert late.value.code() is grpc.StatusCode.ABORTED
+        assert await _eventually(command, "neighbours", "label=Note", f"id={made.story_id}/decision/d-1")
+        pack = await known.GetContext(context.GetContextRequest(story_id=made.story_id, role="dev"), metadata=bearer)
+        assert 'noted by local for dev: decision d-1: {"text": "old format"}' in pack.context
+        bundle = context.RehydrateSessionRequest(case_id=made.story_id, roles=["dev"], persist_bundle=True)
+        kept = await known.RehydrateSession(bundle, metadata=bearer)
+        bundle.persist_bundle = False
+        assert kept.expires_at_ms
+        assert await known.RehydrateSession(bundle, metadata=bearer) == kept
 
 
 async def _repository(command: Command, outcome: Any) -> str:

@@ -20,7 +20,10 @@ from moothall.guard.accounts import BUCKET, Accounts
 from moothall.guard.decisions import Decisions
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.planning.board import Board
+from moothall.planning.notes import Notes
 from moothall.planning.planner import Planner
+from moothall.services.bundles import BUCKET as BUNDLES
+from moothall.services.bundles import Bundles
 from moothall.services.checkup import Checkup
 from moothall.services.doors import Doors
 from moothall.services.server import Server, grpc_server
@@ -75,6 +78,8 @@ def doors_of(
         tasks=Overview(bus, tuple),
         briefings=Briefings(graph.ask, limits),
         ask=graph.ask,
+        notes=Notes(bus),
+        bundles=Bundles(bus.bucket(BUNDLES)),
         checkup=checkup or Checkup({}),
         models=models,
     )

@@ -64,6 +64,15 @@ class Chronicle:
         self.of_story(EventType.STORY_CHANGED, **{**words, "brief": "Greet everybody."}, actor="ann")
         self.of_story(EventType.STORY_TRANSITIONED, from_state="draft", to_state="ready", event="accept", actor="ann")
         self.of_story(EventType.STORY_COMMENTED, comment="soon, please", actor="ann")
+        change = {"entity_type": "milestone", "entity_id": "m-1", "payload": '{"text":"shown to ben"}', "reason": "he asked"}
+        self.of_story(
+            EventType.STORY_NOTED,
+            version=1,
+            changes=[{"operation": "create", **change}],
+            role="dev",
+            task_id=self.task_id,
+            actor="ann",
+        )
         tasks = [
             {"task_id": self.task_id, "role": "dev", "description": "add it", "dependencies": [], "priority": 1},
             {

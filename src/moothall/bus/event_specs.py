@@ -117,6 +117,17 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             quoted="the line, with its sign",
         ),
         _spec(
+            _E.STORY_NOTED,
+            _C.STORIES,
+            {"story_id": "the story"},
+            version="of the story's notes, from 1: it grows by one with each of these events",
+            changes="operation, entity_type, entity_id, payload (JSON), reason",
+            role="whose view it is",
+            task_id="the deliberation that it comes from, if any",
+            actor="who",
+            at="the caller's own time, RFC 3339; or empty",
+        ),
+        _spec(
             _E.PLAN_DERIVED,
             _C.STORIES,
             {"story_id": "the story"},

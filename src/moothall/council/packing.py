@@ -63,11 +63,14 @@ def lines_of(
         "milestones": map(_move, _mappings(row.get("milestones"))),
         "timeline": map(_entry, reversed(timeline)),
     }
+    notes: dict[Scope, list[str]] = {}
+    for item in _mappings(row.get("notes")):
+        notes.setdefault(scopes().notes[str(item.get("kind"))], []).append(_note(item))
     worth = scopes().worth
     return [
         Line(scope, text, worth[scope] * _LATER**place)
         for scope in worth
-        for place, text in enumerate(text for text in told[scope] if text)
+        for place, text in enumerate(text for text in (*told[scope], *notes.get(scope, ())) if text)
     ]
 
 
@@ -134,6 +137,13 @@ def _decision(item: Mapping[str, Any]) -> str:
     about = ", ".join(_line(name) for name in _list(item.get("about")))
     said = f": {_line(item['comment'])}" if item.get("comment") else ""
     return f"{_line(item.get('decision'))} by {_line(item.get('approver'))}{f', on {about}' if about else ''}{said}"
+
+
+def _note(item: Mapping[str, Any]) -> str:
+    about = f", on {_line(item['task'])}" if item.get("task") else ""
+    why = f" | because {_line(item['reason'])}" if item.get("reason") else ""
+    noted = f"noted by {_line(item.get('actor'))} for {_line(item.get('role'))}{about}"
+    return f"{noted}: {_line(item.get('kind'))} {_line(item.get('entity'))}: {_line(item.get('words'))}{why}"
 
 
 def _summary(row: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ class EventType(StrEnum):
     STORY_CHECKED = "moothall.story.checked"
     STORY_DELIVERED = "moothall.story.delivered"
     STORY_COMMENTED = "moothall.story.commented"
+    STORY_NOTED = "moothall.story.noted"
     PLAN_DERIVED = "moothall.plan.derived"
     DELIBERATION_REQUESTED = "moothall.deliberation.requested"
     DELIBERATION_STARTED = "moothall.deliberation.started"

@@ -248,6 +248,11 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
         _map_of("m", "from_state to_state event actor made_at"),
         order="m.made_at DESC, m.key",
     )
+    + """CALL { WITH st MATCH (st)-[:HAS_NOTE]->(n:Note) WHERE n.kind IN $noted AND n.gone = false
+WITH DISTINCT n ORDER BY n.version DESC, n.key LIMIT $limit
+"""
+    f"""RETURN collect({_map_of("n", "kind entity words reason actor role task")}) AS notes }}
+"""
     + f"""CALL {{ WITH st MATCH {_OF_STORY} WHERE 'summaries' IN $scopes AND d.status <> '' AND d.key <> $task_id
 WITH DISTINCT d ORDER BY d.decided_at DESC, d.key LIMIT $limit
 OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
@@ -256,7 +261,7 @@ WITH d, p, reviews ORDER BY d.decided_at DESC, d.key
 RETURN collect({_SUMMARY}) AS summaries }}
 RETURN CASE WHEN 'story' IN $scopes AND st IS NOT NULL THEN {_map_of("st", "headline state rigor", story_id="st.key")} ELSE null END AS story,
   CASE WHEN 'brief' IN $scopes AND st IS NOT NULL THEN {_map_of("st", "brief criteria")} ELSE null END AS brief,
-  decisions, comments, summaries, plan, tasks, milestones, about, repository, here AS of_story
+  decisions, comments, summaries, plan, tasks, milestones, notes, about, repository, here AS of_story
 """
 )
 

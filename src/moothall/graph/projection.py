@@ -149,6 +149,33 @@ def _on_commented(t: _Telling) -> None:
     t.writes.relate(t.story, "HAS_COMMENT", comment)
 
 
+def _on_noted(t: _Telling) -> None:
+    """The version orders notes: two of one millisecond have an order all the same."""
+    version = t.data.get("version")
+    if not isinstance(version, int):
+        return
+    who = {"actor": t.data.get("actor"), "role": t.data.get("role"), "task": t.text("task_id")}
+    for change in _items(t.data.get("changes")):
+        named = [_text(change.get(name)) for name in ("entity_type", "entity_id")] if isinstance(change, Mapping) else [""]
+        if not all(named):
+            continue
+        note = t.ref("Note", t.text("story_id"), *named)
+        t.writes.tell(
+            note,
+            "noted",
+            f"{version:012d} {t.event.id}",
+            kind=named[0],
+            entity=named[1],
+            words=change.get("payload"),
+            reason=change.get("reason"),
+            noted_at=t.time,
+            gone=change.get("operation") == "delete",
+            version=version,
+            **who,
+        )
+        t.writes.relate(t.story, "HAS_NOTE", note)
+
+
 def _on_planned(t: _Telling) -> None:
     plan = t.ref("Plan", t.text("plan_id"))
     t.writes.tell(plan, "derived", t.by, derived_at=t.time)
@@ -376,6 +403,7 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.STORY_CHECKED: (("story_id",), _on_whole_checked),
     EventType.STORY_DELIVERED: (("story_id",), _on_delivered),
     EventType.STORY_COMMENTED: (("story_id",), _on_commented),
+    EventType.STORY_NOTED: (("story_id",), _on_noted),
     EventType.PLAN_DERIVED: (("story_id", "plan_id"), _on_planned),
     EventType.PLAN_FINISHED: (("story_id", "plan_id"), _on_plan_finished),
     EventType.DELIBERATION_REQUESTED: (("task_id",), _on_requested),

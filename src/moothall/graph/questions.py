@@ -76,7 +76,8 @@ def _scopes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What may be told, by the table alone: a caller can only want less."""
     allowed = scopes().allowed(values["role"].strip().lower(), values["phase"])
     wanted = scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
-    return {"scopes": [scope for scope in allowed if scope in wanted]}
+    told = [scope for scope in allowed if scope in wanted]
+    return {"scopes": told, "noted": list(scopes().noted(told))}
 
 
 def _may_compare(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -190,6 +191,7 @@ QUESTIONS: Mapping[str, Question] = {
             "plan": "its plans",
             "tasks": "in the order of the latest plan, each with those that it waits for and how its deliberations ended",
             "milestones": "its moves",
+            "notes": "what callers noted, of the kinds that may be told",
             "about": "what the deliberation, else the story, is about: what similar ones are like",
             "repository": "where it works, or empty",
             "of_story": "the story's id, or empty",

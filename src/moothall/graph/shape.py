@@ -87,6 +87,18 @@ _LABELS = (
     ),
     Label("Comment", "words on a story", "event id", (Group("made", _words("text", "comment actor made_at")),)),
     Label(
+        "Note",
+        "what a caller noted of a story; `gone` once it was deleted",
+        "story id/kind/entity id",
+        (
+            Group(
+                "noted",
+                {**_words("text", "kind entity words reason actor role task noted_at"), "gone": "flag", "version": "whole"},
+                latest=True,
+            ),
+        ),
+    ),
+    Label(
         "Plan",
         "the ordered tasks of a story",
         "plan id",
@@ -230,6 +242,7 @@ RELATIONS = (
     Relation("Story", "CHECKED_IN", "Deliberation", "its winners were brought together and checked as a whole there"),
     Relation("Story", "DELIVERED_IN", "Commit", "what approval made of it: the commit on its branch, or the merge into another"),
     Relation("Story", "HAS_COMMENT", "Comment", "said about it"),
+    Relation("Story", "HAS_NOTE", "Note", "a caller noted it"),
     Relation("Story", "DECIDED_BY", "Decision", "a decision on it"),
     Relation("Plan", "CONTAINS", "Task", "the task is part of the plan"),
     Relation("Task", "DEPENDS_ON", "Task", "has to wait for it"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Literal, Self
@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moothall.domain.ids import ROLES
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, Refused
 
 Scope = Literal["story", "brief", "decisions", "comments", "summaries", "plan", "tasks", "similar", "milestones", "timeline"]
 
@@ -23,6 +23,7 @@ class Scopes(BaseModel):
 
     phase: str
     worth: Mapping[Scope, Annotated[int, Field(gt=0)]]
+    notes: Mapping[str, Scope]
     roles: Mapping[str, tuple[Scope, ...]]
     phases: Mapping[str, tuple[Scope, ...]]
 
@@ -32,7 +33,9 @@ class Scopes(BaseModel):
             raise ValueError(f"the roles are {', '.join(ROLES)}")
         if self.phase not in self.phases:
             raise ValueError(f"there is no phase {self.phase}")
-        if unknown := {scope for row in (*self.roles.values(), *self.phases.values()) for scope in row} - set(self.worth):
+        if unknown := {
+            scope for row in (*self.roles.values(), *self.phases.values(), self.notes.values()) for scope in row
+        } - set(self.worth):
             raise ValueError(f"nothing says what {', '.join(sorted(unknown))} is worth")
         return self
 
@@ -45,6 +48,17 @@ class Scopes(BaseModel):
             raise InvalidRequest(f"unknown role {role[:40]!r}; the roles are {', '.join(self.roles)}")
         rows = [self.phases[phase], *([self.roles[role]] if role else self.roles.values())]
         return tuple(scope for scope in self.worth if all(scope in row for row in rows))
+
+    def check_note(self, role: str, kind: str) -> None:
+        """See that a role may note something of this kind. Raises `InvalidRequest`, `Refused`."""
+        if kind not in self.notes:
+            raise InvalidRequest(f"unknown entity_type {kind[:40]!r}; it is one of {', '.join(self.notes)}")
+        if self.notes[kind] not in self.roles[role]:
+            raise Refused(f"{role} is not told {self.notes[kind]}, and so may not note a {kind}")
+
+    def noted(self, told: Sequence[str]) -> tuple[str, ...]:
+        """Return the kinds of notes that are told with these scopes."""
+        return tuple(kind for kind, scope in self.notes.items() if scope in told)
 
     def check(self, given: tuple[str, ...]) -> tuple[Scope, ...]:
         """Return scopes by their names, in order. Raises `InvalidRequest` that names the unknown ones."""

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
 
-from moothall.council.briefing import Ask, Briefings
 from moothall.domain.briefing import Briefing, BriefingRequest
 from moothall.domain.ids import check_id, read_role
 from moothall.errors import InvalidRequest
 from moothall.pb.context.v1 import context_pb2 as pb
 from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
+from moothall.planning.notes import Change, Update
 from moothall.planning.scopes import scopes
+from moothall.services.doors import Doors
 from moothall.services.identity import caller
 
 _COUNTED = 1000
 
 
 class Context(pb_grpc.ContextServiceServicer):
-    """The gRPC door of briefings and of the graph."""
+    """The gRPC door of briefings, of notes, and of the graph."""
 
-    def __init__(self, briefings: Briefings, ask: Ask) -> None:
-        self._briefings = briefings
-        self._ask = ask
+    def __init__(self, doors: Doors) -> None:
+        self._briefings = doors.briefings
+        self._ask = doors.ask
+        self._notes = doors.notes
+        self._bundles = doors.bundles
 
     async def GetContext(self, request: pb.GetContextRequest, context: Any) -> pb.GetContextResponse:
         """Tell what a role should know."""
@@ -45,16 +47,31 @@ class Context(pb_grpc.ContextServiceServicer):
             blocks=pb.Blocks(system=made.system, context=made.context, tools=made.tools),
         )
 
+    async def UpdateContext(self, request: pb.UpdateContextRequest, context: Any) -> pb.UpdateContextResponse:
+        """Record what a role holds of a story."""
+        asked = Update(
+            story_id=request.story_id,
+            role=request.role,
+            changes=tuple(
+                Change(item.operation, item.entity_type, item.entity_id, item.payload, item.reason) for item in request.changes
+            ),
+            task_id=request.task_id,
+            at=request.timestamp,
+            expected=request.expected_version if request.HasField("expected_version") else None,
+        )
+        noted = await self._notes.update(asked, caller())
+        return pb.UpdateContextResponse(version=noted.version, hash=noted.hash, warnings=noted.warnings)
+
     async def RehydrateSession(self, request: pb.RehydrateSessionRequest, context: Any) -> pb.RehydrateSessionResponse:
         """Tell what several roles should know."""
-        if request.persist_bundle or request.ttl_seconds:
-            raise InvalidRequest(
-                "nothing is stored: a pack is made from the graph each time; leave persist_bundle and ttl_seconds out"
-            )
+        if request.ttl_seconds and not request.persist_bundle:
+            raise InvalidRequest("ttl_seconds says how long a bundle is kept: set persist_bundle too, or leave it out")
         roles = tuple(dict.fromkeys(map(read_role, request.roles)))
         if not roles:
             raise InvalidRequest("for whom? give roles, such as dev and qa")
         who, story_id = caller(), check_id(request.case_id, "case_id")
+        if not request.persist_bundle and (kept := await self._bundles.find(request, who)) is not None:
+            return kept
         packs: dict[str, pb.RoleContextPack] = {}
         known: list[Mapping[str, Any]] = []
         for role in roles:
@@ -68,7 +85,10 @@ class Context(pb_grpc.ContextServiceServicer):
             packs[role] = _pack(await self._briefings.brief(asked, who))
             known += await self._ask("context", story_id=story_id, role=role, limit=_COUNTED, tenant=who.tenant)
         stats = pb.SessionStats(roles=roles, **_counted(known))
-        return pb.RehydrateSessionResponse(case_id=story_id, generated_at_ms=int(time.time() * 1000), packs=packs, stats=stats)
+        bundle = pb.RehydrateSessionResponse(case_id=story_id, generated_at_ms=self._bundles.now_ms(), packs=packs, stats=stats)
+        if request.persist_bundle:
+            await self._bundles.keep(request, bundle, who)
+        return bundle
 
     async def ValidateScope(self, request: pb.ValidateScopeRequest, context: Any) -> pb.ValidateScopeResponse:
         """Say what the table says."""

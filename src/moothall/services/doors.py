@@ -16,9 +16,11 @@ from moothall.guard.accounts import Accounts
 from moothall.guard.decisions import Decisions
 from moothall.guard.parking import Parking
 from moothall.planning.board import Board
+from moothall.planning.notes import Notes
 from moothall.planning.planner import Planner
 from moothall.ports import Deliberations
 from moothall.repositories.trusted import TrustedRepositories
+from moothall.services.bundles import Bundles
 from moothall.services.checkup import Checkup
 from moothall.visits.executions import Executions
 from moothall.visits.visits import Visits
@@ -42,6 +44,8 @@ class Doors:
     decisions: Decisions
     briefings: Briefings
     ask: Ask
+    notes: Notes
+    bundles: Bundles
     checkup: Checkup
     models: Models = field(default_factory=Models)
     visits: Visits | None = None

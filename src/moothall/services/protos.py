@@ -47,7 +47,7 @@ def services_of(doors: Doors) -> list[Service]:
         _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors)),
         _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
         _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
-        _service("ContextService", context_pb2, context_pb2_grpc, Context(doors.briefings, doors.ask)),
+        _service("ContextService", context_pb2, context_pb2_grpc, Context(doors)),
     ]
     if doors.visits is not None:
         tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
-from moothall.config import Models, Settings
+from moothall.config import Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.author import Author
 from moothall.council.briefing import Briefings
@@ -20,6 +21,7 @@ from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.identity import Principal
 from moothall.domain.overview import Condition
+from moothall.domain.secrets import scrub
 from moothall.errors import ModelUnavailable, Temporary
 from moothall.fleet.in_process import Alive
 from moothall.graph.store import CypherGraph
@@ -28,9 +30,12 @@ from moothall.guard.decisions import Decisions
 from moothall.guard.rules import Rules
 from moothall.model.looking import look
 from moothall.planning.board import Board
+from moothall.planning.notes import Notes
 from moothall.planning.planner import Planner
 from moothall.planning.work import Work
 from moothall.sandbox.probe import Layer
+from moothall.services.bundles import BUCKET as BUNDLES
+from moothall.services.bundles import Bundles
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
@@ -146,6 +151,8 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             briefings=behind.briefed(rules),
             ask=behind.graph.ask,
             models=settings.choice,
+            notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
+            bundles=Bundles(bus.bucket(BUNDLES)),
             visits=visits,
             executions=execution_service(settings.runner, visits),
             parking=rules.parking,

@@ -31,7 +31,10 @@ async def serve() -> None:
     from moothall.guard.accounts import BUCKET, Accounts
     from moothall.guard.decisions import Decisions
     from moothall.planning.board import Board
+    from moothall.planning.notes import Notes
     from moothall.planning.planner import Planner
+    from moothall.services.bundles import BUCKET as BUNDLES
+    from moothall.services.bundles import Bundles
     from moothall.services.checkup import Checkup
     from moothall.services.doors import Doors
     from moothall.services.identity import read_tokens
@@ -55,6 +58,8 @@ async def serve() -> None:
             tasks=Overview(bus, tuple),
             briefings=Briefings(MemoryGraph().ask, settings.limits),
             ask=MemoryGraph().ask,
+            notes=Notes(bus),
+            bundles=Bundles(bus.bucket(BUNDLES)),
             checkup=Checkup({}),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)

@@ -29,6 +29,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.STORY_CHECKED: "as story.created",
     EventType.STORY_DELIVERED: "as story.created",
     EventType.STORY_COMMENTED: "as story.created",
+    EventType.STORY_NOTED: "as story.created",
     EventType.PLAN_DERIVED: "as story.created",
     EventType.PLAN_FINISHED: "as plan.derived",
     EventType.COUNCIL_CREATED: "an operator's act between deliberations; a deliberation has its seats in its request",

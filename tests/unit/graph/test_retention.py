@@ -10,7 +10,7 @@ from moothall.graph.shape import RELATIONS
 from moothall.graph.store import CypherGraph, Store
 from support.chronicle import Chronicle, delivered, recorded
 
-OF_STORIES = {"Story", "Transition", "Comment", "Plan", "Task", "Decision"}
+OF_STORIES = {"Story", "Transition", "Comment", "Note", "Plan", "Task", "Decision"}
 STORYS = OF_STORIES | {"DELIVERED_IN"} | {relation.type for relation in RELATIONS if {relation.start, relation.end} <= OF_STORIES}
 """Nodes and relations of stories, of which nothing is forgotten."""
 

@@ -12,6 +12,7 @@ from moothall.planning.scopes import Scopes, scopes
 TABLE: dict[str, Any] = {
     "phase": "build",
     "worth": {"story": 2, "comments": 1},
+    "notes": {"comment": "comments"},
     "roles": {role: ["comments", "story"] for role in ROLES} | {"data": ["story"]},
     "phases": {"build": ["story", "comments"], "coach": ["comments"]},
 }
@@ -34,6 +35,7 @@ def test_a_pack_has_what_role_and_phase_both_name() -> None:
         {"phases": {"build": ["plan"]}},
         {"phases": {"build": ["secrets"]}},
         {"worth": {"story": 0, "comments": 1}},
+        {"notes": {"plan": "plan"}},
         {"more": 1},
     ],
 )
