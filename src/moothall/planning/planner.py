@@ -51,6 +51,8 @@ class Planner:
         if card is not None and (event.type is EventType.STORY_CHANGED or card.stand.state != _DESIGN):
             said = f"not recorded: a story on the board moves by planning.v1.PlanningService/Transition, and its tasks are derived in {_DESIGN}"
             return Processed(processed=False, message=f"{said}; this one is in {card.stand.state}")
+        if card is not None:
+            _check_may_plan(card, who)
         await self._bus.publish(event)
         if event.type is EventType.STORY_CHANGED:
             said = f"recorded what it says of the story, and no move; tasks are derived when a story moves to {PLANNING}"
@@ -68,7 +70,8 @@ class Planner:
         """Return the tasks of a story. With `publish` they are recorded, and councils take them up.
 
         A plan is derived once: asked for again with other roles, it is `AlreadyExists`. Raises `NotFound`
-        where it should be published and nothing is known of the story, `InvalidRequest`.
+        where it should be published and nothing is known of the story, `Refused` where that is on the board and the caller has no role
+        for it, `InvalidRequest`.
         """
         check_id(case_id, "case_id")
         check_id(plan_id, "plan_id")
@@ -81,6 +84,8 @@ class Planner:
             if _outline(known.tasks) != _outline(tasks):
                 raise AlreadyExists(f"plan {plan_id!r} of {case_id!r} was derived with other tasks; choose another plan_id")
             return replace(derivation, tasks=known.tasks)
+        if (card := await self._board.find(case_id, who)) is not None:
+            _check_may_plan(card, who)
         return await self._record(story, derivation, plan_id, who)
 
     def tasks(
@@ -104,8 +109,7 @@ class Planner:
         """Put other tasks in the place of those of a story that is designed and not built yet; `plan_id` is the plan whose tasks its caller saw. Raises
         `NotFound`, `Refused` without the role, `Overtaken` where they were changed since, `InvalidRequest`.
         """
-        if not _CHANGES & who.roles:
-            raise Refused(f"tasks are changed by who has one of the roles {', '.join(sorted(_CHANGES))}")
+        _check_role(who)
         for outline in outlines:
             if not outline.description.strip():
                 raise InvalidRequest(f"task {outline.id} does not say what is to be done")
@@ -199,6 +203,18 @@ class Planner:
         ordinal = digest(who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0])))
         kind = EventType.STORY_TRANSITIONED if moves else EventType.STORY_CHANGED
         return write(kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
+
+
+def _check_role(who: Principal) -> None:
+    if not _CHANGES & who.roles:
+        raise Refused(f"the tasks of a story on the board are changed by who has one of the roles {', '.join(sorted(_CHANGES))}")
+
+
+def _check_may_plan(card: Card, who: Principal) -> None:
+    """See that somebody may give a story on the board other tasks now. Raises `Refused`, `InvalidRequest`."""
+    _check_role(who)
+    if card.stand.state != _DESIGN:
+        raise InvalidRequest(f"story {card.story.id} is in {card.stand.state}: its tasks are derived in {_DESIGN}")
 
 
 def changeable(card: Card) -> Plan:

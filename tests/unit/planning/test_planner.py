@@ -14,7 +14,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.planning.board import Board
 from moothall.planning.coach import Draft
 from moothall.planning.planner import Planner
@@ -264,6 +264,26 @@ async def test_deriving_without_publishing_records_nothing(bus: MemoryBus, plann
     made = await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=False)
     assert [task.role for task in made.tasks] == ["dev", "qa"]
     assert await events(bus, EventType.PLAN_DERIVED) == []
+
+
+async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(bus: MemoryBus, planner: Planner) -> None:
+    board, stranger = Board(bus), Principal("ann", "local", roles=frozenset({"qa", "architect"}))
+    criteria = ("Given a list, when it is exported, then a CSV file is written",)
+    story_id = (
+        await board.create(Draft("Export lists as CSV", "So that others read them", criteria), LOCAL, key="1", rigor="L0")
+    ).story.id
+    for state, event in (("backlog", "refine"), ("draft", "submit")):
+        with pytest.raises(InvalidRequest, match=f"is in {state}: its tasks are derived in design"):
+            await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
+        await board.move(story_id, event, LOCAL)
+    with pytest.raises(Refused, match="one of the roles po"):
+        await planner.derive(story_id, "plan-9", ["dev"], Strategy(), stranger, publish=True)
+    with pytest.raises(Refused, match="one of the roles po"):
+        await planner.process(replace(MOVED, case_id=story_id, plan_id="plan-9"), stranger)
+    assert (await board.card(story_id, LOCAL)).plan is None
+    assert (await planner.derive(story_id, "plan-9", ["dev"], Strategy(), stranger, publish=False)).tasks, "looking needs no role"
+    await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
+    assert (await board.card(story_id, LOCAL)).plan is not None
 
 
 async def test_deriving_with_publishing_is_done_once(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:

@@ -102,7 +102,7 @@ async def test_who_is_late_is_told_and_keeps_what_was_written(story: Story) -> N
     fields = {"role_1": "dev", "criteria_1": "1, 2"}
     assert (await story.send(form, plan_id="plan-0", description_1="First.", **fields)).status == 303
     late = await story.send(form, plan_id="plan-0", description_1="Second.", **fields)
-    assert (late.status, "changed by local since you saw them" in late.text, "Second." in late.text) == (400, True, True)
+    assert (late.status, "changed by local since you saw them" in late.text, "Second." in late.text) == (409, True, True)
 
 
 async def test_another_session_another_tenant_and_a_story_that_is_built_change_nothing(story: Story) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.domain.ids import ROLES
-from moothall.errors import InvalidRequest, Overtaken
+from moothall.errors import InvalidRequest, MoothallError, Overtaken
 from moothall.planning.board import Card
 from moothall.planning.outline import Outline, outline_of, outlines_of
 from moothall.planning.planner import changeable, may_change
@@ -19,6 +19,7 @@ from moothall.services.doors import Doors
 from moothall.services.page.forms import sent, signed_in
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
+from moothall.services.status import http_status_of
 
 _MOST = 1_000
 _EMPTY = {"role": "dev", "description": "", "criteria": "", "after": ""}
@@ -39,23 +40,23 @@ def changing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         try:
             await doors.plans.change(story_id, plan_id, _outlines(parts), session.who)
         except (InvalidRequest, Overtaken) as error:
-            return _form(session, card, plan_id, parts, error.message)
+            return _form(session, card, plan_id, parts, error)
         return redirect(f"/stories/{story_id}/plan" if given.get("do") == "more" else f"/stories/{story_id}")
 
     return [Route("/stories/{id}/plan", signed_in(plan, sessions), methods=["GET", "POST"])]
 
 
-def _form(session: Session, card: Card, plan_id: str, parts: Parts, wrong: str = "") -> Response:
+def _form(session: Session, card: Card, plan_id: str, parts: Parts, wrong: MoothallError | None = None) -> Response:
     shown = [*parts, {**_EMPTY, "id": str(max((int(part["id"]) for part in parts), default=0) + 1)}]
     told = {
         "card": card,
         "plan_id": plan_id,
         "parts": shown,
         "roles": ROLES,
-        "wrong": wrong,
+        "wrong": wrong.message if wrong else "",
         "may": may_change(card, session.who),
     }
-    return page("plan.html", 400 if wrong else 200, session=session, **told)
+    return page("plan.html", http_status_of(wrong) if wrong else 200, session=session, **told)
 
 
 def _part(outline: Outline) -> Mapping[str, Any]:
