@@ -14,6 +14,7 @@ from playwright.async_api import Browser, expect
 from served import Served, served
 
 from house import Command, git, scripted
+from moothall.services.page.people import People
 from moothall.testing.model import scripted_model
 from world import BIDI, HOSTILE, VIEWPORTS, Reader, browser, by_words, commits, make_command, make_repository, reader
 
@@ -228,6 +229,29 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(2, timeout=30_000)
         await _look(who, "story-failed")
         assert who.wrong == other.wrong == []
+
+
+async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(chromium: Browser, command: Command) -> None:
+    People(command.data_dir).add("alice", "correct horse battery", roles=["po"])
+    async with reader(chromium) as who:
+        async with served(command) as house:
+            who.web = house.link.partition("/sign-in")[0]
+            await who.open("/sign-in")
+            await _look(who, "sign-in-account")
+            await who.page.get_by_label("Name").fill("alice")
+            await who.page.get_by_label("Password").fill("no horse battery")
+            await who.page.keyboard.press("Enter")
+            await expect(who.page.get_by_role("alert")).to_have_text("Nobody has this name and this password.")
+            await _look(who, "sign-in-refused")
+            await who.page.get_by_label("Name").fill("alice")
+            await who.page.get_by_label("Password").fill("correct horse battery")
+            await who.page.keyboard.press("Enter")
+            await expect(who.page.get_by_role("button", name="Sign out alice")).to_be_visible()
+        async with served(command):
+            await who.open("/")
+            await expect(who.page.get_by_role("button", name="Sign out alice")).to_be_visible()
+            await who.press("Sign out")
+            await expect(who.page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
 async def _look(who: Reader, name: str) -> None:

@@ -38,6 +38,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "open": ("opening:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
         "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),
+        "account": ("account:account", "Say who signs in at the page with a password."),
         "fleet": ("fleet:fleet", "List the hosts at work: where, since when, on what."),
         "doctor": ("doctor:doctor", "Try every part of this machine that is needed."),
         "config": ("config:config", "Print the settings and the file that they come from."),

@@ -169,7 +169,9 @@ class Web(Section):
     stall_seconds: float = Field(60.0, gt=0, description="how long a client may take nothing of its answer")
     grace_seconds: float = Field(5.0, ge=0, description="what requests in flight get to end when the server stops")
     sessions: int = Field(
-        256, ge=1, description="browsers signed in at the page; of more, the one used longest ago is signed out"
+        256,
+        ge=1,
+        description="browsers signed in at the page by token or link, and as many by password; of more, the one of longest ago is signed out",
     )
     session_seconds: float = Field(43_200.0, gt=0, description="how long a browser stays signed in")
     link_seconds: float = Field(600.0, gt=0, description="how long the link that `serve` prints signs in, once")

@@ -39,6 +39,7 @@ from moothall.services.bundles import Bundles
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
+from moothall.services.page.people import People
 from moothall.services.rest.server import Served, http_server
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
@@ -179,5 +180,6 @@ async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, P
         return
 
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
-    async with http_server(settings.web, doors, tokens, configured=configured) as served:
+    people = People(settings.data_dir)
+    async with http_server(settings.web, doors, tokens, configured=configured, people=people) as served:
         yield served

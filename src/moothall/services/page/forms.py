@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
@@ -14,7 +15,7 @@ from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.services.identity import call_as
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
-from moothall.services.rest.documents import Turned
+from moothall.services.rest.documents import ServerSentEvents, Turned
 from moothall.services.status import http_status_of
 
 COOKIE, _FIELDS = "moothall-session", 20
@@ -56,11 +57,27 @@ def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitab
     async def check_session(request: Request) -> Response:
         session = sessions.find(request.cookies.get(COOKIE, ""))
         if session is None:
-            return redirect("/sign-in") if request.method == "GET" else page("sign_in.html", 403, said="ended")
+            return (
+                redirect("/sign-in")
+                if request.method == "GET"
+                else page("sign_in.html", 403, said="ended", people=sessions.has_people)
+            )
         call_as(session.who)
-        return await plainly(lambda asked: answer(asked, session), session)(request)
+        answered = await plainly(lambda asked: answer(asked, session), session)(request)
+        if isinstance(answered, ServerSentEvents):
+            answered.lines = _while_signed_in(answered.lines, session, sessions)
+        return answered
 
     return check_session
+
+
+async def _while_signed_in(lines: AsyncGenerator[str, None], session: Session, sessions: Sessions) -> AsyncGenerator[str, None]:
+    """Yield what a reader is told until it is signed out: somebody whose account is gone hears nothing more."""
+    async with aclosing(lines):
+        async for line in lines:
+            if sessions.find(session.id) is None:
+                return
+            yield line
 
 
 def plainly(

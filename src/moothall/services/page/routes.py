@@ -1,4 +1,4 @@
-"""The routes of the page: signing in, the board, a story with its moves, what a council came to."""
+"""The routes of the page: the board, a story with its moves, what a council came to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import is_id, new_task_id
+from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Permanent
 from moothall.planning.board import Card, by_state
 from moothall.planning.coach import Draft, check, score
@@ -24,19 +24,20 @@ from moothall.services.page.acting import acting_routes
 from moothall.services.page.changing import changing_routes
 from moothall.services.page.councils import REFRESH_SECONDS, council_routes, follow_board
 from moothall.services.page.drawing import draw
-from moothall.services.page.forms import COOKIE, plainly, read_form, sent, signed_in
+from moothall.services.page.forms import sent, signed_in
 from moothall.services.page.house import house_routes
 from moothall.services.page.parked import parked_routes
 from moothall.services.page.sessions import Session, Sessions
-from moothall.services.page.shown import asset, page, redirect
+from moothall.services.page.shown import page, redirect
+from moothall.services.page.signing import signing_routes
 from moothall.services.page.tracing import tracing_routes
-from moothall.services.rest.documents import ServerSentEvents, Turned
+from moothall.services.rest.documents import ServerSentEvents
 
 
 def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions) -> Sequence[Route]:
     """Return what a browser gets; all but signing in and the stylesheet ask for a session."""
     return [
-        *_sign_in_routes(bearers, sessions),
+        *signing_routes(bearers, sessions),
         *_board_routes(doors, sessions),
         *_story_routes(doors, sessions),
         *changing_routes(doors, sessions),
@@ -45,39 +46,6 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions) -> Sequence[
         *house_routes(doors, sessions),
         *parked_routes(doors, sessions),
         *tracing_routes(doors, sessions),
-    ]
-
-
-def _sign_in_routes(bearers: Bearers, sessions: Sessions) -> Sequence[Route]:
-    async def sign_in(request: Request) -> Response:
-        if request.method == "GET":
-            if not (secret := request.query_params.get("link", "")):
-                return page("sign_in.html", said="")
-            session = sessions.follow(secret)
-            return _begin(request, session, sessions) if session else page("sign_in.html", 403, said="used")
-        if "origin" not in request.headers:  # the door has compared it with its own name
-            raise Turned(403, "WRONG_ORIGIN", "this form was not sent by the page")
-        who = bearers.find([f"Bearer {(await read_form(request)).get('token', '')}"])
-        return _begin(request, sessions.open(who), sessions) if who else page("sign_in.html", 403, said="unknown")
-
-    async def stylesheet(_request: Request) -> Response:
-        return asset("page.css", "text/css")
-
-    async def script(_request: Request) -> Response:
-        return asset("page.js", "text/javascript")
-
-    async def sign_out(request: Request, session: Session) -> Response:
-        await sent(request, session)
-        sessions.close(session)
-        answer = redirect("/sign-in")
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return answer
-
-    return [
-        Route("/sign-in", plainly(sign_in), methods=["GET", "POST"]),
-        Route("/page.css", stylesheet),
-        Route("/page.js", script),
-        Route("/sign-out", signed_in(sign_out, sessions), methods=["POST"]),
     ]
 
 
@@ -205,11 +173,3 @@ def at_work(card: Card) -> bool:
 
 def _criteria(given: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(line.strip() for line in given.get("criteria", "").splitlines() if line.strip())
-
-
-def _begin(request: Request, session: Session, sessions: Sessions) -> Response:
-    story_id = request.query_params.get("story", "")
-    answer = redirect(f"/stories/{story_id}" if is_id(story_id) else "/")
-    secure = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, session.id, round(sessions.seconds), httponly=True, samesite="strict", secure=secure)
-    return answer

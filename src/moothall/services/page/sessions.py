@@ -1,7 +1,11 @@
-"""Who is signed in at the page. A browser holds a random id and never a token; a restart of the server signs everybody out."""
+"""Who is signed in at the page. A browser holds a random id, never a token or a password.
+
+Who came with a token or a link is signed out by a restart of the server; who came with a password is not.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Callable
@@ -11,6 +15,10 @@ from time import monotonic
 from cachetools import TTLCache
 
 from moothall.domain.identity import Principal
+from moothall.services.page.people import People, form_of
+
+_AT_ONCE = 2
+"""Passwords that are checked at a time: each takes 64 MiB and all cores."""
 
 
 def _secret() -> str:
@@ -31,12 +39,32 @@ class Session:
 
 
 class Sessions:
-    """Those of one process: at most `most`, the one used longest ago goes first; each ends after `seconds`, a link after `link_seconds`."""
+    """Those of tokens and links: at most `most`, the one used longest ago goes first; each ends after `seconds`, a link after `link_seconds`.
+    Those of `people` are as many, and lie in their file.
+    """
 
-    def __init__(self, most: int, seconds: float, link_seconds: float, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, most: int, seconds: float, link_seconds: float, clock: Callable[[], float] = monotonic, people: People | None = None
+    ) -> None:
         self._known: TTLCache[str, Session] = TTLCache(most, seconds, clock)
         self._links: TTLCache[str, Principal] = TTLCache(most, link_seconds, clock)
+        self._people = people
+        self._checking = asyncio.Semaphore(_AT_ONCE)
+        self._most = most
         self.seconds = seconds
+
+    @property
+    def has_people(self) -> bool:
+        """Whether anybody has an account."""
+        return self._people is not None and bool(self._people.list())
+
+    async def sign_in(self, name: str, password: str) -> Session | None:
+        """Sign somebody in by name and password; None where nobody has both."""
+        if self._people is None:
+            return None
+        async with self._checking:
+            made = await asyncio.to_thread(self._people.sign_in, name, password, self.seconds, self._most)
+        return None if made is None else self.find(made)
 
     def open(self, who: Principal) -> Session:
         """Sign somebody in."""
@@ -46,11 +74,15 @@ class Sessions:
 
     def find(self, session_id: str) -> Session | None:
         """Return the session, if there still is one."""
-        return self._known.get(session_id)
+        if (known := self._known.get(session_id)) is not None or self._people is None:
+            return known
+        who = self._people.find(session_id)
+        return None if who is None else Session(who, session_id, form_of(session_id))
 
     def close(self, session: Session) -> None:
         """Sign somebody out."""
-        self._known.pop(session.id, None)
+        if self._known.pop(session.id, None) is None and self._people is not None:
+            self._people.sign_out(session.id)
 
     def link(self, who: Principal) -> str:
         """Return a secret that signs in once, in place of a token."""

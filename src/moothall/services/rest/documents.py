@@ -50,15 +50,15 @@ class Lines(Response):
 
     def __init__(self, lines: AsyncGenerator[str, None]) -> None:
         super().__init__()
-        self._lines = lines
+        self.lines = lines
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
         del scope, receive
-        async with aclosing(self._lines):
+        async with aclosing(self.lines):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for line in self._lines:
+            async for line in self.lines:
                 await send({"type": "http.response.body", "body": f"{line}\n".encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 

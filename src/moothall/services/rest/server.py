@@ -24,6 +24,7 @@ from moothall.errors import ConfigurationError
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, caller, is_loopback
+from moothall.services.page.people import People
 from moothall.services.page.routes import page_routes
 from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
@@ -46,9 +47,9 @@ class Served:
 
 @asynccontextmanager
 async def http_server(
-    settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], *, configured: bool
+    settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], *, configured: bool, people: People | None = None
 ) -> AsyncIterator[Served]:
-    """Serve until the context ends; yields where, with port 0 where the default one is taken, which is logged.
+    """Serve until the context ends; yields where, with port 0 where the default one is taken, which is logged. `people` sign in with passwords.
 
     `configured`: the tokens are the operator's own, not the one of the first run. Raises `ConfigurationError` for a chosen
     port that is taken, and on anything but loopback without TLS and configured tokens.
@@ -65,7 +66,7 @@ async def http_server(
         grace_seconds=settings.grace_seconds,
     )
     address = Address("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
-    sessions = Sessions(settings.sessions, settings.session_seconds, settings.link_seconds)
+    sessions = Sessions(settings.sessions, settings.session_seconds, settings.link_seconds, people=people)
     async with serving(application(settings, doors, tokens, sessions), address, limits, context) as port:
         whole = port and context is None and is_loopback(settings.host) and LOCAL in tokens.values()
         link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""

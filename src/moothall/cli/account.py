@@ -1,0 +1,91 @@
+"""`moothall account`: who may sign in at the page with a name and a password."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from moothall.cli.options import example, json_option
+from moothall.cli.run import errors_spoken, settings_of
+from moothall.domain.identity import LOCAL
+
+if TYPE_CHECKING:  # imported by the command that needs it
+    from moothall.services.page.people import People
+
+
+@click.group()
+def account() -> None:
+    """Accounts of the page; they take effect at once, also where `serve` runs."""
+
+
+@account.command(epilog=example("moothall account add alice --role po --role architect"))
+@click.argument("name")
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice(["po", "qa", "architect", "operator"]),
+    multiple=True,
+    help="What they may do; repeatable. Without one they look, write stories and comment.",
+)
+@click.option("--tenant", default=LOCAL.tenant, help="Whose data they see; by default of who works without tenants.")
+@click.pass_context
+@errors_spoken
+def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
+    """Add an account NAME. The password is asked for, or read from a line of standard input where that is no terminal."""
+    _people(context).add(name, _password(), tenant=tenant, roles=roles)
+    click.echo(f"added {name}", err=True)
+
+
+@account.command("list", epilog=example("moothall account list --json"))
+@json_option
+@click.pass_context
+@errors_spoken
+def list_(context: click.Context, *, as_json: bool) -> None:
+    """List the accounts with their roles."""
+    found = [
+        {"name": who.name, "tenant": who.tenant, "roles": [*sorted(who.roles), *(["operator"] if who.operator else [])]}
+        for who in _people(context).list()
+    ]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for item in found:
+        click.echo(f"{item['name']}  ({item['tenant']})  {', '.join(item['roles']) or 'no role'}")
+    if not found:
+        click.echo("nobody has an account; moothall account add NAME makes one", err=True)
+
+
+@account.command(epilog=example("moothall account remove alice"))
+@click.argument("name")
+@click.pass_context
+@errors_spoken
+def remove(context: click.Context, *, name: str) -> None:
+    """Remove the account NAME and sign it out everywhere."""
+    _people(context).remove(name)
+    click.echo(f"removed {name}", err=True)
+
+
+@account.command(epilog=example("moothall account password alice"))
+@click.argument("name")
+@click.pass_context
+@errors_spoken
+def password(context: click.Context, *, name: str) -> None:
+    """Give the account NAME another password, asked for as by `add`, and sign it out everywhere."""
+    _people(context).change_password(name, _password())
+    click.echo(f"changed the password of {name}", err=True)
+
+
+def _people(context: click.Context) -> People:
+    from moothall.services.page.people import People
+
+    return People(settings_of(context, narrated=True).data_dir)
+
+
+def _password() -> str:
+    """Ask for a password. Never an argument: those are seen by whoever lists processes."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    return sys.stdin.readline().rstrip("\r\n")
