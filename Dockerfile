@@ -3,9 +3,12 @@ ARG BASE=docker.io/library/python:3.11-slim-bookworm
 FROM ${BASE}
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/src
-COPY . .
+COPY requirements/run.txt requirements/run.txt
 RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements/run.txt \
-    && /opt/venv/bin/pip install --no-cache-dir --no-build-isolation --no-deps . && python3 -m compileall -q /opt/venv/lib && rm -rf /opt/src/*
+    && python3 -m compileall -q /opt/venv/lib
+COPY . .
+RUN /opt/venv/bin/pip install --no-cache-dir --no-build-isolation --no-deps . \
+    && python3 -m compileall -q /opt/venv/lib/python3*/site-packages/moothall && rm -rf /opt/src/*
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin
 USER 1000:1000
 WORKDIR /

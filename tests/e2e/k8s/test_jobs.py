@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kubernetes import client, config
+from kubernetes import client
 
 from house import Command, git
 from moothall.bus.nats.server import _binary
@@ -36,12 +36,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
 NAMESPACE = "moothall-workspaces"
-
-
-@pytest.fixture(scope="session")
-def api() -> client.ApiClient:
-    found: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes none
-    return found
 
 
 @pytest_asyncio.fixture(loop_scope="session")

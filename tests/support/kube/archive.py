@@ -1,0 +1,98 @@
+"""Image archives without a builder: a file or two in an image of their own, and a base made of Debian's packages."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from support.kube.programs import COREDNS, Home, Missing, Say
+
+BASE = "registry.local/debian:bookworm-python"
+_SUITE = "bookworm"
+_BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
+_MANIFEST, _LAYER = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.layer.v1.tar+gzip"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+
+
+def make(home: Home, say: Say) -> None:
+    """Make the archives that a bare cluster needs, where they are not there: pause, CoreDNS and the base of our images."""
+    home.images.mkdir(parents=True, exist_ok=True)
+    ours = {
+        "pause": ("registry.local/pause:1", home.bin / "pause", "65535:65535"),
+        "coredns": (f"registry.local/coredns:{COREDNS.removeprefix('v')}", home.bin / f"coredns-{COREDNS}", "0:0"),
+    }
+    for name, (tag, program, user) in ours.items():
+        archive = home.images / f"{name}.tar"
+        if not archive.exists():
+            write(archive, tag, _layer({f"/{name}": program}), {"Entrypoint": [f"/{name}"], "User": user})
+    base = home.images / "base.tar"
+    if not base.exists():
+        say("making the base of our images out of Debian's packages")
+        write(base, BASE, _debian(), {"Cmd": ["python3"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]})
+
+
+def write(out: Path, tag: str, layer: bytes, config: Mapping[str, Any]) -> None:
+    """Write an OCI archive of one layer, a tar, under a tag; `config` is what its containers get (Entrypoint, User, …)."""
+    packed = gzip.compress(layer, compresslevel=1, mtime=0)
+    image = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": dict(config),
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+    blobs = [packed, _json(image)]
+    (first, second) = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
+    layers = [{"mediaType": _LAYER, **first}]
+    manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": {"mediaType": _CONFIG, **second}, "layers": layers}
+    blobs.append(_json(manifest))
+    names = {"io.containerd.image.name": tag, "org.opencontainers.image.ref.name": tag.rsplit(":", 1)[-1]}
+    entry = {"mediaType": _MANIFEST, "digest": _digest(blobs[-1]), "size": len(blobs[-1]), "annotations": names}
+    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": _json({"schemaVersion": 2, "manifests": [entry]})}
+    files |= {f"blobs/{_digest(blob).replace(':', '/')}": blob for blob in blobs}
+    draft = out.with_suffix(".draft")
+    with tarfile.open(draft, "w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    draft.replace(out)
+
+
+def _debian() -> bytes:
+    sources: Sequence[Path] = [Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")]
+    said = next((one for one in sources if one.exists()), None)
+    if said is None:
+        raise Missing("no sources of Debian's packages in /etc/apt, of which the base image would be made")
+    command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={_BASE_PACKAGES}"]
+    command += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
+    command += ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*", _SUITE, "-", str(said)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise Missing(f"mmdebstrap made no base: {done.stderr.decode(errors='replace')[-1200:]}")
+    return done.stdout
+
+
+def _layer(files: Mapping[str, Path]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as layer:
+        for name, path in files.items():
+            info = tarfile.TarInfo(name.lstrip("/"))
+            info.size, info.mode = path.stat().st_size, 0o755
+            with path.open("rb") as file:
+                layer.addfile(info, file)
+    return buffer.getvalue()
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _json(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,285 @@
+"""A node: namespaces of its own, their network, and the processes in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from support.kube.programs import Home, Missing, Say
+
+HOST, FIRST = "10.213.0.1", "10.213.0.11"
+API = f"https://{FIRST}:6443"
+PODS, SERVICES, NAMES = "10.244.0.0/16", "10.96.0.0/16", "10.96.0.10"
+BRIDGE = "mhk0"
+_POLL_SECONDS = 0.2
+
+
+def shell(*command: str, check: bool = True) -> str:
+    """Run a command, return what it printed. Raises `Missing` with its words where it fails and `check` is set."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise Missing(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-600:]}")
+    return done.stdout
+
+
+def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
+    """Wait until something holds. Raises `Missing` naming it."""
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > until:
+            raise Missing(f"{what}: not within {seconds:.0f} seconds")
+        time.sleep(_POLL_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The node of that number, from 1."""
+
+    home: Home
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the cluster."""
+        return f"node{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its address on the bridge."""
+        return f"10.213.0.{10 + self.number}"
+
+    @property
+    def pods(self) -> str:
+        """The network of its pods."""
+        return f"10.244.{self.number}.0/24"
+
+    @property
+    def folder(self) -> Path:
+        """Its files."""
+        return self.home.run / self.name
+
+    @property
+    def socket(self) -> Path:
+        """Where its containerd listens."""
+        return self.folder / "containerd.sock"
+
+    def anchor(self) -> int | None:
+        """Return the process whose namespaces it is, None when it does not run."""
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            process = psutil.Process(int((self.folder / "pid").read_text(encoding="utf-8")))
+            if process.name() == "tini":
+                return process.pid
+        return None
+
+    def inside(self, *command: str) -> list[str]:
+        """Return the command line that runs a command in it. Raises `Missing` when it does not run."""
+        pid = self.anchor()
+        if pid is None:
+            raise Missing(f"{self.name} does not run")
+        return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "-p", "--", *command]
+
+    def start(self) -> None:
+        """Make its namespaces and its network, unless it runs."""
+        if self.anchor() is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        namespaces = ("--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
+        outer = subprocess.Popen(
+            ["unshare", *namespaces, "tini", "-s", "--", "sleep", "infinity"],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def inner() -> list[psutil.Process]:
+            return [one for one in psutil.Process(outer.pid).children() if one.name() == "tini"]
+
+        wait(10, f"namespaces of {self.name}", lambda: bool(inner()))
+        (pid,) = (one.pid for one in inner())
+        (self.folder / "pid").write_text(str(pid), encoding="utf-8")
+        self._connect(pid)
+
+    def _connect(self, pid: int) -> None:
+        if BRIDGE not in shell("ip", "-o", "link"):
+            shell("ip", "link", "add", BRIDGE, "type", "bridge")
+            shell("ip", "addr", "add", f"{HOST}/24", "dev", BRIDGE)
+            shell("ip", "link", "set", BRIDGE, "up")
+        outside = f"mhk-n{self.number}"
+        shell("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        shell("ip", "link", "set", outside, "master", BRIDGE, "up")
+        for line in (
+            f"hostname {self.name}",
+            "ip link set lo up",
+            f"ip addr add {self.address}/24 dev eth0",
+            "ip link set eth0 up",
+            f"ip route add default via {HOST}",
+            "mount --make-rshared /",
+        ):
+            shell(*self.inside(*line.split()))
+        for switch in ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables"):
+            shell(*self.inside("sh", "-c", f"echo 1 >/proc/sys/net/{switch}"))
+        shell("ip", "route", "replace", self.pods, "via", self.address)
+        shell("ip", "route", "replace", SERVICES, "via", FIRST)
+        for other in nodes(self.home):
+            if other.number != self.number:
+                shell(*self.inside("ip", "route", "replace", other.pods, "via", other.address))
+                shell(*other.inside("ip", "route", "replace", self.pods, "via", self.address))
+
+    def spawn(self, name: str, *command: str) -> None:
+        """Start a process in it that outlives us, unless it runs; what it says goes into logs/."""
+        kept = self.folder / f"{name}.pid"
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            if psutil.Process(int(kept.read_text(encoding="utf-8"))).name() == "nsenter":
+                return
+        self.home.logs.mkdir(parents=True, exist_ok=True)
+        with (self.home.logs / f"{self.name}-{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                self.inside(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        kept.write_text(str(process.pid), encoding="utf-8")
+
+    def serve(self) -> None:
+        """Start containerd, kubelet and kube-proxy, and give it the images."""
+        for path, text in self._files().items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        _make_cgroups(self.name)
+        self.spawn("containerd", "containerd", "-c", str(self.folder / "containerd.toml"))
+        answered = [*self.inside("ctr", "-a", str(self.socket), "version")]
+        wait(60, f"containerd of {self.name}", lambda: subprocess.run(answered, capture_output=True, check=False).returncode == 0)
+        binaries, keys = self.home.bin, self.home.keys
+        kubelet: tuple[str, ...] = (f"--config={self.folder}/kubelet.yaml", f"--kubeconfig={keys}/{self.name}.kubeconfig")
+        kubelet += (f"--root-dir={self.folder}/kubelet", f"--node-ip={self.address}", f"--hostname-override={self.name}")
+        self.spawn("kubelet", str(binaries / "kubelet"), *kubelet)
+        proxy: tuple[str, ...] = (
+            f"--kubeconfig={keys}/kube-proxy.kubeconfig",
+            f"--hostname-override={self.name}",
+            f"--cluster-cidr={PODS}",
+        )
+        proxy += ("--proxy-mode=iptables", "--conntrack-max-per-core=0")
+        proxy += ("--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+        self.spawn("proxy", str(binaries / "kube-proxy"), *proxy)
+
+    def give_images(self, say: Say) -> None:
+        """Import the archives that it does not have yet."""
+        for archive in sorted(self.home.images.glob("*.tar")):
+            stamp = f"{archive.stat().st_size}-{archive.stat().st_mtime_ns}"
+            kept = self.folder / f"has-{archive.stem}"
+            if kept.exists() and kept.read_text(encoding="utf-8") == stamp:
+                continue
+            say(f"{self.name}: image {archive.stem}")
+            shell("ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive))
+            kept.write_text(stamp, encoding="utf-8")
+
+    def kill(self) -> None:
+        """End it at once, as a machine that loses power."""
+        pid = self.anchor()
+        if pid is not None:
+            psutil.Process(pid).kill()
+        (self.folder / "pid").unlink(missing_ok=True)
+        shell("ip", "link", "del", f"mhk-n{self.number}", check=False)
+
+    def _files(self) -> Mapping[Path, str]:
+        folder, keys = self.folder, self.home.keys
+        bridge = {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "hairpinMode": True,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": f"{folder}/ipam",
+                "ranges": [[{"subnet": self.pods}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }
+        ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+        kubelet = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": self.address,
+            "authentication": {
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": f"{keys}/ca.crt"},
+                "anonymous": {"enabled": False},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": f"{keys}/{self.name}.crt",
+            "tlsPrivateKeyFile": f"{keys}/{self.name}.key",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/mhk/{self.name}",
+            "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "clusterDNS": [NAMES],
+            "clusterDomain": "cluster.local",
+            "resolvConf": f"{folder}/resolv.conf",
+            "failSwapOn": False,
+            "oomScoreAdj": 0,
+            "featureGates": {"KubeletInUserNamespace": True},  # a machine that is a container itself may not set all it wants
+            "podLogsDir": f"{folder}/podlogs",
+            "volumePluginDir": f"{folder}/plugins",
+            "nodeStatusUpdateFrequency": "5s",
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "evictionHard": {"memory.available": "200Mi", "nodefs.available": "2%", "imagefs.available": "2%"},
+            "kubeReserved": {"cpu": "50m", "memory": "200Mi"},
+        }
+        return {
+            folder / "containerd.toml": _CONTAINERD.format(folder=folder, socket=self.socket),
+            folder / "cni/10-bridge.conflist": json.dumps({"cniVersion": "1.0.0", "name": "mhk", "plugins": [bridge, ports]}),
+            folder / "resolv.conf": "nameserver 127.0.0.1\n",
+            folder / "kubelet.yaml": yaml.safe_dump(kubelet),
+        }
+
+
+def nodes(home: Home) -> list[Node]:
+    """Return those that run, by number."""
+    found = (Node(home, int(path.parent.name.removeprefix("node"))) for path in home.run.glob("node*/pid"))
+    return sorted((one for one in found if one.anchor() is not None), key=lambda one: one.number)
+
+
+def _make_cgroups(name: str) -> None:
+    """Make its control groups, with a weight that keeps a cluster from counting as one process beside the others'."""
+    root = Path("/sys/fs/cgroup")
+    for controller in [one for one in root.iterdir() if one.is_dir()] if (root / "cpu").exists() else [root]:
+        with suppress(OSError):
+            (controller / "mhk" / name).mkdir(parents=True, exist_ok=True)
+    for group in ("mhk", f"mhk/{name}"):
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            with suppress(OSError):
+                (root / "cpuset" / group / file).write_text(
+                    (root / "cpuset" / file).read_text(encoding="utf-8"), encoding="utf-8"
+                )
+        with suppress(OSError):
+            (root / "cpu" / group / "cpu.shares").write_text("8192", encoding="utf-8")
+
+
+_CONTAINERD = """version = 2
+root = "{folder}/containerd"
+state = "{folder}/state"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "registry.local/pause:1"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  max_container_log_line_size = 262144
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{folder}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"""

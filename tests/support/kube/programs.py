@@ -1,0 +1,136 @@
+"""The programs of a cluster: Debian's packages, and two binaries that Go builds once into the user's cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from moothall.config import environment
+
+KUBERNETES, COREDNS = "v1.34.4", "v1.13.1"  # with all that they need in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
+_PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+_PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "nft": "nftables",
+    "tini": "tini",
+    "ip": "iproute2",
+    "mmdebstrap": "mmdebstrap",
+    "gcc": "gcc",
+    "buildah": "buildah",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}
+_PAUSE = """#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void end(int signal) { _exit(0); }
+static void reap(int signal) { while (waitpid(-1, 0, WNOHANG) > 0); }
+int main(void) { signal(SIGTERM, end); signal(SIGINT, end); signal(SIGCHLD, reap); for (;;) pause(); }
+"""
+
+Say = Callable[[str], None]
+
+
+class Missing(Exception):
+    """A cluster cannot be had here; the message says what is missing and what brings it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a cluster keeps what it needs: binaries and images for the next time, the rest while it runs."""
+
+    root: Path
+
+    @classmethod
+    def of_user(cls) -> Home:
+        """Return the user's."""
+        return cls(Path(platformdirs.user_cache_dir("moothall")) / "cluster")
+
+    @property
+    def bin(self) -> Path:
+        """Binaries by version."""
+        return self.root / "bin"
+
+    @property
+    def images(self) -> Path:
+        """Archives that each node imports."""
+        return self.root / "img"
+
+    @property
+    def run(self) -> Path:
+        """State of the running cluster."""
+        return self.root / "run"
+
+    @property
+    def keys(self) -> Path:
+        """Certificates and kubeconfigs."""
+        return self.root / "pki"
+
+    @property
+    def logs(self) -> Path:
+        """What each process said."""
+        return self.root / "logs"
+
+    @property
+    def admin(self) -> Path:
+        """The kubeconfig of its administrator."""
+        return self.keys / "admin.kubeconfig"
+
+
+def install(say: Say) -> None:
+    """Install the packages that are missing. Raises `Missing`."""
+    if os.geteuid() != 0:
+        raise Missing("a cluster of namespaces needs root; run it as root, or name a cluster of your own in KUBECONFIG")
+    wanted = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
+    if not wanted:
+        return
+    if shutil.which("apt-get") is None:
+        raise Missing(f"a cluster needs {', '.join(wanted)}; please install them with this system's package manager")
+    say(f"installing {', '.join(wanted)}: what nodes and images are made of")
+    env = {**environment(), "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "libc6-dev", *wanted],
+    ):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Missing(f"{' '.join(command)} failed: {(done.stdout + done.stderr)[-800:]}")
+
+
+def build(home: Home, say: Say) -> None:
+    """Build what is not there yet: Kubernetes (about 13 minutes on two cores), CoreDNS (one), pause. Raises `Missing`."""
+    home.bin.mkdir(parents=True, exist_ok=True)
+    stamp = f"-X k8s.io/component-base/version.gitVersion={KUBERNETES} -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+    _go(home.bin / f"hyperkube-{KUBERNETES}", "hyperkube", stamp, say)
+    _go(home.bin / f"coredns-{COREDNS}", "coredns", "", say)
+    for part in _PARTS:
+        link = home.bin / part
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"hyperkube-{KUBERNETES}")
+    if not (home.bin / "pause").exists():
+        command = ["gcc", "-Os", "-static", "-s", "-x", "c", "-", "-o", str(home.bin / "pause")]
+        subprocess.run(command, input=_PAUSE.encode(), check=True)
+
+
+def _go(out: Path, module: str, stamp: str, say: Say) -> None:
+    if out.exists():
+        return
+    if shutil.which("go") is None:
+        raise Missing("a cluster's programs are built by Go, which is not on the PATH; `apt-get install golang-go`, or go.dev/dl")
+    say(f"building {out.name} (once; it is kept in {out.parent})")
+    env = {**environment(), "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly", "GOTOOLCHAIN": "local"}
+    draft = out.with_suffix(".draft")
+    command = ["nice", "go", "build", "-trimpath", "-ldflags", f"-s -w {stamp}", "-o", str(draft), "."]
+    folder = Path(__file__).parent / "go" / module
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Missing(f"go could not build {module}: {(done.stdout + done.stderr)[-1200:]}")
+    draft.replace(out)
