@@ -44,6 +44,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "config": ("config:config", "Print the settings and the file that they come from."),
         "completion": ("completion:completion", "Print the completion script of a shell."),
         "tools": ("tools:tools", "See, switch and run the agents' tools."),
+        "bus": ("bus:bus", "Make the keys of a bus of your own."),
         "log": ("log:log", "Read and prune the event log."),
         "audit": ("audit:audit", "Verify the record of tool calls."),
         "graph": ("graph:graph", "Ask where a line comes from and why."),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from moothall.config.section import Section
 
@@ -19,6 +19,11 @@ class Jobs(Section):
     link_image: str = Field("", description="what connects them to the bus: the image of the services (Dockerfile)")
     python: str = Field("/usr/bin/python3", description="the Python of the workspace image that runs the executor")
     bus_url: str = Field("", description="the bus as the pods reach it; empty: bus.url")
+    link_keys: SecretStr | None = Field(
+        None,
+        description="links.json of `moothall bus keys`: each link gets credentials for its two subjects alone; without, the bus's own",
+    )
+    link_keys_file: Path | None = None
     context: str = Field("", description="the context of the kubeconfig; empty: the pod's service account, else the current one")
     kubeconfig: Path | None = Field(None, description="empty: where kubectl looks")
     runtime_class: str = Field("", description="such as gvisor, where the cluster has it")

@@ -84,6 +84,7 @@ class Bus(Section):
     url: str | None = None
     token: SecretStr | None = None
     token_file: Path | None = None
+    credentials: SecretStr | None = Field(None, description="a NATS user's token and seed, the text of a .creds file")
     credentials_file: Path | None = None
     replicas: int = Field(1, ge=1, le=5)
     sync_interval: str = Field("2m", description="how often the embedded server syncs to disk; 'always' costs 0.6 ms a write")

@@ -275,15 +275,16 @@ async def scripted_model(
     chunk_delay: float = 0.0,
     owner: str = "moothall",
     metrics: str = "",
+    host: str = "127.0.0.1",
     port: int = 0,
 ) -> AsyncIterator[ScriptedModel]:
-    """Serve on `port` of the loopback (0: a free one) until the context ends."""
+    """Serve on `port` (0: a free one) until the context ends."""
     server = ScriptedModel(answer, models, schemas, api_key, chunk_delay=chunk_delay, owner=owner, metrics=metrics)
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        await web.TCPSite(runner, host, port).start()
+        server.base_url = f"http://{host}:{runner.addresses[0][1]}/v1"
         yield server
     finally:
         await runner.cleanup()

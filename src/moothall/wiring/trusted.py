@@ -135,26 +135,39 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)
 
 
+def _reach(settings: Settings, link: str) -> dict[str, str]:
+    """Return the environment by which the link of that name reaches the bus."""
+    bus, jobs = settings.bus, settings.jobs
+    said = {"MOOTHALL_BUS__URL": jobs.bus_url or bus.url or ""}
+    if jobs.link_keys:
+        from moothall.bus.nats.accounts import mint
+
+        return said | {"MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)}
+    return said | {
+        f"MOOTHALL_BUS__{name.upper()}": one.get_secret_value()
+        for name, one in (("token", bus.token), ("credentials", bus.credentials))
+        if one
+    }
+
+
 @asynccontextmanager
 async def _jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made there."""
     from moothall.bus.nats.carrying import open_carrying
 
+    if settings.jobs.link_keys:
+        _reach(settings, "x")  # keys that are none are said at the start
     try:
         from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
         from moothall.workspace.jobs.cluster import Cluster
     except ModuleNotFoundError as error:
         raise ConfigurationError("workspace.kind is kubernetes: pip install 'moothall[kubernetes]'") from error
     url = settings.bus.url or ""
-    token = settings.bus.token
-    told = {"MOOTHALL_BUS__URL": settings.jobs.bus_url or url} | (
-        {"MOOTHALL_BUS__TOKEN": token.get_secret_value()} if token else {}
-    )
     async with (
         open_carrying(settings.bus, url) as carrying,
         Cluster(settings.jobs, f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}") as cluster,
     ):
-        pods = Pods(cluster, Carrier(carrying.send, carrying.hear), lambda _: told)
+        pods = Pods(cluster, Carrier(carrying.send, carrying.hear), lambda name: _reach(settings, name))
 
         def make(place: Place, folder: Path, beside: Box | None) -> Box:
             if isinstance(beside, JobBox):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import nats.errors
+from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
 from moothall.bus.nats.heeding import heeding
@@ -129,14 +130,16 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
                     max_outstanding_pings=2,
                     pending_size=16 * 1024 * 1024,
                     token=settings.token.get_secret_value() if settings.token else None,
-                    user_credentials=str(settings.credentials_file) if settings.credentials_file else None,
+                    user_credentials=RawCredentials(settings.credentials.get_secret_value()) if settings.credentials else None,
                 )
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
         await heeding(client.close())
         where = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
-            raise ConfigurationError(f"the bus at {where} turned us away ({error}): check bus.token and bus.url") from error
+            raise ConfigurationError(
+                f"the bus at {where} turned us away ({error}): check bus.token, bus.credentials and bus.url"
+            ) from error
         raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason(error)}") from error
     client.stay()
     try:

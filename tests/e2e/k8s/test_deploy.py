@@ -1,0 +1,131 @@
+"""deploy/k8s as it is installed: its overlay `dev` runs, a council inside it ends proven, and what it may do is what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from k8s.conftest import DEPLOY, ask
+
+from house import by_task, scripted
+from moothall.bus.nats.accounts import make
+from moothall.testing.model import ScriptedModel, scripted_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+OVERLAY = """apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{dev}]
+patches:
+  - target: {{kind: ConfigMap, name: moothall}}
+    patch: |
+      - {{op: add, path: /data/MOOTHALL_LLM__BASE_URL, value: "{model}"}}
+      - {{op: add, path: /data/MOOTHALL_WORKSPACE__WARM, value: "0"}}
+"""
+SAMPLE = """
+import subprocess, sys
+from pathlib import Path
+repo = Path(sys.argv[1])
+files = {
+    ".moothall.toml": 'setup = []\\n[checks]\\ntests = "python3 -m unittest -v"\\n',  # its pods reach no package index
+    "src/__init__.py": "",
+    "src/utils.py": "def add(a, b):\\n    return a + b\\n",
+    "tests/__init__.py": "",
+    "tests/test_utils.py": "import unittest\\nfrom src import utils\\n\\nclass Utils(unittest.TestCase):\\n"
+    "    def test_hello_world(self):\\n        self.assertEqual(utils.hello_world(), 'Hello, World!')\\n",
+}
+for name, text in files.items():
+    (repo / name).parent.mkdir(parents=True, exist_ok=True)
+    (repo / name).write_text(text)
+who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+for words in (("init", "-q", "-b", "main"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
+    subprocess.run(("git", "-C", repo, *words), check=True)
+"""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def reachable() -> AsyncIterator[ScriptedModel]:
+    """A model server that the pods reach."""
+    async with scripted_model(scripted(by_task), host=os.environ["CLUSTER_ADDRESS"]) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def installed(reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
+    """The overlay `dev` in the cluster, with keys of its own, as docs/operating.md says it."""
+    folder = tmp_path_factory.mktemp("overlay")
+    keys = make(folder / "keys")
+    secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": ("services.creds", "links.json")}
+    for name, files in secrets.items():
+        given = [f"--from-file={keys[file]}" for file in files]
+        said = await ask("-n", "moothall", "create", "secret", "generic", name, *given, "--dry-run=client", "-o", "yaml")
+        await ask("apply", "-f", "-", given=said)
+    dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
+    (folder / "kustomization.yaml").write_text(OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8")
+    await ask("apply", "-k", str(folder))
+    for what in ("statefulset/nats", "deployment/moothall"):
+        try:
+            await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s")
+        except AssertionError as error:
+            seen = await ask("-n", "moothall", "describe", "pods") + await ask("-n", "moothall", "logs", what, check=False)
+            pytest.fail(f"{error}\n{seen[-6000:]}")
+    yield
+    await ask("delete", "namespace", "moothall", "--wait=false")
+
+
+async def inside(*command: str, check: bool = True) -> str:
+    return await ask("-n", "moothall", "exec", "deploy/moothall", "--", *command, check=check)
+
+
+async def deliberate(name: str, task: str) -> dict[str, Any]:
+    """A council inside the cluster on a fresh sample repository."""
+    await inside("python", "-c", SAMPLE, f"/data/{name}")
+    said = await inside("moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task)
+    found: dict[str, Any] = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    return found
+
+
+async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: None) -> None:
+    result = await deliberate("first", "Add hello_world() function to src/utils.py")
+    assert result["proven"] is True
+    assert len(result["results"]) == 3
+    shown = await inside("git", "-C", "/data/first", "show", "--format=", result["branch"])
+    assert "def hello_world():" in shown
+    await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
+
+
+async def test_a_bus_server_that_is_killed_is_not_missed(installed: None) -> None:
+    going = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
+    await asyncio.sleep(6)  # into its seats' work
+    await ask("-n", "moothall", "delete", "pod", "nats-1", "--grace-period=0", "--force")
+    assert (await going)["proven"] is True
+
+
+@pytest.mark.parametrize(
+    ("verb", "what", "namespace", "answer"),
+    [
+        ("create", "jobs", "moothall-workspaces", "yes"),
+        ("get", "secrets", "moothall-workspaces", "no"),
+        ("list", "secrets", "moothall", "no"),
+        ("create", "pods/exec", "moothall-workspaces", "no"),
+        ("create", "jobs", "moothall", "no"),
+        ("get", "nodes", "default", "no"),
+    ],
+)
+async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
+    verb: str, what: str, namespace: str, answer: str
+) -> None:
+    said = await ask("auth", "can-i", verb, what, "-n", namespace, "--as=system:serviceaccount:moothall:moothall", check=False)
+    assert said.split()[-1] == answer, said
+
+
+@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "overlays").iterdir()))
+async def test_the_cluster_accepts_every_overlay(overlay: str) -> None:
+    said = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
+    assert "would violate PodSecurity" not in said
+    assert "(server dry run)" in said

@@ -1,0 +1,179 @@
+"""Accounts on a real NATS server: what `moothall bus keys` makes, who may do what with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+import nkeys
+import pytest
+from click.testing import CliRunner
+from nats.aio.client import Client, RawCredentials
+
+from moothall.bus.nats import accounts
+from moothall.bus.nats.carrying import open_carrying
+from moothall.bus.nats.connection import connection
+from moothall.bus.nats.jetstream import open_bus
+from moothall.bus.nats.server import _binary
+from moothall.cli import main
+from moothall.config import Bus, Jobs
+from moothall.domain.event import EventType, new_event
+from moothall.domain.topic import Channel
+from moothall.errors import ConfigurationError
+from moothall.settings import load_settings
+from moothall.wiring.trusted import open_hands
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    url: str
+    keys: Path
+
+    @property
+    def services(self) -> Bus:
+        return Bus(url=self.url, credentials_file=self.keys / "services.creds")
+
+    def link(self, name: str, seconds: int = 60) -> Bus:
+        said = accounts.mint((self.keys / "links.json").read_text(encoding="utf-8"), name, seconds)
+        return Bus.model_validate({"url": self.url, "credentials": said})
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    keys = tmp_path / "keys"
+    done = CliRunner().invoke(main, ["bus", "keys", str(keys)])
+    assert done.exit_code == 0, done.output
+    assert "accounts.conf" in done.output
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    store = json.dumps(str(tmp_path / "js"))
+    conf = tmp_path / "nats.conf"
+    conf.write_text(
+        f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\ninclude keys/accounts.conf\n", encoding="utf-8"
+    )
+    server = await asyncio.create_subprocess_exec(_binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE)
+    assert server.stderr is not None
+    try:
+        async with asyncio.timeout(20):
+            while b"Server is ready" not in (line := await server.stderr.readline()):
+                assert line, "the server ended"
+        drain = asyncio.ensure_future(server.stderr.read())
+        yield House(f"nats://127.0.0.1:{port}", keys)
+    finally:
+        server.terminate()
+        await server.wait()
+        await drain
+
+
+async def test_the_services_have_the_whole_bus(house: House) -> None:
+    async with open_bus(house.services, house.url) as bus:
+        event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
+        assert await bus.publish(event) == 1
+        assert [one.event.data["turn"] async for one in bus.replay([Channel.RESULTS.all])] == [1]
+
+
+async def test_nobody_comes_in_without_credentials(house: House) -> None:
+    with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
+        async with connection(Bus(), house.url, on_lost=lambda: None):
+            pytest.fail("it was let in")
+
+
+async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
+    async with open_carrying(house.services, house.url) as host, open_carrying(house.link("job-1"), house.url) as link:
+        asked, answered = link.hear("job-1-in"), host.hear("job-1-out")
+        first, second = asyncio.ensure_future(anext(asked)), asyncio.ensure_future(anext(answered))
+        await asyncio.sleep(0.2)  # until both are heard
+        await host.send("job-1-in", b"ask")
+        assert await first == b"ask"
+        await link.send("job-1-out", b"answer")
+        assert await second == b"answer"
+
+
+async def refused(bus: Bus, *, publish: str = "", subscribe: str = "") -> str:
+    """Try it, and return what the server said of it, "" when it said nothing."""
+    said: list[str] = []
+
+    async def error(problem: Exception) -> None:
+        said.append(str(problem).lower())
+
+    assert bus.credentials is not None
+    credentials = RawCredentials(bus.credentials.get_secret_value())
+    client = Client()
+    try:
+        await client.connect(str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False)
+        await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
+        await client.flush()
+        async with asyncio.timeout(5):
+            while not said:
+                await asyncio.sleep(0.01)
+    except (nats.errors.Error, TimeoutError):
+        pass
+    finally:
+        await client.close()
+    return " ".join(said)
+
+
+@pytest.mark.parametrize("subject", ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"])
+async def test_a_link_hears_nothing_else(house: House, subject: str) -> None:
+    assert "permissions violation for subscription" in await refused(house.link("job-1"), subscribe=subject)
+
+
+@pytest.mark.parametrize(
+    "subject", ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"]
+)
+async def test_a_link_says_nothing_else(house: House, subject: str) -> None:
+    assert "permissions violation for publish" in await refused(house.link("job-1"), publish=subject)
+
+
+@pytest.mark.parametrize(
+    ("changed", "claims"),
+    [
+        ("more than its scope", {"pub": {"allow": [">"]}, "sub": {"allow": [">"]}, "subs": -1, "data": -1, "payload": -1}),
+        ("the account's own", {"subs": -1, "data": -1, "payload": -1}),
+    ],
+)
+async def test_whoever_holds_the_hosts_key_can_mint_links_alone(house: House, changed: str, claims: dict[str, Any]) -> None:
+    keys = json.loads((house.keys / "links.json").read_text(encoding="utf-8"))
+    signer = nkeys.from_seed(bytearray(keys["seed"].encode()))
+    user = accounts._key(nkeys.PREFIX_BYTE_USER)
+    body = {"type": "user", "issuer_account": keys["account"], **claims}
+    token = accounts._token(signer, accounts._public(user), "job-1", body)
+    forged = Bus.model_validate(
+        {"url": house.url, "credentials": accounts._CREDENTIALS.format(token=token, seed=user.seed.decode())}
+    )
+    assert "violation" in await refused(forged, subscribe=">"), changed
+
+
+async def test_credentials_end(house: House) -> None:
+    with pytest.raises(ConfigurationError, match="turned us away"):
+        async with connection(house.link("job-1", seconds=-1), house.url, on_lost=lambda: None):
+            pytest.fail("it was let in")
+
+
+def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
+    files = accounts.make(tmp_path / "keys")
+    assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
+    before = {path: path.read_bytes() for path in files.values()}
+    done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
+    assert done.exit_code == 2
+    assert "File exists; name a folder that holds no keys yet" in done.output
+    assert {path: path.read_bytes() for path in files.values()} == before
+
+
+async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, bus=Bus(url="nats://127.0.0.1:1"))
+    jobs = Jobs.model_validate({"image": "x", "link_image": "x", "link_keys": "SUAOOPS"})
+    settings = settings.model_copy(
+        update={"jobs": jobs, "workspace": settings.workspace.model_copy(update={"kind": "kubernetes"})}
+    )
+    with pytest.raises(ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"):
+        async with open_hands(settings):
+            pytest.fail("it began")
