@@ -141,3 +141,24 @@ async def test_a_client_by_reflection(command: Command) -> None:
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     assert json.loads(out)["winnerId"] == "agent-dev-001"
+
+
+async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_code(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
+    """From a data directory of one's own, as on another machine: the token is all that one has."""
+    known = (await registered(command, repo)).id
+    client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
+    token = str(command.data_dir / "token")
+    asked = ("deliberate", "--server", command.served_at, "--token-file", token, "--repo", known, "--json")
+    done = await client(*asked, "--summary", str(tmp_path / "summary.md"), TASK)
+    assert (done.code, done.document["proven"]) == (0, True), done.err
+    assert "hello_world" in git(repo, "show", done.document["branch"])
+    said = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert f"branch `{done.document['branch']}`" in said
+    assert "| 1 | " in said
+    wrong = await client(*asked, "Add hello_world() function to src/utils.py WRONG")
+    assert wrong.code in {1, 3}, wrong.err
+    refused = await client(*asked, "--seed", "1", TASK)
+    assert (refused.code, "seed and peer review cannot be said to a server" in refused.err) == (2, True)
+    assert not (tmp_path / "mine" / "lock").exists()  # no house was opened

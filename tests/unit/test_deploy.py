@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from moothall.bus.nats.accounts import make
+from moothall.cli.deliberate import deliberate
 from moothall.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy/k8s"
@@ -39,6 +40,15 @@ def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> Non
     assert sorted(named) == sorted(path.name for path in folder.glob("*.yaml") if path.name != "kustomization.yaml")
     for each in documents(folder):
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_the_example_of_a_pipeline_is_what_kubernetes_takes() -> None:
+    (job,) = documents(DEPLOY / "examples")
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    words = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
+    known = {option for parameter in deliberate.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
 
 
 def configured(folder: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from moothall.cli.options import example, json_option, repository_options, text_
 from moothall.cli.plain import teller
 from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
-from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.wiring.early import Named, check_early
+
+Tell = Callable[[Outcome], int]
+"""Tells an outcome and returns the exit code."""
 
 
 @click.command(
@@ -51,6 +56,19 @@ from moothall.wiring.early import Named, check_early
 @click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
+@click.option(
+    "--server",
+    default="",
+    help="HOST:PORT of a `moothall serve` to ask; --repo is then a URL, or an id that `repo list` says there.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="Where the token for --server lies; grpc.token or this machine's own by default.",
+)
+@click.option(
+    "--summary", type=click.Path(path_type=Path), help="Add the ranking to this file, as Markdown, for a pipeline's page."
+)
 @json_option
 @verbose_option
 @click.pass_context
@@ -76,6 +94,9 @@ def deliberate(
     model: str,
     seed: int | None,
     task_id: str,
+    server: str,
+    token_file: Path | None,
+    summary: Path | None,
     as_json: bool,
     verbose: bool,
 ) -> None:
@@ -100,19 +121,35 @@ def deliberate(
     )
     settings = settings_of(context, narrated=True)
     named = Named(repo, ref, text, profile)
-    run(_deliberate(settings, request, named, as_json=as_json, verbose=verbose))
+    if server and profile:
+        raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
+    out = sys.stdout  # as it was before a house is opened: inside, stray prints go to stderr
+
+    def tell(outcome: Outcome) -> int:
+        from moothall.cli.council import summarize, tell_outcome
+
+        code = tell_outcome(outcome, out, json_wanted=as_json)
+        if summary is not None:
+            summarize(outcome, request, summary)
+        return code
+
+    if server:
+        run(_deliberate_at(settings, request, named, tell, server=server, token_file=token_file, quiet=as_json, verbose=verbose))
+    else:
+        run(_deliberate(settings, request, named, tell, quiet=as_json, verbose=verbose))
 
 
-async def _deliberate(settings: Settings, request: DeliberationRequest, named: Named, *, as_json: bool, verbose: bool) -> int:
-    out = sys.stdout
-    asked = await check_early(settings, request, named, teller(quiet=as_json))
+async def _deliberate(
+    settings: Settings, request: DeliberationRequest, named: Named, tell: Tell, *, quiet: bool, verbose: bool
+) -> int:
+    asked = await check_early(settings, request, named, teller(quiet=quiet))
     # Only now: a second of imports that a wrong address need not wait for.
-    from moothall.cli.council import hold_council, tell_outcome
+    from moothall.cli.council import hold_council
     from moothall.cli.narrator import Narrator
     from moothall.wiring.asking import asked_about, unseen
     from moothall.wiring.house import open_house
 
-    narrator = Narrator(quiet=as_json, verbose=verbose)
+    narrator = Narrator(quiet=quiet, verbose=verbose)
     repository = await asked_about(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository, named.profile):
@@ -125,4 +162,33 @@ async def _deliberate(settings: Settings, request: DeliberationRequest, named: N
             outcome = await hold_council(house.desk, request, narrator.take)
             narrator.rest()
             complete.remember(settings.data_dir, outcome.task_id)
-            return tell_outcome(outcome, out, json_wanted=as_json)
+            return tell(outcome)
+
+
+async def _deliberate_at(
+    settings: Settings,
+    request: DeliberationRequest,
+    named: Named,
+    tell: Tell,
+    *,
+    server: str,
+    token_file: Path | None,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Ask a server elsewhere, which fetches the repository itself."""
+    from moothall.cli.council import hold_council
+    from moothall.cli.narrator import Narrator
+    from moothall.wiring.asking import files_here, kernel_of, names
+
+    named.check()
+    narrator = Narrator(quiet=quiet, verbose=verbose)
+    files = None if named.text else await files_here(settings, named.repo)
+    by_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
+    where = RepositoryRef(id=named.repo, ref=named.ref) if by_id else names(RepositoryRef(url=named.repo, ref=named.ref), files)
+    repository = None if named.text else where
+    request = replace(request, repository=repository, about_text=named.text)
+    async with kernel_of(settings, server, token_file) as kernel:
+        with narrator.watching():
+            outcome = await hold_council(kernel, request, narrator.take)
+    return tell(outcome)

@@ -97,6 +97,11 @@ def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
     )
 
 
+def request_message(request: DeliberationRequest) -> pb.DeliberateRequest:
+    """Return a request as a caller of a server elsewhere says it."""
+    return to_message(pb.DeliberateRequest, request, task_description=request.description)
+
+
 def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
     """Return which repository; an empty message names none."""
     named = from_message(RepositoryRef, message)

@@ -23,6 +23,7 @@ from moothall.errors import ConfigurationError, Permanent, Temporary
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as orchestrator_grpc
 from moothall.services import convert
 from moothall.services.identity import is_loopback, read_tokens
 
@@ -40,18 +41,22 @@ _PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 class RemoteKernel:
-    """Submits tasks of one agent to a server and follows them. Who asks is said by the token, whatever `who` is. `pause_seconds`
+    """Submits deliberations, or tasks of one agent, to a server and follows them. Who asks is said by the token, whatever `who` is. `pause_seconds`
     is the first delay before a lost server is asked again; it doubles.
     """
 
     def __init__(self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _PAUSE) -> None:
         self._stub: Any = pb_grpc.AgentKernelStub(channel)
+        self._councils: Any = orchestrator_grpc.OrchestratorServiceStub(channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._pause = pause_seconds
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> None:
         """Create the task. A repeat is the same one. Raises what the server says."""
         del who
+        if request.protocol != "ask":
+            await self._convene(request)
+            return
         constraints, budget = request.constraints, request.budget
         if constraints.max_iterations or request.seed is not None:
             raise errors.InvalidRequest("turns and seed cannot be said to a server elsewhere: its own settings say them")
@@ -72,6 +77,11 @@ class RemoteKernel:
                 ref=named.ref if named else "",
             ),
         )
+
+    async def _convene(self, request: DeliberationRequest) -> None:
+        if request.seed is not None or request.peer_review:
+            raise errors.InvalidRequest("seed and peer review cannot be said to a server elsewhere: its own settings say them")
+        await self._call("SubmitDeliberation", convert.request_message(request), self._councils)
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
         """Yield the task's events and end after its decision. A connection that is lost is made again, from the last seq."""
@@ -115,9 +125,9 @@ class RemoteKernel:
         answer = await self._call("CancelTask", pb.CancelTaskRequest(task_id=task_id, reason=reason))
         return DeliberationStatus(answer.status)
 
-    async def _call(self, method: str, request: Any) -> Any:
+    async def _call(self, method: str, request: Any, stub: Any = None) -> Any:
         with _translate_errors():
-            return await getattr(self._stub, method)(request, metadata=self._metadata, timeout=_CALL_SECONDS)
+            return await getattr(stub or self._stub, method)(request, metadata=self._metadata, timeout=_CALL_SECONDS)
 
 
 def _event_of(task_id: str, told: pb.TaskEvent) -> Recorded | None:

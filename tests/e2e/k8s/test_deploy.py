@@ -90,6 +90,13 @@ async def deliberate(name: str, task: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "overlays").iterdir()))
+async def test_the_cluster_accepts_every_overlay(overlay: str) -> None:
+    said = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
+    assert "would violate PodSecurity" not in said
+    assert "(server dry run)" in said
+
+
 async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: None) -> None:
     result = await deliberate("first", "Add hello_world() function to src/utils.py")
     assert result["proven"] is True
@@ -122,10 +129,3 @@ async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
 ) -> None:
     said = await ask("auth", "can-i", verb, what, "-n", namespace, "--as=system:serviceaccount:moothall:moothall", check=False)
     assert said.split()[-1] == answer, said
-
-
-@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "overlays").iterdir()))
-async def test_the_cluster_accepts_every_overlay(overlay: str) -> None:
-    said = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
-    assert "would violate PodSecurity" not in said
-    assert "(server dry run)" in said

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -47,6 +48,7 @@ PROBE = {
 }
 OF_NODES = ("the API server", "the API server by its service", "the kubelet", "the metadata address")
 METADATA = "169.254.169.254"
+LISTEN = "import socket, sys\nserver = socket.create_server((sys.argv[1], 80))\nwhile True: server.accept()"
 TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 4); print('through')"
 
 
@@ -77,10 +79,10 @@ async def reaches(probe: str, namespace: str, host: str, port: int) -> bool:
 async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str, int]]]:
     """What is tried, by name; somebody listens at each of them."""
     here = nodes(Home.of_user())
-    make = f"ip addr add {METADATA}/32 dev lo; exec python3 -m http.server 80 --bind {METADATA}"
-    metadata = [
-        await asyncio.create_subprocess_exec(*node.inside("sh", "-c", make), stderr=asyncio.subprocess.DEVNULL) for node in here
-    ]
+    into = [("nsenter", "-t", str(node.anchor()), "-n", "--") for node in here]
+    for one in into:
+        await (await asyncio.create_subprocess_exec(*one, "ip", "addr", "replace", f"{METADATA}/32", "dev", "lo")).wait()
+    metadata = [await asyncio.create_subprocess_exec(*one, sys.executable, "-c", LISTEN, METADATA) for one in into]
     serve = ("exec", "other", "--", "python", "-m", "http.server", "8000")
     other = await asyncio.create_subprocess_exec("kubectl", "-n", probes["other"], *serve, stderr=asyncio.subprocess.DEVNULL)
     yield {
@@ -95,8 +97,8 @@ async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str
     for process in (*metadata, other):
         process.terminate()
         await process.wait()
-    for node in here:
-        await (await asyncio.create_subprocess_exec(*node.inside("ip", "addr", "del", f"{METADATA}/32", "dev", "lo"))).wait()
+    for one in into:
+        await (await asyncio.create_subprocess_exec(*one, "ip", "addr", "del", f"{METADATA}/32", "dev", "lo")).wait()
 
 
 async def test_a_workspace_reaches_the_bus_and_nothing_else(

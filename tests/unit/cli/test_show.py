@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import html
 import io
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from moothall.cli.council import summarize
 from moothall.cli.plain import plain
 from moothall.cli.show import changed_lines, line_of, show_outcome
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import InvalidRequest
 
 DIFF = "diff --git a/x b/x\nindex 1..2\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n-old\n+new\n+more\n"
 
@@ -72,3 +79,32 @@ def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
 
     assert "starts anew (2 of 3): the same tests red for 3 turns" in said(1)
     assert "stops: the same tests red for 3 turns" in said(3)
+
+
+@given(st.text(max_size=80))
+def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
+    result = Result(1, "agent-dev-001", "dev", 0.5, (words,), passed_gates=True, proven=True)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "summary.md")
+        summarize(
+            Outcome("t", DeliberationStatus.COMPLETED, results=(result,), winner_id="agent-dev-001"),
+            DeliberationRequest(words, "DEV"),
+            path,
+        )
+        said = path.read_text(encoding="utf-8")
+    title, *_, row = [line for line in said.split("\n") if line]
+    told = [title.removeprefix("### "), row.split(" | ")[-1].removesuffix(" |")]
+    for text in told:
+        assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~")
+        assert html.unescape(text) == " ".join(plain(words).split())
+
+
+def test_a_summary_is_added_and_one_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    outcome = Outcome("t", DeliberationStatus.FAILED, error_message="nobody <b>proposed</b>")
+    for _ in range(2):
+        summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path / "summary.md")
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8").count(
+        "t: no winner (nobody &#60;b&#62;proposed&#60;/b&#62;)"
+    ) == 2
+    with pytest.raises(InvalidRequest, match=r"the summary .* cannot be written: Is a directory"):
+        summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path)

@@ -236,7 +236,7 @@ class JobBox(Box):
         await self._cluster.remove(self.job)
 
     def _said(self) -> str:
-        return self._why
+        return self._why or (f"pod of {self.job}: {self._trunk.why}" if self._trunk.why else "")
 
     def _note(self, text: str) -> None:
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:

@@ -51,6 +51,8 @@ class Trunk:
         self._pumps: tuple[asyncio.Task[None], ...] = ()
         self.connected = asyncio.Event()
         """Set once the other end was heard."""
+        self.why = ""
+        """Why it ended, where nobody ended it."""
 
     async def run(self, first: float = SILENT_SECONDS) -> None:
         """Carry until the other end is gone or silent, or not heard within `first` seconds, or this is cancelled. Closes all streams."""
@@ -60,8 +62,8 @@ class Trunk:
                 await self._until_over(self._receive())
                 for task in (*tasks, *self._pumps):
                     task.cancel()
-        except* (ConnectionError, BusUnavailable, OSError):
-            pass  # who waits for a stream sees its end
+        except* (ConnectionError, BusUnavailable, OSError) as over:  # who waits for a stream sees its end
+            self.why = str(over.exceptions[0])
         finally:
             self.close()
             for writer in self._streams.values():
@@ -184,7 +186,7 @@ class Trunk:
                 async with asyncio.timeout(seconds):
                     await self._heard.wait()
             except TimeoutError:
-                raise ConnectionError(f"nothing was heard for {seconds:g} s") from None
+                raise ConnectionError(f"nothing was heard of the other end for {seconds:g} s") from None
             await asyncio.sleep(SILENT_SECONDS / 10)
             self._heard.clear()
             seconds = SILENT_SECONDS

@@ -1,0 +1,58 @@
+"""A node that is lost with a workspace on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from k8s.conftest import ask
+from k8s.test_jobs import bare, bus, configured, jobs_left  # noqa: F401 - `bus` is a fixture
+from kubernetes import client
+
+from moothall.domain.repository import Profile
+from moothall.errors import WorkspaceFailed
+from moothall.wiring.trusted import open_hands
+from support.kube.node import Node, nodes
+from support.kube.programs import Home
+from support.repos import SAMPLE
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(
+        len(nodes(Home.of_user())) != 2, reason="it kills the second of two nodes of scripts/cluster up --nodes 2"
+    ),
+]
+
+
+async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
+    tmp_path: Path,
+    bus: str,  # noqa: F811 - the fixture
+    api: client.ApiClient,
+) -> None:
+    there = configured(tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"})
+    async with open_hands(there) as hands, open_hands(configured(tmp_path / "any", bus)) as others:
+        base = await bare(tmp_path / "there", bus, hands, SAMPLE, tests="print('ran')")
+        base = replace(base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "200")})))
+        try:
+            async with hands.workspaces.open(base, "one") as workspace:
+                checking = asyncio.create_task(workspace.check("wait"))
+                await asyncio.sleep(1)
+                Node(Home.of_user(), 2).kill()
+                with pytest.raises(WorkspaceFailed) as said:
+                    async with asyncio.timeout(120):
+                        await checking
+            assert re.search(r"pod of moothall-.*: nothing was heard of the other end|lost|deleted", said.value.message)
+            await ask("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=90s")
+            again = await bare(tmp_path / "any", bus, others, SAMPLE, tests="print('ran')")
+            assert again.runs["tests"].output.strip().endswith("ran")
+        finally:
+            up = (sys.executable, "-m", "support.kube", "up", "--nodes", "2")
+            process = await asyncio.create_subprocess_exec(*up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            assert await process.wait() == 0
+    assert await jobs_left(api, seconds=60) == []
