@@ -20,6 +20,10 @@ API = f"https://{FIRST}:6443"
 PODS, SERVICES, NAMES = "10.244.0.0/16", "10.96.0.0/16", "10.96.0.10"
 BRIDGE = "mhk0"
 _POLL_SECONDS = 0.2
+_MACHINE_WIDE = (
+    *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
+    *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
+)
 
 
 def shell(*command: str, check: bool = True) -> str:
@@ -107,7 +111,16 @@ class Node:
         wait(10, f"namespaces of {self.name}", lambda: bool(inner()))
         (pid,) = (one.pid for one in inner())
         (self.folder / "pid").write_text(str(pid), encoding="utf-8")
+        self._cover()
         self._connect(pid)
+
+    def _cover(self) -> None:
+        """Put plain files over the switches that kubelet sets and that would hold for the whole machine, also after it."""
+        for switch in _MACHINE_WIDE:
+            cover = self.folder / "sys" / switch.replace("/", ".")
+            cover.parent.mkdir(exist_ok=True)
+            cover.write_text(Path("/proc/sys", switch).read_text(encoding="utf-8"), encoding="utf-8")
+            shell(*self.inside("mount", "--bind", str(cover), f"/proc/sys/{switch}"))
 
     def _connect(self, pid: int) -> None:
         if BRIDGE not in shell("ip", "-o", "link"):
