@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from moothall.errors import ConfigurationError, Permanent, Temporary
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as council_pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as orchestrator_grpc
 from moothall.services import convert
 from moothall.services.identity import is_loopback, read_tokens
@@ -37,6 +39,9 @@ _KINDS: dict[grpc.StatusCode, type[errors.Permanent]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Refused,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
 }
+_NOTHING = DeliberationRequest("", "")
+_SAID = {"description", *council_pb.DeliberateRequest.DESCRIPTOR.fields_by_name}
+_UNSAID = tuple(field.name for field in fields(DeliberationRequest) if field.name not in _SAID)
 _PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
@@ -79,8 +84,10 @@ class RemoteKernel:
         )
 
     async def _convene(self, request: DeliberationRequest) -> None:
-        if request.seed is not None or request.peer_review:
-            raise errors.InvalidRequest("seed and peer review cannot be said to a server elsewhere: its own settings say them")
+        if unsaid := [name.replace("_", " ") for name in _UNSAID if getattr(request, name) != getattr(_NOTHING, name)]:
+            raise errors.InvalidRequest(
+                f"{', '.join(unsaid)} cannot be said to a server elsewhere: its own settings say such things"
+            )
         await self._call("SubmitDeliberation", convert.request_message(request), self._councils)
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:

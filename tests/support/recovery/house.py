@@ -126,6 +126,11 @@ class House:
                 return [one.pid for sandbox in sandboxes for one in (sandbox, *sandbox.children(recursive=True))]
         return []
 
+    def host_is_up(self) -> bool:
+        """Whether the host that runs now opens workspaces; its sandboxes' code is laid out after it has swept."""
+        pid = self.parts["host"].pid
+        return pid > 0 and any((self.data / "run").glob(f"{pid}-*/code"))
+
     def note_instances(self) -> None:
         """Remember under which names hosts keep their workspaces."""
         run = self.data / "run"

@@ -111,6 +111,8 @@ class Lane:
         if outcome is not None:
             seen.end = End.of(outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen))
         await self._quiet(seen)
+        if plan.blow is not None and plan.blow.kind == "host" and not plan.blow.stop:
+            await self._back(seen)
         self._calls(offset, recorded, seen)
         return seen
 
@@ -220,6 +222,15 @@ class Lane:
             seen.trouble.append("the work item was never acked")
         if (await self.bus.state(DEAD.name)).messages:
             seen.trouble.append("there are dead letters")
+
+    async def _back(self, seen: Seen) -> None:
+        """Wait until the host that was started again has cleared away what the killed one left: the lane may end next."""
+        try:
+            async with asyncio.timeout(_QUIET_SECONDS):
+                while not await asyncio.to_thread(self.house.host_is_up):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            seen.trouble.append("no host came back")
 
     def _journal_size(self) -> int:
         return self.house.journal.stat().st_size if self.house.journal.exists() else 0

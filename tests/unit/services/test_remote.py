@@ -21,7 +21,12 @@ from support.desk import MemoryDesk
 from support.visits import visiting
 
 ASKED = DeliberationRequest(
-    "What does greet do?", "DEV", "task-1", Constraints(timeout_seconds=60), repository=RepositoryRef(url="sample", ref="main")
+    "What does greet do?",
+    "DEV",
+    "task-1",
+    Constraints(timeout_seconds=60),
+    repository=RepositoryRef(url="sample", ref="main"),
+    protocol="ask",
 )
 
 QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
@@ -67,6 +72,23 @@ async def test_what_the_server_says_is_said_in_our_errors(desk: MemoryDesk, tmp_
             await kernel.submit(replace(ASKED, description=" ", task_id="task-2"), LOCAL)
         for wrong in (replace(ASKED, seed=1), replace(ASKED, constraints=Constraints(max_iterations=3))):
             with pytest.raises(InvalidRequest, match="its own settings"):
+                await kernel.submit(wrong, LOCAL)
+
+
+async def test_a_council_is_asked_for_whole_or_not_at_all(desk: MemoryDesk, tmp_path: Path) -> None:
+    constraints = Constraints("short", ("polite",), max_iterations=3)
+    council = replace(ASKED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
+    async with (
+        visiting(tmp_path) as behind,
+        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
+        remote_kernel(house.server.target, TOKEN) as kernel,
+    ):
+        await kernel.submit(council, LOCAL)
+        assert desk.request("task-1") == council
+        with pytest.raises(InvalidRequest, match=r"^peer review, seed cannot be said"):
+            await kernel.submit(replace(council, seed=1, peer_review=True), LOCAL)
+        for wrong in (replace(council, model="large"), replace(council, about_text=True), replace(council, story_id="s-1")):
+            with pytest.raises(InvalidRequest, match="cannot be said"):
                 await kernel.submit(wrong, LOCAL)
 
 
