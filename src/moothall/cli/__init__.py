@@ -30,6 +30,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Stories": {
         "story": ("story:story", "Put stories on the board, and move them from backlog to done."),
     },
+    "Agents": {
+        "agents": ("agents:agents", "Check, list and run the agents that agents/*.yaml describe."),
+    },
     "Repositories and disk": {
         "repo": ("repo:repo", "Register repositories, and how they are checked."),
         "clean": ("clean:clean", "Remove environments and checkouts, with their sizes."),

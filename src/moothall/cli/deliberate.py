@@ -51,6 +51,9 @@ Tell = Callable[[Outcome], int]
 @click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, in any protocol.")
 @click.option("--rubric", default="", help="What reviewers judge by.")
 @click.option("--require", "requirements", multiple=True, help="A requirement that reviewers judge as met or not; repeatable.")
+@click.option(
+    "--check", "checks", multiple=True, help="A command that must pass, beside the repository's own checks; repeatable."
+)
 @click.option("--timeout", type=int, default=0, help="Seconds for the whole deliberation.")
 @click.option("--turns", type=int, default=0, help="Turns that a seat may take; limits.turns by default.")
 @click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
@@ -89,6 +92,7 @@ def deliberate(
     peer_review: bool,
     rubric: str,
     requirements: tuple[str, ...],
+    checks: tuple[str, ...],
     timeout: int,
     turns: int,
     model: str,
@@ -117,6 +121,7 @@ def deliberate(
         adaptive=adaptive,
         peer_review=peer_review,
         model=model,
+        checks=checks,
         seed=seed,
     )
     settings = settings_of(context, narrated=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from moothall.agents.running import Ended
 from moothall.domain.codec import dump
 from moothall.domain.fleet import HostState
 from moothall.domain.outcome import Outcome
@@ -91,6 +92,15 @@ class WorkflowDocument:
     version: Literal[1] = VERSION
 
 
+@dataclass(frozen=True, slots=True)
+class AgentsDocument:
+    """What `agents run` prints: the run's name, and how each agent ended."""
+
+    run: str
+    agents: tuple[Ended, ...]
+    version: Literal[1] = VERSION
+
+
 def outcome_document(outcome: Outcome) -> dict[str, Any]:
     """Return what `deliberate`, `demo` and `show` print."""
     return {"version": VERSION, **dump(outcome)}
@@ -127,9 +137,17 @@ def _registered_class() -> Any:
     return Registered
 
 
+def _spec_schema() -> dict[str, Any]:
+    from moothall.agents.specs import schema
+
+    return schema()
+
+
 _CONSTANT = {"const": VERSION, "type": "integer"}
 _APPLIED = {"type": "array", "items": {"type": "string"}}
 _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "agent": _spec_schema,
+    "agents-run": lambda: _of(AgentsDocument),
     "ask": lambda: _of(Outcome, version=_CONSTANT, applied=_APPLIED),
     "check": lambda: _of(CheckDocument),
     "clean": lambda: _of(CleanDocument),

@@ -82,8 +82,9 @@ class Sandbox(Section):
 
 
 class Agents(Section):
-    """The agent service: what other orchestrators ask of an agent."""
+    """Agents: what other orchestrators ask of one, and those that `moothall agents run` runs."""
 
+    at_once: int = Field(4, ge=1, le=1000, description="agents of specs that one run has at work side by side")
     tasks: int = Field(64, ge=1, description="queries under way; more are refused")
     tokens: int = Field(100_000, ge=100, description="of a query with its history and context, about; a longer one is refused")
     calls_a_second: float = Field(10.0, gt=0, description="queries that one caller may begin a second")

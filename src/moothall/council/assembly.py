@@ -28,9 +28,11 @@ from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
+from moothall.domain.tool import Grant
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
+from moothall.guard.grants import intersection
 from moothall.ports import ChatModel, CodeRunner, Log, MergeCommits, ReadFile, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
@@ -173,6 +175,12 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
     return await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
 
 
+def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
+    """Return what the seats may do: what their role may, or those of the task's tools among it."""
+    grant = gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
+    return intersection(grant, Grant(d.tools)) if d.tools else grant
+
+
 def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
     known = {**parts.named, "": Named(parts.llm, parts.model)}
@@ -209,7 +217,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
     parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
-    grant = parts.gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
+    grant = grant_of(d, parts.gate, prepared)
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.runner is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)

@@ -5,7 +5,7 @@ Stateless over the bus, so any process that reaches the bus can have one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -15,6 +15,7 @@ from cachetools import LRUCache
 from moothall import telemetry
 from moothall.config import Limits, Models
 from moothall.council import params
+from moothall.council.choices import checks_of, models_of
 from moothall.council.roster import Roster
 from moothall.council.text import tokens
 from moothall.domain.briefing import BriefingRequest
@@ -320,7 +321,7 @@ def plan(
         raise InvalidRequest(f"the context has about {tokens(request.context)} tokens; at most {limits.context_tokens}")
     protocol = params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
-    model, seat_models = _models_of(request, role, defaults.models, council)
+    model, seat_models = models_of(request, role, defaults.models, council)
     seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents)
     if PROTOCOLS[protocol].one_seat or request.merge:
         seats = 1
@@ -353,31 +354,20 @@ def plan(
         merge=request.merge,
         model=model,
         seat_models=seat_models,
+        checks=checks_of(request),
+        tools=request.tools,
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
 
 
-def _models_of(request: DeliberationRequest, role: str, models: Models, council: Council | None) -> tuple[str, Mapping[str, str]]:
-    """Return the council's model and those of seats that have another: what the request names goes before what a seat, the council
-    and the role have. Raises `InvalidRequest`.
-    """
-    if request.merge:
-        return "", {}
-    wanted = request.model or (council.config.model_profile if council else "")
-    model = models.choose(wanted) if wanted else models.of_role(role)
-    agents = council.agents if council and not request.model else ()
-    own = {agent.id: models.choose(name) for agent in agents if (name := agent.capabilities.model_profile)}
-    return model, {seat: name for seat, name in own.items() if name != model}
-
-
 def _digest_of(request: DeliberationRequest, who: Principal) -> str:
     """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
-    nevertheless; and without `merge` and `model` where they are empty, as in those that were recorded before there were any.
+    nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
     fields = dump(replace(request, context=""))
-    for name in ("merge", "model"):
+    for name in ("merge", "model", "checks", "tools"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from moothall import telemetry
 from moothall.council import prompts
 from moothall.council.agent import Agent, Place
-from moothall.council.assembly import Council, Sitting
+from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
@@ -361,7 +361,6 @@ def _agent(sitting: Sitting) -> Agent:
 
 def _context(council: Council, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
     d = council.d
-    protected = council.prepared.base.profile.protected if council.prepared else ()
     gate = council.parts.gate
     seat = SeatContext(
         principal=Principal(d.principal, d.tenant),
@@ -369,7 +368,7 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
         task_id=d.task_id,
         seat=sitting.seat,
         role=d.role,
-        grant=gate.grant_for(d.role, protected),
+        grant=grant_of(d, gate, council.prepared),
         workspace=workspace,
         workspace_id=workspace.id,
         deadline=until,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moothall.domain.evidence import CheckRun
+from moothall.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,15 @@ class Profile:
     depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     history: bool = False
+
+
+def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:
+    """Return a base that is judged by these checks, too. Raises `InvalidRequest` for a name that a check of its own has."""
+    if taken := checks.keys() & base.profile.checks.keys():
+        raise InvalidRequest(
+            f"the repository has a check called {min(taken)}; a task that brings checks of its own needs that name"
+        )
+    return replace(base, profile=replace(base.profile, checks={**base.profile.checks, **checks})) if checks else base
 
 
 def checks_near(profile: Profile, paths: Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from moothall.domain.protocol import PROTOCOLS, ProtocolName
 from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
+VALIDATION = "validation"
+"""What a deliberation's own checks are called: validation-1, validation-2, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class DeliberationRequest:
     """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
 
     `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
+    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone.
     """
 
     description: str
@@ -69,6 +72,8 @@ class DeliberationRequest:
     reviewer: str = ""
     merge: tuple[str, ...] = ()
     model: str = ""
+    checks: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ class Deliberation:
     `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked directly; `context` an
     excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
     proposes what they come to together on the base, and asks no model. `model` names the council's model in the settings ('': the
-    default), `seat_models` those of seats that have another.
+    default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
+    the role's grant is narrowed to, where there are any.
     """
 
     task_id: str
@@ -108,6 +114,8 @@ class Deliberation:
     merge: tuple[str, ...] = ()
     model: str = ""
     seat_models: Mapping[str, str] = field(default_factory=dict)
+    checks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""

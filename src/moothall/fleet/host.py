@@ -29,7 +29,7 @@ from moothall.domain.fleet import FLEET, Held, HostState
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.repository import Base, Prepared
+from moothall.domain.repository import Base, Prepared, with_checks
 from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import (
@@ -309,7 +309,7 @@ class Host:
         if deliberation.repository is None or deliberation.base_sha is None:
             return None
         ref = RepositoryRef(id=deliberation.repository.id, ref=deliberation.base_sha)
-        base = await self.repositories.resolve(ref, tenant=deliberation.tenant)
+        base = with_checks(await self.repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks)
         steps: asyncio.Queue[str | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,17 @@ async def test_finish_is_offered_only_after_a_change(council: Any) -> None:
     first, second = (json.dumps(call.body["response_format"]["json_schema"]["schema"]) for call in house.server.requests)
     assert '"finish"' not in first
     assert '"finish"' in second
+
+
+async def test_a_task_with_tools_of_its_own_has_no_others_of_its_role(council: Any, tmp_path: Path) -> None:
+    async with council(script(append(), act(("files.read", {"path": "src/utils.py"})), finish())) as house:
+        events = await house.run(house.deliberation("single", 1, max_turns=3, tools=("files.read", "git.push")))
+    ran = [item for data in of(events, EventType.SEAT_TURN) for item in data["operations"]]
+    assert [(item["tool"], item["status"]) for item in ran][:2] == [("files.append", "blocked"), ("files.read", "success")]
+    assert "not granted" in house.server.requests[1].prompt
+    assert "files.write" not in house.server.requests[0].prompt
+    audited = [json.loads(line) for file in (tmp_path / "data").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert ("files.append", "blocked") in {(record["tool"], record["status"]) for record in audited}
 
 
 async def test_actions_stop_at_the_first_failure(council: Any) -> None:

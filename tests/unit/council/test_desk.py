@@ -72,6 +72,26 @@ def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: st
         plan(request_, LOCAL, Defaults(Limits()), NOW)
 
 
+def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
+    asked = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
+    planned = plan(asked, LOCAL, Defaults(Limits()), NOW)
+    assert planned.checks == {"validation-1": ("make", "lint"), "validation-2": ("python", "-c", "print(1)")}
+    assert planned.tools == ("files.read",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        *((replace(TASK, checks=(wrong,)), "the check") for wrong in ("", "   ", "a 'b", "a\0", "x" * 5000)),
+        (replace(TASK, checks=("make",) * 21), "at most 20"),
+        (replace(TASK, checks=("make",), about_text=True), "needs a repository"),
+    ],
+)
+def test_a_check_that_cannot_be_right_is_refused(request_: DeliberationRequest, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        plan(request_, LOCAL, Defaults(Limits()), NOW)
+
+
 async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
     planned = await desk.submit(TASK, LOCAL)
     recorded = [item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))]

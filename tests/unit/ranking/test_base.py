@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.repository import Base, Prepared, Profile, with_checks
+from moothall.errors import InvalidRequest
 from moothall.ranking import diagnose
 
 FILES = ("src/own/__init__.py", "tests/test_a.py")
@@ -86,6 +87,26 @@ def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
     found = diagnose(prepared(run))
     assert found.faults == ()
     assert found.rows[0].output == run.output
+
+
+def test_what_a_tasks_own_check_looks_at_may_be_missing_yet_but_not_its_program() -> None:
+    def seen(run: CheckRun) -> str:
+        base = Base("r", "0" * 40, Profile(checks={run.check: ("python", "-m", "pytest", "tests/test_new.py")}))
+        return diagnose(Prepared(base, "key", FILES, {run.check: run})).text
+
+    assert "no test was collected" in seen(CheckRun("tests", Verdict.MISSING, exit_code=5))
+    assert seen(CheckRun("validation-1", Verdict.MISSING, exit_code=5)) == ""
+    assert "program pyhton was not found" in seen(
+        CheckRun("validation-1", Verdict.FAILED, output="cannot run 'pyhton': No such file", exit_code=127)
+    )
+
+
+def test_a_tasks_own_checks_join_those_of_the_repository() -> None:
+    base = Base("r", "0" * 40, Profile(checks={"tests": ("pytest",)}))
+    assert with_checks(base, {}) is base
+    assert with_checks(base, {"validation-1": ("make",)}).profile.checks == {"tests": ("pytest",), "validation-1": ("make",)}
+    with pytest.raises(InvalidRequest, match="has a check called tests"):
+        with_checks(base, {"tests": ("true",)})
 
 
 def test_where_all_differs_from_run_to_run_nothing_could_be_judged() -> None:

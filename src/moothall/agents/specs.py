@@ -1,0 +1,284 @@
+"""What a file of `agents/` says of one agent: its objectives and how each is validated, what it needs, and what it may use.
+
+Sections that are not known here are kept as they are; what is near to a known name is taken for a misspelling.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from moothall.agents.capabilities import check_capability
+from moothall.config.parts import Role
+from moothall.domain.ids import ID_PATTERN
+from moothall.domain.protocol import ProtocolName
+
+Priority = Literal["critical", "high", "medium", "low"]
+PRIORITIES: tuple[Priority, ...] = ("critical", "high", "medium", "low")
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MEASURE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
+
+
+class Part(BaseModel):
+    """A section. What it does not know is kept in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_misspelt(cls, data: Any) -> Any:
+        for key in data if isinstance(data, Mapping) else ():
+            near = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.8)
+            if near and key not in cls.model_fields:
+                raise ValueError(f"{str(key)[:60]!r} is not known here; did you mean {near[0]}?")
+        return data
+
+
+def _within(units: Mapping[str, float], example: str) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and (found := _MEASURE.fullmatch(value)) and found[2].lower() in units:
+            return float(found[1]) * units[found[2].lower()]
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return value
+        raise ValueError(f"{str(value)[:40]!r} is no such measure; write it as in {example}")
+
+    return BeforeValidator(read)
+
+
+def _listed(value: Any) -> Any:
+    """A text is a list of one; a map says each of its values, by name."""
+    if isinstance(value, Mapping):
+        return tuple(f"{name}: {said}" for name, one in value.items() for said in (one if isinstance(one, list) else [one]))
+    if isinstance(value, list):
+        return tuple(
+            "; ".join(f"{name}: {said}" for name, said in one.items()) if isinstance(one, Mapping) else one for one in value
+        )
+    return (value,) if isinstance(value, str) else value
+
+
+def _written(*types: str) -> WithJsonSchema:
+    """What a file may have there, for the published schema: more than what comes of it."""
+    return WithJsonSchema({"type": [*types]})
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_listed), _written("array", "string", "object")]
+Words = Annotated[str, BeforeValidator(str), _written("string", "number", "boolean")]
+
+
+class Metadata(Part):
+    """Who it is. `name` is what other agents call it."""
+
+    name: Annotated[str, Field(pattern=f"^{ID_PATTERN}$", description="small letters, digits and dashes")]
+    version: Words = ""
+    workstream: str = ""
+
+
+class What(Part):
+    """What it does, as whom, and how soon among those that are ready."""
+
+    domain: str = ""
+    priority: Priority = "medium"
+    role: Role = "dev"
+    seats: Annotated[int, Field(ge=1, le=100)] = 1
+    protocol: ProtocolName | Literal[""] = ""
+
+
+class Model(Part):
+    """`profile` names a model of the settings, or its tier; sampling is that one's. `seed` begins all that is drawn."""
+
+    profile: str = ""
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+class Objective(Part):
+    """What should come of it. `validation` is a command: it decides whether the agent succeeded, and nothing else does."""
+
+    description: Annotated[str, Field(min_length=1)]
+    deliverable: str = ""
+    validation: str = ""
+
+
+class Task(Part):
+    """A step on the way. `condition`: only where that holds."""
+
+    description: Annotated[str, Field(min_length=1)]
+    name: str = ""
+    priority: Priority = "medium"
+    condition: str = ""
+    dependencies: Texts = ()
+
+
+def _tasks(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if unknown := value.keys() - {"default", "conditional"}:
+            raise ValueError(f"tasks has no {str(min(unknown))[:40]!r}; there are default and conditional")
+        value = [*(value.get("default") or ()), *(value.get("conditional") or ())]
+    return tuple({"description": one} if isinstance(one, str) else one for one in value) if isinstance(value, list) else value
+
+
+class Dependency(Part):
+    """Another agent that must have completed first; `optional`: where there is one of that name, and however it ends."""
+
+    name: str
+    why: str = ""
+    optional: bool = False
+
+
+def _dependencies(value: Any) -> Any:
+    """A map of names to reasons, of `required` and `optional` to such, or a list of names, of maps, or of named objects."""
+    if isinstance(value, Mapping):
+        if value and value.keys() <= {"required", "optional"}:
+            return tuple(
+                {**one, "optional": one.get("optional", kind == "optional")}
+                for kind in value
+                for one in _dependencies(value[kind] or [])
+            )
+        return tuple(_dependency(name, said) for name, said in value.items())
+    if isinstance(value, list):
+        found: list[Any] = []
+        for one in value:
+            if isinstance(one, str):
+                found.append({"name": one})
+            elif isinstance(one, Mapping) and "name" not in one:
+                found += _dependencies(one)
+            else:
+                found.append(one)
+        return tuple(found)
+    return () if value is None else value
+
+
+def _dependency(name: Any, said: Any) -> dict[str, Any]:
+    return {"name": name, **said} if isinstance(said, Mapping) else {"name": name, "why": "" if said is None else str(said)}
+
+
+class Metric(Part):
+    """A figure that is reported."""
+
+    name: str
+    target: Words = ""
+
+
+def _metrics(value: Any) -> Any:
+    """A map of names to targets, a list of such, or a list of named objects."""
+    if isinstance(value, Mapping):
+        return tuple(_metric(name, said) for name, said in value.items())
+    if isinstance(value, list):
+        found: list[Any] = []
+        for one in value:
+            found += (
+                [{"name": one}]
+                if isinstance(one, str)
+                else [one]
+                if not isinstance(one, Mapping) or "name" in one
+                else _metrics(one)
+            )
+        return tuple(found)
+    return value
+
+
+def _metric(name: Any, said: Any) -> dict[str, Any]:
+    return {"name": name, **said} if isinstance(said, Mapping) else {"name": name, "target": said}
+
+
+class Reporting(Part):
+    """What is reported, how often and where to: kept and shown."""
+
+    frequency: str = ""
+    channels: Texts = ()
+    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), _written("array", "object")] = ()
+
+
+_MEASURED = _written("string", "number")
+
+
+class Limits(Part):
+    """`timeout` is what one run may take. Memory and processor are bounded by the sandbox for all agents alike."""
+
+    max_memory: Annotated[float, _within(_UNITS, '"512MB"'), _MEASURED] | None = None
+    max_cpu: Annotated[float, _within({"%": 1}, '"75%"'), _MEASURED] | None = None
+    timeout: Annotated[float, _within(_SECONDS, '"2h"'), _MEASURED] | None = None
+
+
+class Security(Part):
+    """Its tools are those of its role that `capabilities_required` name, or all where it names none."""
+
+    sandbox: Literal[True] = True
+    capabilities_required: tuple[Annotated[str, AfterValidator(check_capability)], ...] = ()
+    resource_limits: Limits = Limits()
+
+
+class Restart(Part):
+    """How often a run that failed is made again, and how long it waits before: doubled each time."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=20)] = 0
+    backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
+
+
+class Spec(Part):
+    """One agent."""
+
+    metadata: Metadata
+    spec: What = What()
+    model: Model = Model()
+    capabilities: Texts = ()
+    objectives: tuple[Objective, ...]
+    tasks: Annotated[tuple[Task, ...], BeforeValidator(_tasks), _written("array", "object")] = ()
+    dependencies: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies), _written("array", "object", "null")] = ()
+    reporting: Reporting = Reporting()
+    security: Security = Security()
+    restart: Restart = Restart()
+    behavioral_directives: Texts = ()
+    risks: Texts = ()
+    success_criteria: Texts = ()
+
+    @model_validator(mode="after")
+    def _can_succeed(self) -> Spec:
+        if not self.validations:
+            raise ValueError("no objective has a validation: give a command, or nothing could say whether the agent succeeded")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What other agents call it."""
+        return self.metadata.name
+
+    @property
+    def validations(self) -> tuple[str, ...]:
+        """The commands that decide, in order, each once."""
+        return tuple(dict.fromkeys(one.validation for one in self.objectives if one.validation))
+
+    def told(self, steps: Sequence[Task]) -> str:
+        """Return what its seats are told; `steps` are its tasks in their order."""
+        parts = [
+            _section(
+                "Objectives",
+                [_with(one.description, deliverable=one.deliverable, validated_by=one.validation) for one in self.objectives],
+            ),
+            _section("Steps, in this order", [_with(one.description, only_if=one.condition) for one in steps]),
+            _section("Skills", self.capabilities),
+            _section("Directives", self.behavioral_directives),
+            _section("Risks", self.risks),
+            _section("Done when", self.success_criteria),
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return f"{title}:\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
+
+
+def _with(text: str, **more: str) -> str:
+    said = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in more.items() if value)
+    return f"{text} ({said})" if said else text
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a file."""
+    made = Spec.model_json_schema()
+    return made | {"title": "agents/*.yaml"}

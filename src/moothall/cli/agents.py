@@ -1,0 +1,143 @@
+"""`moothall agents`: the agents that files describe, checked, listed and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from moothall.agents.loading import Loaded, check_order, load
+from moothall.agents.specs import Spec
+from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example, json_option, repository_options
+from moothall.cli.plain import plain, teller
+from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.config import Settings
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import InvalidRequest
+from moothall.wiring.early import Named, check_early
+
+
+def _paths(command: Callable[..., None]) -> Callable[..., None]:
+    return click.argument("paths", nargs=-1, type=click.Path(path_type=Path))(command)
+
+
+@click.group()
+def agents() -> None:
+    """Agents from files (docs/agents.md). PATHS are files and folders; `agents` by default."""
+
+
+@agents.command(epilog=example("moothall agents validate", "moothall agents validate agents/tests.yaml"))
+@_paths
+@errors_spoken
+def validate(paths: Sequence[Path]) -> None:
+    """Check files: each wrong place is named with its line. Exit code 1 where there is one."""
+    loaded = _load(paths)
+    for said in loaded.kept:
+        click.echo(plain(f"note  {said}"))
+    click.echo(f"{len(loaded.specs)} agents are right, {len(loaded.wrong)} places are wrong")
+    if loaded.specs and not loaded.wrong:
+        check_order(tuple(loaded.specs.values()))
+    raise SystemExit(EXIT_NONE if loaded.wrong else 0)
+
+
+@agents.command("list", epilog=example("moothall agents list"))
+@_paths
+@errors_spoken
+def list_(paths: Sequence[Path]) -> None:
+    """List the agents in the order in which they would run one by one."""
+    named = {spec.name: spec for spec in _load(paths).specs.values()}
+    for name in check_order(tuple(named.values())):
+        spec = named[name]
+        needs = ", ".join(one.name + (" (optional)" if one.optional else "") for one in spec.dependencies)
+        click.echo(plain(f"{name:<32}  {spec.spec.priority:<8}  {spec.spec.role:<9}" + (f"  needs {needs}" if needs else "")))
+
+
+@agents.command("run", epilog=example("moothall agents run", "moothall agents run --only docs --repo ../other agents"))
+@_paths
+@repository_options
+@click.option("--only", multiple=True, help="This agent, and what it needs; repeatable.")
+@click.option("--at-once", type=click.IntRange(min=1), default=None, help="Agents side by side; agents.at_once by default.")
+@click.option("--run", "name", default="", help="A name of your own: a run that was killed goes on under its name.")
+@json_option
+@click.pass_context
+@errors_spoken
+def run_(
+    context: click.Context,
+    *,
+    paths: Sequence[Path],
+    repo: str,
+    ref: str,
+    profile: Path | None,
+    only: tuple[str, ...],
+    at_once: int | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """Run agents on a repository, each when what it needs has completed, on what that came to.
+
+    Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed. Exit codes: 0 all completed, 1 not all,
+    2 wrong use or a broken part.
+    """
+    loaded = _load(paths)
+    if loaded.wrong:
+        raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
+    specs = _chosen(tuple(loaded.specs.values()), only)
+    settings = settings_of(context, narrated=True)
+    run(_run(settings, specs, Named(repo, ref, profile=profile), name, at_once or settings.agents.at_once, as_json=as_json))
+
+
+def _load(paths: Sequence[Path]) -> Loaded:
+    loaded = load(paths or (Path("agents"),))
+    for said in loaded.wrong:
+        click.echo(plain(f"wrong {said}"), err=True)
+    return loaded
+
+
+def _chosen(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
+    """Return these and all that they need. Raises `InvalidRequest`."""
+    named = {spec.name: spec for spec in specs}
+    check_order(specs)
+    if missing := [name for name in only if name not in named]:
+        raise InvalidRequest(f"there is no agent {missing[0][:80]!r}; there are {', '.join(sorted(named))[:500]}")
+    wanted, look = set(only or named), list(only)
+    while look:
+        needed = {one.name for one in named[look.pop()].dependencies if one.name in named}
+        look += needed - wanted
+        wanted |= needed
+    return [spec for spec in specs if spec.name in wanted]
+
+
+async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: str, at_once: int, *, as_json: bool) -> int:
+    if not specs:
+        raise InvalidRequest("there is no agent in these files")
+    tell = teller(quiet=as_json)
+    for spec in specs:
+        settings.choice.choose(spec.model.profile)
+    asked = await check_early(settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell)
+    # Only now: a second of imports that a wrong address need not wait for.
+    from moothall.agents.running import AgentRun, State
+    from moothall.cli.documents import AgentsDocument
+    from moothall.domain.codec import dump
+    from moothall.domain.identity import LOCAL
+    from moothall.domain.ids import check_id, new_task_id
+    from moothall.wiring.asking import asked_about, unseen
+    from moothall.wiring.house import open_house
+
+    run_name = check_id(name, "--run") if name else new_task_id()
+    repository = await asked_about(settings, named)
+    if repository is None:
+        raise InvalidRequest("you are in no git repository: name one with --repo")
+    if said := await unseen(settings, repository, named.profile):
+        tell(said)
+    tell(f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run {run_name}")
+    async with open_house(settings, tell, asked=asked) as house:
+        ended = await AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell).all(specs)
+    if as_json:
+        click.echo(json.dumps(dump(AgentsDocument(run_name, tuple(ended.values()))), indent=2))
+    else:
+        for end in ended.values():
+            click.echo(plain(f"{end.name:<32}  {end.state:<9}  {end.branch or end.reason}"))
+    return 0 if all(end.state is State.COMPLETED for end in ended.values()) else EXIT_NONE
