@@ -71,7 +71,7 @@ class AgentRun:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for end in (task.result() for task in done):
                     self.ended[end.name] = end
-                    self.tell(f"{end.name}: {end.state}" + (f", {end.reason}" if end.reason else ""))
+                    self.tell(f"{end.name}: {end.state}" + (f", {first_line(end.reason)}" if end.reason else ""))
                     order.ended(end.name)
         return {name: self.ended[name] for name in of_specs(specs)}
 
@@ -90,7 +90,7 @@ class AgentRun:
             if end.state is State.COMPLETED or number > most:
                 break
             wait = min(spec.restart.backoff_seconds * 2 ** (number - 1), _LONGEST_BACKOFF)
-            self.tell(f"{spec.name}: {end.reason}; again in {wait:g} s")
+            self.tell(f"{spec.name}: {first_line(end.reason)}; again in {wait:g} s")
             await self.sleep(wait)
         return end
 
@@ -118,6 +118,11 @@ class AgentRun:
 
     def _task_id(self, name: str, part: str) -> str:
         return f"{self.name[:20]}-{name[:20]}-{digest(self.name, name)[:8]}-{part}"
+
+
+def first_line(reason: str) -> str:
+    """Return what of a reason fits a line."""
+    return reason.partition("\n")[0]
 
 
 def _request(spec: Spec, base: RepositoryRef, task_id: str, number: int) -> DeliberationRequest:

@@ -118,7 +118,7 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
         settings.choice.choose(spec.model.profile)
     asked = await check_early(settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell)
     # Only now: a second of imports that a wrong address need not wait for.
-    from moothall.agents.running import AgentRun, State
+    from moothall.agents.running import AgentRun, State, first_line
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump
     from moothall.domain.identity import LOCAL
@@ -139,5 +139,5 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
         click.echo(json.dumps(dump(AgentsDocument(run_name, tuple(ended.values()))), indent=2))
     else:
         for end in ended.values():
-            click.echo(plain(f"{end.name:<32}  {end.state:<9}  {end.branch or end.reason}"))
+            click.echo(plain(f"{end.name:<32}  {end.state:<9}  {end.branch or first_line(end.reason)}"))
     return 0 if all(end.state is State.COMPLETED for end in ended.values()) else EXIT_NONE
