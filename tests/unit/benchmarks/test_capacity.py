@@ -23,6 +23,7 @@ def test_nothing_passes_the_bound(demand: Demand, fleet: Fleet, at_once: int) ->
     assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, "jobs vary by a half, and the window cuts some"
 
 
+@pytest.mark.e2e
 def test_a_crowd_reaches_the_busiest_part() -> None:
     demand = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50)
     assert simulate(demand, Fleet((0.25,)), 64).rate == pytest.approx(50, rel=0.05)

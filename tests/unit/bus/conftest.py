@@ -33,7 +33,7 @@ async def emptied(url: str) -> str:
     return url
 
 
-@pytest.fixture(params=["memory", "jetstream"])
+@pytest.fixture(params=["memory", pytest.param("jetstream", marks=pytest.mark.e2e)])
 def opened(request: pytest.FixtureRequest) -> Opened:
     """Opens the bus under test, with settings and the operator's secrets as named."""
     url: str = "" if request.param == "memory" else request.getfixturevalue("server")

@@ -17,6 +17,8 @@ from moothall.testing.model import Fault, phase_of, step_of
 from support.council import ONE, act, append, by_seat, finish, of, outcomes
 from support.repos import SAMPLE, SOLUTION
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 
 

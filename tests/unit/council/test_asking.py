@@ -16,6 +16,8 @@ from moothall.domain.task import Deliberation
 from moothall.testing.model import step_of
 from support.council import ONE, act, append, finish, of, outcomes
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 ANSWER = "It returns a greeting for a name."
 LOOK = act(("files.read", {"path": "src/utils.py"}))
 

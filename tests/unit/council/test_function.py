@@ -25,6 +25,7 @@ SHOWN = Shown(
 FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("task", "found"),
     [
@@ -147,6 +148,7 @@ async def test_each_attempt_asks_for_the_function_so_often(
     assert not any("response_format" in asked.body for asked in house.server.requests)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("tests", "shown"),
     [
@@ -314,6 +316,7 @@ def asked_in(body: Any) -> str:
     return "plan" if last["content"].endswith("# 1.") else "body"
 
 
+@pytest.mark.e2e
 async def test_attempts_ask_for_a_plan_for_the_whole_and_for_the_body_by_turns(council: Any) -> None:
     said = {"0.1": ' Greet.\n    return "Goodbye"\n```', "0.2": WRONG, "0.3": '    return "Hello, World!"\n```'}
 
@@ -327,6 +330,7 @@ async def test_attempts_ask_for_a_plan_for_the_whole_and_for_the_body_by_turns(c
     assert "-def" not in diff
 
 
+@pytest.mark.e2e
 async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
     async with council(
         lambda _body, _headers: ' Greet.\n    return "Hello, World!"\n```', files=BODILESS, functions="on"
@@ -336,6 +340,7 @@ async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
 
 
 @pytest.mark.e2e  # several runs of pytest
+@pytest.mark.e2e
 async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
     async with council(lambda _body, _headers: WRONG, files=BODILESS, functions="on", limits=Limits(attempts=1)) as house:
         await house.run(house.deliberation("tests_then_verify", 3))

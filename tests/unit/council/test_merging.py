@@ -20,6 +20,8 @@ from moothall.errors import InvalidRequest, MergeConflict
 from support.council import CouncilHouse, of, open_council, outcomes, verdicts
 from support.repos import SAMPLE, SOLUTION
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 COMMITS = ("a" * 40, "b" * 40)
 
 

@@ -18,6 +18,8 @@ import pytest
 from moothall.fleet.folder import sweep
 from moothall.fleet.owner import Process, end_left, registered, this_process
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 HOST = """
 import os, sys, time
 from pathlib import Path

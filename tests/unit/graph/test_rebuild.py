@@ -19,6 +19,8 @@ from moothall.wiring.graph import open_answers, open_graph, rebuild
 from support.chronicle import Chronicle, delivered
 from support.neo4j import Address
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 
 @pytest.fixture(params=["embedded", pytest.param("neo4j", marks=pytest.mark.e2e)])
 async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:

@@ -95,6 +95,7 @@ def run(tmp_path: Path, text: str) -> dict[str, str]:
     return {case: result for result, case in found}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("seed", ["one", "two", "three"])
 def test_pythons_tests_follow_what_is_made_of_them(tmp_path: Path, seed: str) -> None:
     before = run(tmp_path, TESTS)

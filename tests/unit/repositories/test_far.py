@@ -26,6 +26,8 @@ from moothall.repositories.trusted import TrustedRepositories
 from moothall.testing.bus import MemoryBus
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 UTILS = "src/utils.py"
 
 

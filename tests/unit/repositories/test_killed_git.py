@@ -17,6 +17,8 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 # Stands before the real git: the first of each command dies, before its work with its locks taken, or after it.
 KILLED = """#!/bin/sh
 for word; do case "$word" in {words}) command=$word; break;; esac; done

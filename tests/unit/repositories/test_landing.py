@@ -15,6 +15,8 @@ from moothall.repositories.registry import Approval
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 SAID = "Merge story: new\n\nApproved-by: pat\n"
 BRANCH = "moothall/story-1"
 

@@ -85,6 +85,7 @@ async def test_a_tenants_url_reaches_nothing_inside(tmp_path: Path, url: str) ->
         assert calls == []
 
 
+@pytest.mark.e2e
 async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path: Path) -> None:
     async with (
         listening(b"SSH-2.0-OpenSSH\r\n") as (banner, _),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from moothall.config import Sandbox
 from moothall.sandbox import orphans
@@ -18,6 +19,8 @@ from moothall.sandbox.spawn import sandboxed, spawn
 from moothall.sandbox.spec import SandboxSpec, interpreter_binds
 from moothall.workspace.layout import Layout, try_lock
 from moothall.workspace.pool import sweep
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 TIMES = range(0, 80, 8)  # milliseconds from the start: launcher, bubblewrap's outer process, its inner one, the command
 
