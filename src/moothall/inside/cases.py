@@ -68,6 +68,11 @@ class Cases:
         if said and result in RED:
             self.say(case, said)
 
+    def forget(self, place: str) -> None:
+        """What has begun there has ended, whatever it was called."""
+        for case in [case for case in self.begun if case.startswith(place)]:
+            del self.begun[case]
+
     def say(self, case: str, said: str) -> None:
         """Keep what a red case printed, after what it said before."""
         case, said = _short(case), said[-min(_SAID, self._room) :] if self._room else ""

@@ -102,8 +102,11 @@ class Go:
 _RUNNING = re.compile(r"\s+Running (?:unittests )?(?:(?P<source>\S+) \()?(?P<binary>\S+?)-[0-9a-f]{16}(?:\.exe)?\)?$")
 _DOC = re.compile(r"\s+Doc-tests (\S+)$")
 _BEGIN = re.compile(r"running \d+ tests?$")
-_TEST = re.compile(r"test (?P<name>.+?)(?P<mode> - should panic)? \.\.\. (?P<result>ok|FAILED|ignored|bench:)")
-_LONG = re.compile(r"test (?P<name>.+) has been running for over (?P<seconds>\d+) seconds$")
+# A test may have printed the beginning of a line like libtest's own, as trybuild does.
+_TEST = re.compile(
+    r"test (?:.* \.\.\. test )?(?P<name>.+?)(?P<mode> - should panic)? \.\.\. (?P<result>ok|FAILED|ignored|bench:)"
+)
+_LONG = re.compile(r"test (?:.* \.\.\. test )?(?P<name>.+) has been running for over (?P<seconds>\d+) seconds$")
 _OUT = re.compile(r"---- (?P<name>.+?)(?: - should panic)? (?:stdout|stderr) ----$")
 _LINE_NUMBER = re.compile(r" \(line \d+\)")
 _NEXTEST = re.compile(
@@ -186,6 +189,7 @@ class Plain:
             self._cases.told += 1
         elif text.startswith("test result: "):
             self._open, self._said_of = False, ""
+            self._cases.forget(self._id(""))  # of long ones only: it said how each of its tests ended
         elif text.startswith("error: ") and self._open:
             self._lost()
         elif (found := _LONG.match(text)) and self._open:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,6 +143,16 @@ def test_libtest_keeps_binaries_apart_and_shows_what_was_printed() -> None:
 def test_a_test_that_runs_for_long_has_begun() -> None:
     cases, _ = read("running 1 test\ntest hangs has been running for over 60 seconds\n", "cargo")
     assert list(cases.begun) == ["hangs"]
+
+
+@pytest.mark.parametrize("printed", ["test ui/a.rs ... ", "test ui/a.rs ", ""])
+def test_what_a_test_prints_before_a_word_of_libtests_makes_no_other_case(printed: str) -> None:
+    said = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
+    if printed.endswith("... "):
+        said += f"{printed}test other ... ok\n"
+    cases, _ = read(f"{said}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo")
+    assert cases.results == {"pass": "passed"} | ({"other": "passed"} if printed.endswith("... ") else {})
+    assert not cases.begun
 
 
 def test_tap_by_its_comments_and_subtests() -> None:
