@@ -19,7 +19,7 @@ from moothall.domain.repository import Base, Step
 from moothall.errors import RepositoryError
 from moothall.repositories.checkout import Progress, give
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.detect.python import PIP
+from moothall.repositories.detect.python import LOCKED, PIP
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
 from moothall.sandbox.spawn import drop_uid, own
@@ -211,7 +211,9 @@ class _Steps:
 
 def command_line(argv: Sequence[str]) -> str:
     """Return a command as a person would write it."""
-    return "pip install " + " ".join(argv[len(PIP) :]) if tuple(argv[: len(PIP)]) == PIP else " ".join(argv)
+    if tuple(argv[: len(PIP)]) == PIP:
+        return "pip install " + " ".join(argv[len(PIP) :])
+    return f"the versions of {argv[-2]}" if argv[2:3] == LOCKED[2:] else " ".join(argv)
 
 
 def _because(output: str) -> str:

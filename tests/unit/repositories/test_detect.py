@@ -35,6 +35,17 @@ def commands(steps: tuple[Step, ...]) -> Iterator[str]:
 BUILD = '[build-system]\nrequires = ["hatchling"]\n[project]\nname = "x"\n'
 
 
+@pytest.mark.parametrize("lock", ["uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"])
+def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_had(lock: str) -> None:
+    files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
+    (free,) = found(files).steps
+    read, held = found({**files, lock: ""}).steps
+    assert read.argv[-2:] == (lock, "/env/locked.txt")
+    assert read.optional
+    assert held.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
+    assert held.instead == (free,)
+
+
 @pytest.mark.parametrize(
     ("files", "installed"),
     [

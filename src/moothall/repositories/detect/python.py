@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import Step
+from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword
 from moothall.repositories.detect.project import Found, Project, strings, table
@@ -16,11 +17,15 @@ from moothall.repositories.rules import matches
 
 ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
+"""Reads the versions of a lock file into another file."""
 TEXTS = (
     *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
     *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile"),
 )
-_READ = (*TEXTS, "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
+_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
+_READ = (*TEXTS, *_LOCKS)
+_VERSIONS = "/env/locked.txt"
 _TESTS = ("test_*.py", "*_test.py")
 _OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.py", "/*/tests/*.py", "/src/*/tests/*.py")
 _WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
@@ -88,14 +93,23 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[st
         wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
     folder = project.folder
     if not wanted:
-        return (Step((*PIP, *must), folder),)
+        return _as_locked(project, Step((*PIP, *must), folder))
     words = _each_once(word for part in wanted.values() for word in _pairs(part) if word != ("pytest",))
     with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
     whole = [word for part in words for word in part]
     pieces = tuple(Step((*PIP, *part), folder, optional=True) for part in wanted.values())
     # pip takes the project once: with extras where it has some
     all_of_it = (*PIP, "pytest", *needed, *whole, *(() if with_extras else own))
-    return (Step(all_of_it, folder, instead=(Step((*PIP, *must), folder), *pieces)),)
+    return _as_locked(project, Step(all_of_it, folder, instead=(Step((*PIP, *must), folder), *pieces)))
+
+
+def _as_locked(project: Project, step: Step) -> tuple[Step, ...]:
+    """Return an installation with the versions that the project's lock file fixes; the step itself where these cannot be had."""
+    lock = next((name for name in _LOCKS if name in project.files), None)
+    if lock is None:
+        return (step,)
+    read = Step((*LOCKED, lock, _VERSIONS), project.folder, optional=True)
+    return read, Step((*PIP, "-c", _VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,))
 
 
 _CONFIGURED = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
