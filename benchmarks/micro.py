@@ -112,14 +112,14 @@ async def python_round_trip(folder: Path, count: int) -> Times:
 
         tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.offered(seat.tenant, seat.grant)}
         block = CodeBlock("len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant)
-        runner = hands.runner
-        if runner is None:
+        run_code = hands.run_code
+        if run_code is None:
             raise RuntimeError("runner.enabled is off")
         seconds = []
         for number in range(count + _WARM):
             calls = BlockCalls(through, f"bench/3.{number}", seat.deadline, Allowance(10))
             began = time.perf_counter()
-            ran = await runner.run(block, seat.workspace, calls)
+            ran = await run_code(block, seat.workspace, calls)
             seconds.append(time.perf_counter() - began)
             if ran.value != 40:  # noqa: PLR2004 - the file's lines
                 raise RuntimeError(f"python: {ran.status} {ran.error}")

@@ -347,10 +347,10 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
 def _coding(council: Council, seat: str, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
-    if parts.runner is None or council.about_text:
+    if parts.run_code is None or council.about_text:
         return None
     agents = SubAgents(council.model, council.seats[seat].llm, parts.limits, voice)
-    return Coding(parts.runner, parts.python, agents.run)
+    return Coding(parts.run_code, parts.python, agents.run)
 
 
 def _agent(sitting: Sitting) -> Agent:

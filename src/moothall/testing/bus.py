@@ -25,7 +25,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, MoothallError, NotFound, Permanent, Temporary
-from moothall.ports import Answerer, Glance, Handler
+from moothall.ports import Answerer, Glance, Handler, Receipt
 
 
 class MemoryBlobs:
@@ -158,15 +158,15 @@ class MemoryBus:
         """Record, once for an id; return the seq."""
         return await self._put(registry.subject_of(event), event)
 
-    async def post(self, event: Event) -> asyncio.Future[int]:
-        """Record; the future is done already."""
+    async def post(self, event: Event) -> Receipt:
+        """Record; the receipt is done already."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
             answer.set_result(await self.publish(event))
         except BusUnavailable as error:
             answer.set_exception(error)
             answer.exception()
-        return answer
+        return Receipt(answer, lambda: None)
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
         """Record what must be the next of its subject."""

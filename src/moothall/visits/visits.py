@@ -21,7 +21,7 @@ from moothall.guard.gate import Gate
 from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import Capability, Tokens, request_digest
-from moothall.ports import CodeRunner, Repositories, Workspace, Workspaces
+from moothall.ports import Repositories, RunCode, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import Danger, ToolSpec
@@ -87,16 +87,14 @@ class Visits:
         repositories: Repositories,
         settings: Guard,
         *,
-        runner: CodeRunner | None = None,
-        new_id: Callable[[], str] = lambda: f"ws-{secrets.token_hex(8)}",
+        run_code: RunCode | None = None,
     ) -> None:
         self._gate = gate
         self._tokens = tokens
         self._workspaces = workspaces
         self._repositories = repositories
         self._settings = settings
-        self.runner = runner
-        self._new_id = new_id
+        self.run_code = run_code
         self._visits: dict[str, _Visit] = {}
         self._opening = 0
         self._find: Find | None = None
@@ -122,7 +120,7 @@ class Visits:
         seconds = float(ttl_seconds or self._settings.visit_seconds)
         if not 0 < seconds <= self._settings.token_seconds:
             raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}")
-        return await self._prepared(self._new_id(), who, Awaited(repository, role, persona), seconds)
+        return await self._prepared(f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds)
 
     async def _prepared(self, name: str, who: Principal, asked: Awaited, seconds: float) -> Opened:
         if len(self._visits) + self._opening >= self._settings.visits:

@@ -50,7 +50,7 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
 
 
 class LocalRunner:
-    """Implements `ports.CodeRunner`. Its boxes are the pool's, and end with it. Belongs to one event loop.
+    """Runs blocks of Python. Its boxes are the pool's, and end with it. Belongs to one event loop.
 
     A box serves one tenant, one block at a time, and is thrown away after any block that did not end by itself.
     """
@@ -77,7 +77,7 @@ class LocalRunner:
         )
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
-        """Run a block. See `ports.CodeRunner`."""
+        """Run a block. See `ports.RunCode`."""
         left = (block.deadline - datetime.now(UTC)).total_seconds()
         try:
             async with asyncio.timeout(max(left, 0.0)) as limit:

@@ -12,7 +12,7 @@ import nats.errors
 from moothall import telemetry
 from moothall.aio import beside
 from moothall.bus import batching, codec, registry
-from moothall.bus.batching import Batching, Receipt
+from moothall.bus.batching import Batching
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.nats import asking, setup
 from moothall.bus.nats.acks import Acks
@@ -33,7 +33,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest
-from moothall.ports import Answerer, Glance, Handler
+from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
 
