@@ -168,10 +168,10 @@ RETURN {_map_of("st", "headline brief criteria repository rigor state told_at mo
 )
 
 
-def _scoped(scope: str, start: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
-    """As `_gather`, where the scope is among `$scopes`: what is not allowed isn't even looked up."""
+def _scoped(scope: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
+    """As `_gather` of a story, where the scope is among `$scopes`: what is not allowed isn't even looked up."""
     return (
-        f"CALL {{ WITH {start} MATCH {pattern} WHERE '{scope}' IN $scopes "
+        f"CALL {{ WITH st MATCH {pattern} WHERE '{scope}' IN $scopes "
         f"WITH DISTINCT {variable} ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS {scope} }}\n"
     )
 
@@ -204,7 +204,6 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
 """
     + _scoped(
         "decisions",
-        "st",
         "(st)-[:DECIDED_BY]->(dec:Decision)",
         "dec",
         _map_of("dec", "approver decision comment made_at", about="[(dec)-[:DECIDES]->(what:Deliberation) | what.key]"),
@@ -212,7 +211,6 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
     )
     + _scoped(
         "comments",
-        "st",
         "(st)-[:HAS_COMMENT]->(c:Comment)",
         "c",
         _map_of("c", "comment actor made_at"),
@@ -220,7 +218,6 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
     )
     + _scoped(
         "plan",
-        "st",
         "(st)-[:PLANNED_AS]->(pl:Plan)",
         "pl",
         _map_of("pl", "status derived_at finished_at", plan_id="pl.key"),
@@ -228,7 +225,6 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
     )
     + _scoped(
         "tasks",
-        "st",
         "(st)-[:HAS_TASK]->(t:Task)",
         "t",
         _map_of(
@@ -242,7 +238,6 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
     )
     + _scoped(
         "milestones",
-        "st",
         "(st)-[:MOVED_BY]->(m:Transition)",
         "m",
         _map_of("m", "from_state to_state event actor made_at"),

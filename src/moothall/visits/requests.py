@@ -23,6 +23,8 @@ from moothall.visits.visits import SEAT, Visits
 log = get_logger(__name__)
 
 DURABLE = "tools"
+_AT_ONCE = 128
+_SECONDS = 300.0  # that a request has that names no deadline
 _NOBODY = "unknown"  # who asked, and whose it is, is not known without a token that is good
 
 
@@ -41,17 +43,15 @@ class _Request(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Answers every request once, also one that is delivered again. `concurrency` requests are in hand at a time."""
+    """Answers every request once, also one that is delivered again."""
 
     bus: Bus
     visits: Visits
     audit: AuditLog
-    concurrency: int = 128
-    call_seconds: float = 300.0
 
     async def run(self) -> None:
         """Take requests until cancelled."""
-        await self.bus.consume(DURABLE, self.handle, concurrency=self.concurrency)
+        await self.bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE)
 
     async def handle(self, recorded: Recorded) -> None:
         """Answer one. What is no request gets a result too where it has an id, and goes to the dead letters."""
@@ -64,7 +64,7 @@ class Requests:
             raise
         if int(recorded.extra.get("deliveries", "1")) > 1 and await self._answered(request):
             return
-        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=self.call_seconds)
+        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_SECONDS)
         call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
         try:
             await self.visits.call(None, request.workspace, request.capability_token, call, bound=True)

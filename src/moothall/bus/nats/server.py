@@ -264,10 +264,10 @@ async def _watch(server: _Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def embedded_server(settings: Bus, directory: Path, *, port: int = -1) -> AsyncIterator[str]:
+async def embedded_server(settings: Bus, directory: Path) -> AsyncIterator[str]:
     """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a token in it).
 
-    It listens on loopback, on `port` or a free one, and is started again should it die. It dies with
+    It listens on a free port of loopback, and is started again should it die. It dies with
     this process, however that ends. Call it from a thread that lives as long: the kernel ties the
     child to the thread that started it. Raises `ConfigurationError` where the directory is in use or
     can't be written, `BusUnavailable` where the server doesn't start.
@@ -277,7 +277,7 @@ async def embedded_server(settings: Bus, directory: Path, *, port: int = -1) -> 
     except OSError as error:
         raise ConfigurationError(f"the bus directory {directory} cannot be used: {error.strerror}") from error
     try:
-        server = _Server(directory, _configure(settings, directory, token, port), lock)
+        server = _Server(directory, _configure(settings, directory, token, -1), lock)
         try:
             listening = await server.start()
             _configure(settings, directory, token, listening)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moothall.repositories.detect.hatch import hatch_words
-from moothall.repositories.detect.literals import setup_extras, setup_list
+from moothall.repositories.detect.literals import setup_extras, tests_require
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.detect.requirements import (
     DEV_GROUPS,
@@ -113,7 +113,7 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
         yield "Pipfile's dev-packages", poetry(table(project.toml("Pipfile"), "dev-packages"))
     elif names is TEST_GROUPS:
         yield "setup.cfg's tests_require", _pip_lines(project.ini("setup.cfg").get("options", {}))
-        yield "setup.py's tests_require", setup_list(project, "tests_require")
+        yield "setup.py's tests_require", tests_require(project)
 
 
 def _pip_lines(options: Mapping[str, str]) -> list[str]:
