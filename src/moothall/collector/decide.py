@@ -26,7 +26,7 @@ RECHECK = "clean re-check"
 _UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
-def last_moment(state: State, grace: timedelta = GRACE) -> datetime | None:
+def last_moment(state: State, grace: timedelta) -> datetime | None:
     """Return when the deliberation is decided with what there is, or None while nobody asked for it."""
     return None if state.requested is None else state.requested.value.deadline + grace
 

@@ -238,7 +238,7 @@ def is_test(path: str) -> bool:
     return _TEST_AFFIX.search(_stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
 
 
-def _file_of(name: str, files: Sequence[str], folder: str = "") -> str:
+def _file_of(name: str, files: Sequence[str], folder: str) -> str:
     """A runner says `tests/test_a.py` or `tests.test_a` or `tests.test_a.TestClass`, perhaps from a folder."""
     for said in (posixpath.join(folder, name), name):
         if said in files:

@@ -86,8 +86,8 @@ class AuditReport:
     chains: int
     records: int
     problems: tuple[Problem, ...]
-    unfinished: int = 0
-    approved: tuple[Approved, ...] = ()
+    unfinished: int
+    approved: tuple[Approved, ...]
 
     @property
     def ok(self) -> bool:
@@ -111,7 +111,7 @@ def head_path(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def render_head(head: Head, mac: str = "") -> bytes:
+def render_head(head: Head, mac: str) -> bytes:
     """Return the head as a line of fixed width, so that one write replaces the other; `mac` where it is signed."""
     told = {"seq": head.seq, "hash": head.hash} | ({"mac": mac} if mac else {})
     return json.dumps(told).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"

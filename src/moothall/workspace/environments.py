@@ -69,7 +69,7 @@ def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
     return "\n".join(parts)[-_MOST:]
 
 
-def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str = "") -> str:
+def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str) -> str:
     """Return the message of a set-up that failed: which command, how, why, what had failed `before` it, and what to write where."""
     why = reason(output)
     return (

@@ -35,9 +35,7 @@ class LocalBox(Box):
     place in every sandbox.
     """
 
-    def __init__(
-        self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]] = ()
-    ) -> None:
+    def __init__(self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]]) -> None:
         super().__init__(place, folder, settings)
         self._code = code
         self._shown = tuple(shown)

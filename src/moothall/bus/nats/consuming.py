@@ -37,7 +37,7 @@ class Taking:
     spec: DurableSpec
     handler: Handler
     concurrency: int
-    glance: Glance | None = None
+    glance: Glance | None
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
