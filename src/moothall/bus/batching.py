@@ -114,9 +114,9 @@ class Batching:
             batch.timer.cancel()
         sending = asyncio.get_running_loop().create_task(self._send(batch, self._sending.get(about)), name="batch")
         self._sending[about] = sending
-        sending.add_done_callback(lambda task: self._sent(about, batch, task))
+        sending.add_done_callback(lambda task: self._finish(about, batch, task))
 
-    def _sent(self, about: str, batch: _Batch, task: asyncio.Task[MoothallError | None]) -> None:
+    def _finish(self, about: str, batch: _Batch, task: asyncio.Task[MoothallError | None]) -> None:
         if self._sending.get(about) is task:
             del self._sending[about]
         if task.cancelled() or task.exception() is not None:

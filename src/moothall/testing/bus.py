@@ -270,14 +270,14 @@ class MemoryBus:
             extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
             if deliveries == 1 and "fresh" in raw.headers:
                 extra["fresh"] = "1"
-            if glance is not None and await self._glanced(raw, glance, extra):
+            if glance is not None and await self._show(raw, glance, extra):
                 self._done(durable, stream, seq)
                 continue
             try:
                 verdict = await judge(
                     self._settings,
                     handler,
-                    functools.partial(self._unpacked, raw, extra),
+                    functools.partial(self._unpack, raw, extra),
                     deliveries=deliveries,
                 )
             except asyncio.CancelledError:
@@ -295,9 +295,9 @@ class MemoryBus:
                 case Ack():
                     self._done(durable, stream, seq)
 
-    async def _glanced(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
+    async def _show(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
         try:
-            found = await self._unpacked(raw, extra)
+            found = await self._unpack(raw, extra)
         except (Permanent, Temporary):
             return False
         done = [isinstance(each, Recorded) and glance(each) for each in found]  # each is seen
@@ -306,7 +306,7 @@ class MemoryBus:
                 await asyncio.wait({one})
         return all(done)
 
-    async def _unpacked(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
+    async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
         return batching.records_of(raw.seq, await self._packer.unpack_all(raw.data), extra)
 
     def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:

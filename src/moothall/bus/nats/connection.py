@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.lean import LeanClient
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
@@ -115,7 +115,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
     client = LeanClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
-            await heeding(
+            await heed_cancel(
                 client.connect(
                     servers,
                     allow_reconnect=False,
@@ -134,7 +134,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
                 )
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        await heeding(client.close())
+        await heed_cancel(client.close())
         where = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(
@@ -149,7 +149,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
         if client.is_connected:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await heeding(client.flush())
+                    await heed_cancel(client.flush())
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 log.warning("bus closed with unsent messages", error=str(error))
         await client.leave()

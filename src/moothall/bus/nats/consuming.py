@@ -15,7 +15,7 @@ from moothall.bus import batching, dead, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
 from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH
 from moothall.bus.nats.stored import Stored
 from moothall.bus.packing import Packer
@@ -60,7 +60,7 @@ class Taking:
         finally:
             with suppress(nats.errors.Error, OSError):
                 for message in self.held.values():
-                    await heeding(message.nak())
+                    await heed_cancel(message.nak())
 
     async def _pull(self) -> None:
         capacity = self.concurrency + self.spec.prefetch
@@ -78,7 +78,7 @@ class Taking:
                             await self.freed.wait()
                         message = await pull.next(capacity - len(self.held))
                         while message is not None:
-                            if not await self._glanced(message):
+                            if not await self._show(message):
                                 self.held[message.reply] = message
                                 self.waiting.put_nowait(message)
                             message = pull.at_hand() if len(self.held) < capacity else None
@@ -88,12 +88,12 @@ class Taking:
                 log.debug("pull begins again", durable=self.spec.name, reason=str(error))
                 await asyncio.sleep(0.2)
 
-    async def _glanced(self, message: Msg) -> bool:
+    async def _show(self, message: Msg) -> bool:
         """Show it to who wants to see all in order; whether it is done with that, and answered."""
         if self.glance is None:
             return False
         try:
-            found = await self._unpacked(message)
+            found = await self._unpack(message)
         except (Permanent, Temporary):
             return False  # its handling says what becomes of it
         left: list[Recorded | Permanent] = []
@@ -193,7 +193,7 @@ class Taking:
         verdict = await judge(
             self.stored.settings,
             self.handler,
-            lambda: self._unpacked(message),
+            lambda: self._unpack(message),
             deliveries=place.deliveries,
         )
         if isinstance(verdict, Bury):
@@ -204,12 +204,12 @@ class Taking:
                 case Ack():
                     self.stored.client.put(message.reply)
                 case Bury():
-                    await heeding(message.term())
+                    await heed_cancel(message.term())
                 case Nak(delay, reason):
                     log.info("message will come again", durable=self.spec.name, after=delay, reason=reason)
-                    await heeding(message.nak(delay))
+                    await heed_cancel(message.nak(delay))
 
-    async def _unpacked(self, message: Msg) -> list[Recorded | Permanent]:
+    async def _unpack(self, message: Msg) -> list[Recorded | Permanent]:
         """Return its events that are left to be handled."""
         if (left := self.left.pop(message.reply, None)) is not None:
             return left

@@ -19,7 +19,7 @@ from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translate_errors
 from moothall.bus.nats.consuming import Taking
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.signalling import listen
@@ -64,7 +64,7 @@ class JetStreamBus:
         what is returned gives the seq, or raises what `publish` raises. Waiting for it sends at once.
         """
         subject = registry.subject_of(event)
-        with _publishing(subject, event):  # about the sending: what led to the event does not wait for its ack
+        with _publish_span(subject, event):  # about the sending: what led to the event does not wait for its ack
             return await self._batching.post(subject, event)
 
     async def _send_batch(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
@@ -85,7 +85,7 @@ class JetStreamBus:
         await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
 
     async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> int:
-        with _publishing(subject, event):
+        with _publish_span(subject, event):
             return await (await self._send(subject, event, to, headers))
 
     async def _send(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> asyncio.Future[int]:
@@ -102,7 +102,7 @@ class JetStreamBus:
         stream, subjects = registry.sources(topics)
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, after_seq):
-                for recorded in await self._recorded(stream, raw):
+                for recorded in await self._events_of(stream, raw):
                     yield recorded
             return
         until = (await self._stored.state(stream)).last_seq
@@ -115,7 +115,7 @@ class JetStreamBus:
         stream, subjects = registry.sources((topic,))
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, most=1):
-                for recorded in await self._recorded(stream, raw):
+                for recorded in await self._events_of(stream, raw):
                     return recorded
         async with aclosing(self.replay((topic,))) as events:
             async for recorded in events:
@@ -128,7 +128,7 @@ class JetStreamBus:
         if len(topics) == 1 and topics[0].channel is Channel.RESPONSES and self._at_once(subjects):
             async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
                 async for raw in records:
-                    for recorded in await self._recorded(stream, raw):
+                    for recorded in await self._events_of(stream, raw):
                         yield recorded
         async with aclosing(self._events(stream, subjects, after_seq, None)) as events:
             async for recorded in events:
@@ -139,10 +139,10 @@ class JetStreamBus:
     ) -> AsyncGenerator[Recorded, None]:
         async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
             async for raw in records:
-                for recorded in await self._recorded(stream, raw):
+                for recorded in await self._events_of(stream, raw):
                     yield recorded
 
-    async def _recorded(self, stream: str, raw: Raw) -> list[Recorded]:
+    async def _events_of(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
             found = await self._packer.unpack_all(raw.data)
         except InvalidRequest as error:
@@ -258,7 +258,7 @@ class JetStreamBus:
         return await self._stored.state(stream)
 
 
-def _publishing(subject: str, event: Event) -> telemetry.Span:
+def _publish_span(subject: str, event: Event) -> telemetry.Span:
     if not event.traceparent:  # in nobody's trace, as what the AUDIT stream is told of many calls at once: it begins none
         return telemetry.Span()
     about = {"messaging.system": "nats", "messaging.message.id": event.id, "messaging.destination.name": subject}
@@ -300,11 +300,11 @@ async def measure(stored: Stored) -> None:
     """Set the bus's figures. A bus that does not answer leaves them as they were."""
     try:
         for spec in STREAMS:
-            info = await heeding(stored.js.stream_info(spec.name))
+            info = await heed_cancel(stored.js.stream_info(spec.name))
             metrics.BUS_STORED_BYTES.set(info.state.bytes, spec.name)
             if not info.state.consumer_count:
                 continue
-            for consumer in await heeding(stored.js.consumers_info(spec.name)):
+            for consumer in await heed_cancel(stored.js.consumers_info(spec.name)):
                 if consumer.name in DURABLES:  # a reader's passing consumer is no label
                     metrics.BUS_LAG.set(consumer.num_pending or 0, consumer.name)
                     metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)

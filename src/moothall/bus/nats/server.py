@@ -182,7 +182,7 @@ class _Server:
         return await self._port()
 
     async def _port(self) -> int:
-        process = self._running()
+        process = self._process()
         path = self.directory / f"nats-server_{process.pid}.ports"
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
@@ -194,7 +194,7 @@ class _Server:
             await asyncio.sleep(0.01)
         raise BusUnavailable(f"the embedded bus in {self.directory} was not ready after {START_SECONDS:.0f} s")
 
-    def _running(self) -> asyncio.subprocess.Process:
+    def _process(self) -> asyncio.subprocess.Process:
         if self.process is None:
             raise BusUnavailable("the embedded bus is not running")
         return self.process
@@ -204,7 +204,7 @@ class _Server:
         delay = 0.1
         while True:
             began = time.monotonic()
-            code = await self._running().wait()
+            code = await self._process().wait()
             log.warning("embedded bus ended; starting it again", exit_code=code)
             delay = 0.1 if time.monotonic() - began > START_SECONDS else min(delay * 2, 5.0)
             await asyncio.sleep(delay)
