@@ -94,7 +94,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
         return ()
     asked = state.requested.value
     seats = set(asked.seats)
-    proposals = [proposal for proposal in _standing(state) if proposal.seat in seats]
+    proposals = [proposal for proposal in _pick_proposals(state) if proposal.seat in seats]
     tests = _latest_tests(proposals)
     found = []
     for proposal in proposals:
@@ -115,7 +115,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def _standing(state: State) -> list[Proposal]:
+def _pick_proposals(state: State) -> list[Proposal]:
     """Return one proposal a name. Where two hosts made two, the one that was judged stands, of equals the earlier."""
     names: dict[str, list[Fact[Proposal]]] = {}
     for (name, _), fact in state.proposals.items():
@@ -169,11 +169,11 @@ def _seat(state: State, seat: str) -> SeatOutcome:
         return SeatOutcome(seat, SeatStatus.CANCELLED, usage=usage)
     if seat in state.failures:
         return replace(state.failures[seat].value, usage=usage)
-    said = "no answer before the deadline" + ("; what it had proposed is ranked" if _proposed_by(state, seat) else "")
+    said = "no answer before the deadline" + ("; what it had proposed is ranked" if _has_proposed(state, seat) else "")
     return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", said, usage)
 
 
-def _proposed_by(state: State, seat: str) -> bool:
+def _has_proposed(state: State, seat: str) -> bool:
     return any(proposal.seat == seat for proposal in _values(state.proposals))
 
 

@@ -206,7 +206,7 @@ class Collector:
             return self._cases.get(task_id)
         loaded = self._loading[task_id] = asyncio.Event()
         try:
-            state = await self._replayed(task_id)
+            state = await self._replay(task_id)
             if state is not None and state.requested is not None:
                 self._cases[task_id] = _Case(state)
         finally:
@@ -214,7 +214,7 @@ class Collector:
             loaded.set()
         return self._cases.get(task_id)
 
-    async def _replayed(self, task_id: str, *, until_settled: bool = False) -> State | None:
+    async def _replay(self, task_id: str, *, until_settled: bool = False) -> State | None:
         """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a decision.
 
         A malformed event is skipped: its own delivery puts it among the dead letters.
@@ -274,7 +274,7 @@ class Collector:
         if case.state.decided is not None:
             await self._close(case, case.state.decided.value)
             return
-        state = case.prefix or await self._replayed(case.state.task_id, until_settled=True)
+        state = case.prefix or await self._replay(case.state.task_id, until_settled=True)
         if state is None or state.requested is None:
             self._cases.pop(case.state.task_id, None)
             case.tell()
