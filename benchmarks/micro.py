@@ -166,7 +166,7 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus.publish, rules)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
-        yield gate, gate.seated(_seat(workspace)), hands
+        yield gate, gate.with_token(_seat(workspace)), hands
 
 
 async def guard(folder: Path, count: int) -> Times:
@@ -175,7 +175,7 @@ async def guard(folder: Path, count: int) -> Times:
     limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})
     async with AuditLog(settings.data_dir, "bench") as audit, open_rules(settings, MemoryBus()) as rules:
         gate = Gate(limits, audit, Facts().publish, rules)
-        return await _reads(gate, gate.seated(_seat(Room())), count, "src/file{}.py")
+        return await _reads(gate, gate.with_token(_seat(Room())), count, "src/file{}.py")
 
 
 async def _reads(gate: Gate, seat: SeatContext, count: int, path: str) -> Times:

@@ -374,7 +374,7 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
         deadline=until,
         ledger=council.ledger,
     )
-    return gate.seated(seat)
+    return gate.with_token(seat)
 
 
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:

@@ -100,11 +100,11 @@ async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = 
             heads.setdefault((tenant, writer), {})[int(seq)] = hashed
         elif hosts and mac == head_mac(hosts, path, head):
             known = elsewhere.setdefault((tenant, writer), {})
-            known |= {(one["seq"], one["hash"]): one for one in _vouched(record, data.get("records"))}
+            known |= {(one["seq"], one["hash"]): one for one in _vouched_records(record, data.get("records"))}
     return Told(heads, {chain: [known[each] for each in sorted(known)] for chain, known in elsewhere.items()})
 
 
-def _vouched(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
+def _vouched_records(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
     """Yield a signed record, and those told with it that it follows from."""
     yield last
     for record in reversed(earlier if isinstance(earlier, list | tuple) else ()):

@@ -145,7 +145,7 @@ class Proxy:
     async def _connect(self, url: URL, secure: ssl.SSLContext | None) -> Streams:
         """Connect to an address of a host that may be reached. Raises `Refused`, `InvalidRequest`, `CallFailed`."""
         self.destinations.check(str(url.origin()))
-        named = self.destinations.named(url)
+        named = self.destinations.is_named(url)
         refused = failed = ""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):

@@ -79,7 +79,7 @@ class Executions:
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
         try:
-            given = await self._answers.given(key, signature)
+            given = await self._answers.find(key, signature)
         except AlreadyExists as error:
             told = f"the execution id {order.execution_id[:80]!r} was used for another execution, or token"
             raise AlreadyExists(told) from error

@@ -62,7 +62,7 @@ class Requests:
             data = recorded.event.data
             await self._answer(place, str(data.get("request_id", ""))[:200], str(data.get("tool", "")), ToolStatus.INVALID, error)
             raise
-        if int(recorded.extra.get("deliveries", "1")) > 1 and await self._answered(request):
+        if int(recorded.extra.get("deliveries", "1")) > 1 and await self._is_answered(request):
             return
         deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_SECONDS)
         call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
@@ -72,21 +72,21 @@ class Requests:
             await self._answer(place, request.request_id, request.tool, ToolStatus.BLOCKED, error)
         except NotFound as error:
             # Open in a process that is gone: whoever asked before it went was answered, or is now.
-            if not await self._answered(request):
+            if not await self._is_answered(request):
                 await self._answer(place, request.request_id, request.tool, await self._end_of(request), error)
         except AlreadyExists as error:
             log.warning("a request id came twice for different requests", workspace=place, reason=error.message)
             raise
 
-    async def _answered(self, request: _Request) -> bool:
-        return await self._told(request, EventType.TOOL_FINISHED)
+    async def _is_answered(self, request: _Request) -> bool:
+        return await self._has_event(request, EventType.TOOL_FINISHED)
 
     async def _end_of(self, request: _Request) -> ToolStatus:
         """An effect beyond the workspace that was begun and not ended may have happened."""
-        begun = await self._told(request, EventType.TOOL_STARTED)
+        begun = await self._has_event(request, EventType.TOOL_STARTED)
         return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
 
-    async def _told(self, request: _Request, kind: EventType) -> bool:
+    async def _has_event(self, request: _Request, kind: EventType) -> bool:
         async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):
             if recorded.event.type == kind and recorded.event.data.get("request_id") == request.request_id:
                 return True

@@ -61,7 +61,7 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncItera
             )
         )
         if rules.parking is not None:
-            rules.parking.on_resolved(visits.resolved)
+            rules.parking.on_resolved(visits.heed_resolution)
         await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
         yield visits
 

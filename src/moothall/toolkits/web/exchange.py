@@ -95,7 +95,7 @@ class Exchange:
                 refused.append(error)
                 raise
 
-        guard = None if self._destinations.named(url) else open_socket
+        guard = None if self._destinations.is_named(url) else open_socket
         connector = aiohttp.TCPConnector(socket_factory=guard, force_close=True, use_dns_cache=False)
         try:
             async with (
