@@ -248,7 +248,7 @@ class _Watch:
                 return reason
             if self._leader in ready:
                 return ""
-            if broken := self._broken():
+            if broken := self._broken_wall():
                 return broken
         return "timeout"
 
@@ -287,7 +287,7 @@ class _Watch:
     def _keep(self, data: bytes) -> None:
         self.kept.add(self._reader.feed(data) if self._reader else data)
 
-    def _broken(self) -> str:
+    def _broken_wall(self) -> str:
         if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR:
             return "output"
         begun = time.monotonic()

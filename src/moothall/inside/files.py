@@ -59,15 +59,20 @@ def append(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     """Add at the end. A file that ends within a line gets a newline first: a new line was meant."""
     path = clean_for_writing(args["path"])
     content = args["content"]
-    try:
-        before = read_text(root, path, limits)
-    except ToolFailure as missing:
-        if "does not exist" not in str(missing):
-            raise
-        before = ""
+    before = _text_before(root, path, limits)
     if before and not before.endswith("\n") and not content.startswith("\n"):
         content = "\n" + content
     return {"path": path, "bytes": write_text(root, path, content, limits, append=True)}
+
+
+def _text_before(root: int, path: str, limits: Limits) -> str:
+    """Return a file's text, '' where there is no file yet."""
+    try:
+        return read_text(root, path, limits)
+    except ToolFailure as missing:
+        if "does not exist" not in str(missing):
+            raise
+        return ""
 
 
 @lru_cache(maxsize=4096)
@@ -124,12 +129,7 @@ def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
         raise ToolFailure(
             f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use files.edit or files.write"
         )
-    try:
-        before = read_text(root, path, limits)
-    except ToolFailure as missing:
-        if "does not exist" not in str(missing):
-            raise
-        before = ""
+    before = _text_before(root, path, limits)
     made = definer.define(before, language, args["name"], args["content"])
     write_text(root, path, made.text, limits)
     return {"path": path, "name": args["name"], "replaced": made.replaced, "start": made.start, "end": made.end}
