@@ -190,7 +190,7 @@ def collect(upper: Path, base: Path, base_files: Sequence[str], caps: Caps) -> l
             untouched.add(found.path)
             continue
         there[found.path] = change
-        total = _counted(total, change, caps)
+        total = _add_size(total, change, caps)
     gone = [
         Change(path, rules.FILE, None)
         for path in base_files
@@ -233,7 +233,7 @@ def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[s
         there.add(found.path)
         if before.get(found.path) != stamp(found.status):
             written.append(_change(found, caps))
-            total = _counted(total, written[-1], caps)
+            total = _add_size(total, written[-1], caps)
     gone = [Change(path, rules.FILE, None) for path in base_files if path not in there]
     return sorted([*gone, *written], key=lambda change: change.path)
 
@@ -249,7 +249,7 @@ def _change(found: _Found, caps: Caps) -> Change:
     return Change(found.path, _mode(found.status), _read(found, caps))
 
 
-def _counted(total: int, change: Change, caps: Caps) -> int:
+def _add_size(total: int, change: Change, caps: Caps) -> int:
     total += len(change.content or b"")
     if total > caps.total_bytes:
         raise PatchRefused(f"changed files hold more than {caps.total_bytes} bytes; delete what is not part of the change")

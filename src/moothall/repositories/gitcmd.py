@@ -227,10 +227,10 @@ class GitRunner:
             try:
                 yield process.stdout
                 if not process.stdout.read(1) and process.wait():
-                    self._ended(args, process, timer)
+                    self._check_end(args, process, timer)
             except RepositoryError:
                 if not process.stdout.read(1) and process.wait():
-                    self._ended(args, process, timer)
+                    self._check_end(args, process, timer)
                 raise
             finally:
                 timer.cancel()
@@ -239,7 +239,7 @@ class GitRunner:
                 process.stderr.close()
                 process.wait()
 
-    def _ended(self, args: Sequence[str], process: Any, timer: Timer) -> None:
+    def _check_end(self, args: Sequence[str], process: Any, timer: Timer) -> None:
         """Raise what the end of a stream means that did not end well."""
         answer = Answer(process.returncode, b"", process.stderr.read().decode(errors="replace"))
         if timer.finished.is_set():

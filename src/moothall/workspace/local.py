@@ -356,7 +356,7 @@ class LocalWorkspaces:
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._wanted(prepared.base, clone, patch, extra, instead, judged=judged)
+        changes = await self._first_changes(prepared.base, clone, patch, extra, instead, judged=judged)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"
@@ -366,7 +366,7 @@ class LocalWorkspaces:
             await workspace.write(changes)
             yield workspace
 
-    async def _wanted(
+    async def _first_changes(
         self, base: Base, clone: TrustedClone, patch: str, extra: str, instead: Mapping[str, str], *, judged: bool
     ) -> list[Change]:
         """Return the changes that a workspace begins with."""
@@ -378,13 +378,13 @@ class LocalWorkspaces:
             kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
         wanted: dict[str, Change] = {}
         if patch.strip():
-            wanted |= {change.path: change for change in (await self._applied(base, clone, patch)).changes}
+            wanted |= {change.path: change for change in (await self._apply(base, clone, patch)).changes}
         if judged:
             wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
             for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
                 wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
         if extra.strip():
-            made = await self._applied(base, clone, extra)
+            made = await self._apply(base, clone, extra)
             tests = made.tests
             if judged:
                 tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
@@ -393,7 +393,7 @@ class LocalWorkspaces:
             wanted[path] = Change(path, rules.FILE, text.encode())
         return list(wanted.values())
 
-    async def _applied(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
+    async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
         """Apply a diff in the trusted clone. The same one is asked for by each re-check of a candidate."""
         key = (base.repository, base.sha, digest(diff))
         if key not in self._diffs:

@@ -83,7 +83,7 @@ class JobBox(Box):
         self._carrying = asyncio.create_task(self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}")
         host = self._cluster.host
         await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
-        await self._connected()
+        await self._wait_connected()
         self._control = await Link.over(await self._trunk.open(CONTROL))
         await self._control.ready
         hands = await Link.over(await self._trunk.open(HANDS))
@@ -98,7 +98,7 @@ class JobBox(Box):
         if self.place.reach:
             self._port = int((await self._tell("port"))["port"])
 
-    async def _connected(self) -> None:
+    async def _wait_connected(self) -> None:
         """Wait until the link is heard. Raises `WorkspaceFailed` once that will never be."""
         coming, lost = (
             asyncio.create_task(self._trunk.connected.wait()),
