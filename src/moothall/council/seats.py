@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from moothall import telemetry
+from moothall.aio import seconds_until
 from moothall.council import prompts
 from moothall.council.agent import Agent, Place
 from moothall.council.assembly import Council, Sitting, grant_of
@@ -152,7 +153,7 @@ async def _bounded(council: Council, sitting: Sitting, work: Awaitable[None], un
 
 
 async def _until(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
-    seconds = (until - datetime.now(UTC)).total_seconds()
+    seconds = seconds_until(until)
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
             await work

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
+from moothall.aio import seconds_until
 from moothall.config import Limits, Llm
 from moothall.council import prompts
 from moothall.council.coding import Block, Coding, TurnContext
@@ -143,12 +143,8 @@ def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
     """Return the seat with these of its tools alone; None: all that it has."""
     if tools is None:
         return context
-    token = narrow(context.token, seconds=_seconds(context), tools=tools) if context.token else ""
+    token = narrow(context.token, seconds=max(seconds_until(context.deadline), 1.0), tools=tools) if context.token else ""
     return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
-
-
-def _seconds(context: SeatContext) -> float:
-    return max((context.deadline - datetime.now(UTC)).total_seconds(), 1.0)
 
 
 def _refused(status: ToolStatus, reason: str) -> ToolResult:

@@ -13,12 +13,13 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from yarl import URL
 
 from moothall import telemetry
+from moothall.aio import seconds_until
 from moothall.config import Llm
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
@@ -78,7 +79,7 @@ class OpenAIModel:
         Raises `ModelUnavailable` once retries are used up, `ModelReplyInvalid` for an answer that is none,
         `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
         """
-        left = (request.deadline - datetime.now(UTC)).total_seconds()
+        left = seconds_until(request.deadline)
         if left <= 0:
             raise DeadlineExceeded(f"the deadline of model call {request.call_id} had passed before it began")
         until = self._loop.time() + left
@@ -278,7 +279,7 @@ class OpenAIModel:
                 delay = retry.delay_before(tried, call_id, self._settings.retry_seconds, failure.retry_after)
                 if failure.at_once and tried == 1:
                     delay = 0.0
-                if deadline and delay >= (deadline - datetime.now(UTC)).total_seconds():
+                if deadline and delay >= seconds_until(deadline):
                     raise DeadlineExceeded(
                         f"model call {call_id}: {self._url} failed {tried} times ({failure.reason}), and its deadline "
                         f"comes before another attempt could"

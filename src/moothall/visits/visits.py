@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from moothall.aio import seconds_until
 from moothall.config import Guard
 from moothall.domain.identity import Principal
 from moothall.domain.ids import key_of, own_id, read_role
@@ -141,7 +142,7 @@ class Visits:
 
         Tokens that were given for it are good again. Raises `DeadlineExceeded` and what preparing and opening raise.
         """
-        seconds = (item.deadline - datetime.now(UTC)).total_seconds()
+        seconds = seconds_until(item.deadline)
         if seconds <= 0:
             raise DeadlineExceeded("the time of its workspace was over before it could be opened again")
         base = await self._repositories.resolve(RepositoryRef(id=item.repository, ref=item.base_sha), tenant=item.tenant)

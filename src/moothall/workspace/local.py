@@ -9,13 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from cachetools import LRUCache
 
+from moothall.aio import seconds_until
 from moothall.config import Settings
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
@@ -105,7 +106,7 @@ class LocalWorkspace:
         """Run a tool. See `ports.Workspace`."""
         if call.tool.startswith("git."):
             return await self._call_git(call)
-        seconds = _seconds_left(call.deadline)
+        seconds = seconds_until(call.deadline)
         if seconds <= 0:
             return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
         return result_of(call, await self._answer(call, seconds))
@@ -151,7 +152,7 @@ class LocalWorkspace:
             known = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
         limit = limits.limit(self._settings.workspace, self.prepared, name)
-        if deadline and (left := _seconds_left(deadline)) < limit.seconds:
+        if deadline and (left := seconds_until(deadline)) < limit.seconds:
             limit = replace(limit, seconds=left, why="the time of the deliberation")
         if limit.seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
@@ -238,7 +239,7 @@ class LocalWorkspace:
         Its box is one more on the same files, so that tools are run by this workspace's own executor while the block waits.
         """
         runner, sandbox = self._settings.runner, self._settings.sandbox
-        seconds = min(_seconds_left(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
+        seconds = min(seconds_until(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
         place = replace(
             self._box.place,
@@ -295,10 +296,6 @@ def _grammars() -> tuple[tuple[Path, str], ...]:
     """What a sandbox is shown of the packages that read source code."""
     found = {name: find_spec(name) for name in syntax.PACKAGES}
     return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)
-
-
-def _seconds_left(deadline: datetime) -> float:
-    return (deadline - datetime.now(UTC)).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+from moothall.aio import seconds_until
 from moothall.config import Settings
 from moothall.domain.code import AGENTS_RUN, Ask, CodeBlock, CodeRun
 from moothall.domain.ids import digest
@@ -78,7 +78,7 @@ class LocalRunner:
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
         """Run a block. See `ports.RunCode`."""
-        left = (block.deadline - datetime.now(UTC)).total_seconds()
+        left = seconds_until(block.deadline)
         try:
             async with asyncio.timeout(max(left, 0.0)) as limit:
                 ran, why = await self._first(block, ask)
