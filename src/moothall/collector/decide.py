@@ -13,7 +13,7 @@ from typing import TypeVar
 from moothall.collector.fold import UNDATED, Fact, State
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Place, Proposal, SeatOutcome, SeatStatus
+from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Proposal, RankedCandidate, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
 from moothall.ranking import rank
 
@@ -181,7 +181,7 @@ def _seats_evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
     return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
 
 
-def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[Result, ...]:
+def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate]) -> tuple[Result, ...]:
     by_name = {item.proposal.candidate: item for item in candidates}
     results = []
     for place in places:

@@ -20,7 +20,7 @@ from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import Named, RecordedModel, Recording
 from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
-from moothall.council.survey import Order, Survey, Surveyor
+from moothall.council.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.text import tokens
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
@@ -169,7 +169,7 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
     async def read(path: str) -> str:
         return await parts.read(prepared.base, path, _SHOWN_CHARS)
 
-    async def look(order: Order) -> Survey:
+    async def look(order: SurveyOrder) -> Survey:
         return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
 
     return await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.council import prompts
-from moothall.council.agent import Agent, Place
+from moothall.council.agent import Agent, Workplace
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
@@ -310,7 +310,7 @@ async def _attempt(
         try:
             async with council.parts.workspaces.open(prepared, name, patch=patch) as workspace:
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
-                where = Place(context, council.parts.gate, prepared, also)
+                where = Workplace(context, council.parts.gate, prepared, also)
                 return await agent.work(where, phase=phase, round_=round_, turns=turns, start=start)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:

@@ -110,7 +110,7 @@ class Executor:
 
     def _files(self, request: Message) -> Message:
         tool, args = str(request["tool"]), request["args"]
-        limits = texts.Limits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
+        limits = texts.TextLimits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
         if tool not in files.TOOLS:
             raise ToolFailure(f"no tool {tool!r} in the workspace", "invalid")
         if tool not in files.SLOW:

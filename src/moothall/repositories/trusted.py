@@ -15,7 +15,7 @@ from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, landing, sources
-from moothall.repositories.blame import Origin, origin_of
+from moothall.repositories.blame import LineOrigin, origin_of
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
@@ -186,7 +186,7 @@ class TrustedRepositories:
             raise InvalidRequest(f"{path[:200]!r} is no text, or has more than {TEXT_BYTES} bytes")
         return raw.decode(errors="replace")
 
-    async def origin(self, repository: str, ref: str, path: str, line: int, *, tenant: str) -> Origin:
+    async def origin(self, repository: str, ref: str, path: str, line: int, *, tenant: str) -> LineOrigin:
         """Return which commit a line of a registered repository comes from. Raises `NotFound`, `InvalidRequest`, `RepositoryError`."""
         clone, sha = await self._pin_ref(repository, ref, tenant)
         return await origin_of(self._git, clone.path, sha, path, line)

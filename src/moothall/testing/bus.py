@@ -315,7 +315,7 @@ class MemoryBus:
             stream.drop(seq)
 
     async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
-        place = dead.Origin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
+        place = dead.LetterOrigin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
         await dead.bury(self, place, raw.data, why)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from moothall.config import Sandbox, Settings
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
-from moothall.repositories.changes import Caps
+from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import Change
 from moothall.repositories.detect import GO_CACHE
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
@@ -124,7 +124,7 @@ class Box(ABC):
         """
 
     @abstractmethod
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Return what differs from the checkout. Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`."""
 
     @abstractmethod

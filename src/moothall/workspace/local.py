@@ -38,7 +38,7 @@ from moothall.inside import checks, syntax
 from moothall.inside.fullpython import COMMAND
 from moothall.ports import NOTHING
 from moothall.repositories import proof, rules
-from moothall.repositories.changes import Caps
+from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import Change, TrustedClone
 from moothall.repositories.trusted import Remote
 from moothall.sandbox.spec import ENVIRONMENT
@@ -187,7 +187,7 @@ class LocalWorkspace:
     async def changes(self) -> list[Change]:
         """Return what differs from the base. Raises `PatchRefused`."""
         workspace = self._settings.workspace
-        caps = Caps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
+        caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
         return await self._box.changes(self.prepared.files, caps)
 
     async def write(self, changes: Sequence[Change]) -> None:

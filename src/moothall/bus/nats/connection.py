@@ -159,7 +159,7 @@ _WITHOUT_DOMAIN = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeliveryPlace:
     """Where a delivered message stands: its seq in the stream, which delivery of the consumer this is, which of its own."""
 
     seq: int
@@ -167,7 +167,7 @@ class Place:
     deliveries: int
 
     @classmethod
-    def of(cls, reply: str) -> Place:
+    def of(cls, reply: str) -> DeliveryPlace:
         """Read the address for its ack, as the client does, without what nobody asks for."""
         tokens = reply.split(".")
         first = 4 if len(tokens) == _WITHOUT_DOMAIN else 6  # newer servers name domain and account first

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from moothall.bus import batching, dead, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
-from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
+from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
 from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH
 from moothall.bus.nats.stored import Stored
@@ -149,7 +149,7 @@ class Taking:
         with suppress(BusUnavailable):
             self.since = (lost, (await self.stored.state(self.spec.stream)).last_seq)
 
-    def _is_fresh(self, message: Msg, place: Place) -> bool:
+    def _is_fresh(self, message: Msg, place: DeliveryPlace) -> bool:
         """Whether this is work that nobody can have begun."""
         lost, last_seq = self.since
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
@@ -187,7 +187,7 @@ class Taking:
             self.freed.set()
 
     async def _handle(self, message: Msg) -> None:
-        place = Place.of(message.reply)
+        place = DeliveryPlace.of(message.reply)
         if place.deliveries > 1:
             metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
@@ -213,7 +213,7 @@ class Taking:
         """Return its events that are left to be handled."""
         if (left := self.left.pop(message.reply, None)) is not None:
             return left
-        place = Place.of(message.reply)
+        place = DeliveryPlace.of(message.reply)
         extra = {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
@@ -223,7 +223,7 @@ class Taking:
         """Store the dead letter first; only then is the message given up."""
         place = message.metadata
         log.warning("dead letter", durable=self.spec.name, subject=message.subject, code=why.code, reason=why.reason)
-        origin = dead.Origin(place.stream, self.spec.name, message.subject, place.sequence.stream, place.num_delivered)
+        origin = dead.LetterOrigin(place.stream, self.spec.name, message.subject, place.sequence.stream, place.num_delivered)
         try:
             await dead.bury(self.stored, origin, message.data, why)
         except (BusUnavailable, Permanent) as error:

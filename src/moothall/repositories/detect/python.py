@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword
 from moothall.repositories.detect.project import Found, Project, strings, table
@@ -52,7 +52,10 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
     return Found(
-        steps=(*_steps(project, pyproject, siblings), *((Step((*PIP, "ruff"), project.folder, optional=True),) if lint else ())),
+        steps=(
+            *_steps(project, pyproject, siblings),
+            *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
+        ),
         checks=checks,
         advisory=("lint",) if lint else (),
         protected=("ruff.toml", ".ruff.toml") if lint else (),
@@ -63,7 +66,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     )
 
 
-def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[str]) -> tuple[Step, ...]:
+def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[str]) -> tuple[SetupStep, ...]:
     """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails."""
     tool = table(pyproject, "tool")
     installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
@@ -88,14 +91,14 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[st
         wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
     folder = project.folder
     if not wanted:
-        return (Step((*PIP, *must), folder),)
+        return (SetupStep((*PIP, *must), folder),)
     words = _each_once(word for part in wanted.values() for word in _pairs(part) if word != ("pytest",))
     with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
     whole = [word for part in words for word in part]
-    pieces = tuple(Step((*PIP, *part), folder, optional=True) for part in wanted.values())
+    pieces = tuple(SetupStep((*PIP, *part), folder, optional=True) for part in wanted.values())
     # pip takes the project once: with extras where it has some
     all_of_it = (*PIP, "pytest", *needed, *whole, *(() if with_extras else own))
-    return (Step(all_of_it, folder, instead=(Step((*PIP, *must), folder), *pieces)),)
+    return (SetupStep(all_of_it, folder, instead=(SetupStep((*PIP, *must), folder), *pieces)),)
 
 
 _CONFIGURED = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")

@@ -14,7 +14,7 @@ from typing import Any
 from moothall.config import Settings
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
-from moothall.repositories.changes import Caps, same
+from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.clone import Change
 from moothall.sandbox.spawn import drop_uid
 from moothall.sandbox.spec import interpreter
@@ -185,7 +185,7 @@ class JobBox(Box):
             fields["argv"] = (self.python, *argv[1:])
         return await super().request(op, wall_seconds=wall_seconds, asked=asked, **fields)
 
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
         said = await self._tell("changes", files=list(base_files), caps=[caps.file_bytes, caps.total_bytes, caps.entries])
         found = [
@@ -276,7 +276,7 @@ class CodeBox(Box):
         except (ConnectionError, WorkspaceFailed) as error:
             raise SandboxUnavailable(f"blocks of Python cannot be run in {self._beside.job}: {error}") from error
 
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Those of the pod."""
         return await self._beside.changes(base_files, caps)
 
