@@ -14,7 +14,7 @@ from moothall.aio import beside
 from moothall.bus import batching, codec, registry
 from moothall.bus.batching import Batching
 from moothall.bus.buckets import DOCUMENTS, bucket_of
-from moothall.bus.nats import asking, setup
+from moothall.bus.nats import requests, setup
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translate_errors
@@ -182,16 +182,16 @@ class JetStreamBus:
 
     async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
         """Ask whoever answers for a topic. Raises `BusUnavailable` where nobody does in time."""
-        return await asking.ask(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
+        return await requests.ask(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
 
     def ask_all(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield the answers of all who answer for a topic, until none has come for `seconds`. Raises `BusUnavailable`."""
-        return asking.ask_all(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
+        return requests.ask_all(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
         """Answer until cancelled. `shared`: of several processes that do, one is asked."""
         subject = registry.literal(topic)
-        await asking.answer(self._client, self._stored.acks, subject, answerer, subject if shared else "")
+        await requests.answer(self._client, self._stored.acks, subject, answerer, subject if shared else "")
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document, replacing. Raises `BusUnavailable`, `InvalidRequest`."""

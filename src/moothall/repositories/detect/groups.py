@@ -20,7 +20,7 @@ from moothall.repositories.detect.requirements import (
     poetry,
     requirement,
 )
-from moothall.repositories.detect.sessions import session_words
+from moothall.repositories.detect.tox import session_words
 from moothall.repositories.rules import matches
 
 _FILES = (
