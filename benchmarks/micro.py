@@ -112,14 +112,14 @@ async def python_round_trip(folder: Path, count: int) -> Times:
 
         tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.offered(seat.tenant, seat.grant)}
         block = CodeBlock("len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant)
-        runner = hands.runner
-        if runner is None:
+        run_code = hands.run_code
+        if run_code is None:
             raise RuntimeError("runner.enabled is off")
         seconds = []
         for number in range(count + _WARM):
             calls = BlockCalls(through, f"bench/3.{number}", seat.deadline, Allowance(10))
             began = time.perf_counter()
-            ran = await runner.run(block, seat.workspace, calls)
+            ran = await run_code(block, seat.workspace, calls)
             seconds.append(time.perf_counter() - began)
             if ran.value != 40:  # noqa: PLR2004 - the file's lines
                 raise RuntimeError(f"python: {ran.status} {ran.error}")
@@ -166,7 +166,7 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus.publish, rules)
         workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
-        yield gate, gate.seated(_seat(workspace)), hands
+        yield gate, gate.with_token(_seat(workspace)), hands
 
 
 async def guard(folder: Path, count: int) -> Times:
@@ -175,7 +175,7 @@ async def guard(folder: Path, count: int) -> Times:
     limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})
     async with AuditLog(settings.data_dir, "bench") as audit, open_rules(settings, MemoryBus()) as rules:
         gate = Gate(limits, audit, Facts().publish, rules)
-        return await _reads(gate, gate.seated(_seat(Room())), count, "src/file{}.py")
+        return await _reads(gate, gate.with_token(_seat(Room())), count, "src/file{}.py")
 
 
 async def _reads(gate: Gate, seat: SeatContext, count: int, path: str) -> Times:

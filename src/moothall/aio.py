@@ -1,17 +1,33 @@
-"""Running something beside a block of code, and starting slow parts side by side."""
+"""Running something beside a block of code, starting slow parts side by side, the time that is left, and what groups of errors hold."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from moothall.errors import MoothallError
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 PATIENCE = 2.0
 """Seconds that nothing is said of a wait."""
+
+
+def seconds_until(moment: datetime) -> float:
+    """Return how many seconds are left; fewer than none once the moment is past."""
+    return (moment - datetime.now(UTC)).total_seconds()
+
+
+def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
+    """Yield the errors of a group and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 @asynccontextmanager

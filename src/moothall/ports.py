@@ -24,16 +24,23 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.domain.topic import Channel, Topic
 
 
-class Posted(Protocol):
-    """A fact on its way. Waiting for it gives its seq once it is durable."""
+class Receipt:
+    """Gives a posted event's seq once it is durable, or raises what `Log.publish` raises. `flush` sends what is held back."""
+
+    __slots__ = ("_answer", "_flush")
+
+    def __init__(self, answer: asyncio.Future[int], flush: Callable[[], None]) -> None:
+        self._answer = answer
+        self._flush = flush
 
     def __await__(self) -> Generator[Any, None, int]:
-        """Wait; what was held back to be sent with others is sent at once."""
-        ...
+        """Send at once what is still held back, and wait."""
+        self._flush()
+        return self._answer.__await__()
 
     def done(self) -> bool:
-        """Whether waiting would give its answer at once."""
-        ...
+        """Whether it is durable, or could not be made so."""
+        return self._answer.done()
 
 
 class Log(Protocol):
@@ -43,7 +50,7 @@ class Log(Protocol):
         """Return the event's seq once it is durable. A repeat (same id) changes nothing."""
         ...
 
-    async def post(self, event: Event) -> Posted:
+    async def post(self, event: Event) -> Receipt:
         """Send, at once or soon with others. Waits where too much is on its way. What is said of one thing is recorded in that
         order, and nothing while what was said before is not.
         """
@@ -236,14 +243,10 @@ class Workspace(Protocol):
         ...
 
 
-class CodeRunner(Protocol):
-    """Runs blocks of Python that a model wrote."""
-
-    async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
-        """Run a block to its end or to the first limit; however it ends, it is said in what is returned. `ask` is called for one
-        question after the other. Raises what it raises.
-        """
-        ...
+RunCode = Callable[[CodeBlock, Workspace, Ask], Awaitable[CodeRun]]
+"""Runs a block of Python that a model wrote, to its end or to the first limit; however it ends, it is said in what is returned.
+`ask` is called for one question after the other. Raises what it raises.
+"""
 
 
 class Toolkit(Protocol):

@@ -21,8 +21,8 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.repositories.sample import make_sample_repository
-from moothall.telemetry.names import SPANS
 from moothall.testing.model import ScriptedModel, scripted_model
+from support.documents import table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -188,7 +188,8 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
 def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     assert {span.trace for span in receiver.spans.values()} == {TRACE}
     seen = {"<package>.<Service>/<Method>" if "/" in span.name else span.name for span in receiver.spans.values()}
-    assert seen == set(SPANS) - {"<METHOD> <route>"}  # this caller comes over gRPC
+    documented = {name.strip("`") for name, _ in table("telemetry.md", "span")}
+    assert seen == documented - {"<METHOD> <route>"}  # this caller comes over gRPC
     call = receiver.named("orchestrator.v1.OrchestratorService/Deliberate")[0]
     assert call.parent == CALLER_SPAN
     root = ["deliberation", "submit", call.name]

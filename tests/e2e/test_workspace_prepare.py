@@ -10,7 +10,7 @@ import pytest
 
 from moothall.config import Settings
 from moothall.domain.evidence import Verdict
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.workspace.box import Box
 from moothall.workspace.layout import environment_key, prepared_key
@@ -74,8 +74,8 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(house: Local) -> N
 async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
     bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
     steps = (
-        Step(bad, instead=(Step(("sh", "-c", "echo less > /env/made")), Step(bad, optional=True))),
-        Step(("sh", "-c", "pwd > /env/where"), folder="sub"),
+        SetupStep(bad, instead=(SetupStep(("sh", "-c", "echo less > /env/made")), SetupStep(bad, optional=True))),
+        SetupStep(("sh", "-c", "pwd > /env/where"), folder="sub"),
     )
     told: list[str] = []
     prepared = await house.preparer.prepare(
@@ -86,9 +86,9 @@ async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
     assert "a note" in told
     assert "that failed (ValueError: no such thing); trying with less" in told
     assert any(line.startswith("left out: sh -c") and "no such thing" in line for line in told)
-    worse = Step(("sh", "-c", "echo worse; exit 2"), instead=(Step(("sh", "-c", "echo worst; exit 3")),))
+    worse = SetupStep(("sh", "-c", "echo worse; exit 2"), instead=(SetupStep(("sh", "-c", "echo worst; exit 3")),))
     with pytest.raises(RepositoryError) as error:
-        await house.preparer.prepare(house.base(setup=(bad,), steps=(Step(bad, instead=(worse,)),)))
+        await house.preparer.prepare(house.base(setup=(bad,), steps=(SetupStep(bad, instead=(worse,)),)))
     last, first = error.value.message.split("Before it ")
     assert "echo worst; exit 3" in last
     assert first.startswith(f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nSay which")

@@ -9,7 +9,7 @@ import pytest
 
 from judge import PYTEST, court
 from moothall.domain.evidence import INPUTS
-from moothall.domain.proposal import Place, Proposal
+from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.ranking import rank
 
 pytestmark = pytest.mark.e2e
@@ -53,7 +53,7 @@ EDGE = (
 SWALLOWS = EDGE.replace("values[0], values[1:]", "values[0] if values else None, values[1:]")
 
 
-async def council(folder: Path, texts: Mapping[str, str], base: str = BASE) -> tuple[Place, ...]:
+async def council(folder: Path, texts: Mapping[str, str], base: str = BASE) -> tuple[RankedCandidate, ...]:
     """Judge a candidate of each seat, one after the other as a council does."""
     async with court(folder, {**FILES, SORT: base}, PYTEST) as judges:
         bench = judges.bench("task-1")

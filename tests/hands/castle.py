@@ -154,7 +154,7 @@ class Castle:
         seat = SeatContext(
             LOCAL, LOCAL.tenant, "task-1", "agent-dev-001", "dev", _ALL, self.standing, name, deadline, meter=Meter()
         )
-        return self.gate.seated(seat)
+        return self.gate.with_token(seat)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool through the gate."""

@@ -17,7 +17,7 @@ from corpus.attempt import Attempt
 from corpus.paths import ATTEMPTS
 from moothall.inside import files
 from moothall.inside.paths import ToolFailure
-from moothall.inside.texts import Limits
+from moothall.inside.texts import TextLimits
 from support.tools import CATALOGUE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -73,7 +73,7 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
     try:
         for _ in range(400):
             try:
-                answer = files.TOOLS[tool](root, arguments, Limits(1_000_000, 100_000))
+                answer = files.TOOLS[tool](root, arguments, TextLimits(1_000_000, 100_000))
                 assert SECRET not in str(answer)
                 ended["done"] += 1
             except (ToolFailure, OSError) as error:

@@ -23,7 +23,7 @@ from moothall.domain.topic import Channel
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.client import open_model
-from moothall.ports import CodeRunner
+from moothall.ports import RunCode
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
@@ -143,11 +143,11 @@ async def open_council(
     files: Mapping[str, str | bytes] | None = None,
     limits: Limits | None = None,
     schemas: bool = True,
-    runner: CodeRunner | None = None,
+    run_code: RunCode | None = None,
     python: Runner | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
-    """Build it in `folder`. `runner` runs Python, by the settings `python`; `llm` are settings of the model."""
+    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `llm` are settings of the model."""
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces")
     workspaces.root.mkdir()
@@ -172,7 +172,7 @@ async def open_council(
             log=bus,
             limits=limits or Limits(patience=0),
             llm=settings,
-            runner=runner,
+            run_code=run_code,
             surveyor=Surveyor(workspaces, limits or Limits(patience=0)),
             python=python or Runner(),
         )

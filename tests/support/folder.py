@@ -8,10 +8,10 @@ from pathlib import Path
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.inside import files
 from moothall.inside.paths import ToolFailure
-from moothall.inside.texts import Limits
+from moothall.inside.texts import TextLimits
 from support.gate import Room
 
-_LIMITS = Limits(5_000_000, 60_000)
+_LIMITS = TextLimits(5_000_000, 60_000)
 
 
 class Folder(Room):

@@ -137,7 +137,7 @@ class House:
             ledger=ledger,
             deadline=in_seconds(seconds),
         )
-        return self.gate.seated(seat)
+        return self.gate.with_token(seat)
 
     def records(self) -> list[Mapping[str, Any]]:
         """Return what is on the audit."""

@@ -18,7 +18,7 @@ from moothall.workspace.box import Box, Place
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
 from moothall.workspace.jobs.cluster import Cluster
-from moothall.workspace.jobs.link import Folders, Link
+from moothall.workspace.jobs.link import Folders, PodLink
 from moothall.workspace.jobs.manifest import LINK
 from moothall.workspace.jobs.trunk import Carrier
 from moothall.workspace.pool import MakeBox
@@ -46,7 +46,7 @@ class Queues:
             self._heard[name].remove(queue)
 
 
-class _OwnedLink(Link):
+class _OwnedLink(PodLink):
     """In a pod link and hands have one uid; here the link is root, and gives away what it unpacked."""
 
     def _do(self, request: dict[str, Any]) -> dict[str, Any]:

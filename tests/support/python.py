@@ -22,5 +22,5 @@ async def open_coding_council(
     limits = python or Runner()
     async with local(folder / "hands") as house:
         runner = LocalRunner(house.settings.model_copy(update={"runner": limits}), house.workspaces.pool)
-        async with open_council(folder, answer, runner=runner, python=limits, **settings) as council:
+        async with open_council(folder, answer, run_code=runner.run, python=limits, **settings) as council:
             yield council

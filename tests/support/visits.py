@@ -113,5 +113,5 @@ async def visiting(
         rooms, repository = Rooms(), OneRepository()
         visits = await stack.enter_async_context(Visits(house.gate, made.tokens, rooms, repository, guard))
         if made.parking is not None:
-            made.parking.on_resolved(visits.resolved)
+            made.parking.on_resolved(visits.heed_resolution)
         yield Visiting(visits, rooms, repository, house, made.parking)

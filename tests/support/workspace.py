@@ -40,7 +40,7 @@ _ENV = {
 }
 _KNOWN: dict[tuple[str, tuple[str, ...]], CheckRun] = {}
 """What a command said of a tree."""
-_LIMITS = texts.Limits(file_bytes=1_000_000, output_bytes=100_000)
+_LIMITS = texts.TextLimits(file_bytes=1_000_000, output_bytes=100_000)
 
 
 @dataclass(slots=True)

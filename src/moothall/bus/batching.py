@@ -7,10 +7,10 @@ recorded no later for it than somebody waits: whoever waits for a receipt has wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from moothall.bus import registry
 from moothall.bus.codec import encode_batch
@@ -18,6 +18,7 @@ from moothall.bus.packing import Packer
 from moothall.domain.event import Event, Recorded
 from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, MoothallError, Permanent
+from moothall.ports import Receipt
 
 P = TypeVar("P", bound=Permanent)
 
@@ -27,25 +28,6 @@ _CLOSE_SECONDS = 1.0
 
 Send = Callable[[str, bytes, str], Awaitable[asyncio.Future[int]]]
 """Send bytes on a subject under an id; what is returned gives the seq once they are durable."""
-
-
-class Receipt:
-    """Gives the event's seq once it is durable, or raises what `publish` raises."""
-
-    __slots__ = ("_answer", "_flush")
-
-    def __init__(self, answer: asyncio.Future[int], flush: Callable[[], None]) -> None:
-        self._answer = answer
-        self._flush = flush
-
-    def __await__(self) -> Generator[Any, None, int]:
-        """Send at once what is still held back, and wait."""
-        self._flush()
-        return self._answer.__await__()
-
-    def done(self) -> bool:
-        """Whether it is durable, or could not be made so."""
-        return self._answer.done()
 
 
 @dataclass(slots=True)
@@ -132,9 +114,9 @@ class Batching:
             batch.timer.cancel()
         sending = asyncio.get_running_loop().create_task(self._send(batch, self._sending.get(about)), name="batch")
         self._sending[about] = sending
-        sending.add_done_callback(lambda task: self._sent(about, batch, task))
+        sending.add_done_callback(lambda task: self._finish(about, batch, task))
 
-    def _sent(self, about: str, batch: _Batch, task: asyncio.Task[MoothallError | None]) -> None:
+    def _finish(self, about: str, batch: _Batch, task: asyncio.Task[MoothallError | None]) -> None:
         if self._sending.get(about) is task:
             del self._sending[about]
         if task.cancelled() or task.exception() is not None:

@@ -11,6 +11,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.bus.event_specs import EVENT_SPECS
+from moothall.domain.codec import wrong
 from moothall.domain.event import Event, EventType
 from moothall.errors import InvalidRequest
 
@@ -209,5 +210,4 @@ def _check_object(said: Any) -> dict[str, Any]:
     try:
         return _Envelope.model_validate(said).model_dump()
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'message'}: {e['msg']}" for e in error.errors()[:5])
-        raise InvalidRequest(f"not a CloudEvent: {wrong}") from error
+        raise InvalidRequest(f"not a CloudEvent: {wrong(error, 'message')}") from error

@@ -33,7 +33,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class LetterOrigin:
     """Where a message was when it was given up."""
 
     stream: str
@@ -43,7 +43,7 @@ class Origin:
     deliveries: int
 
 
-async def bury(store: RawStore, origin: Origin, data: bytes, why: Bury) -> None:
+async def bury(store: RawStore, origin: LetterOrigin, data: bytes, why: Bury) -> None:
     """Store the dead letter of a message, once. Its body stays the message's own bytes, whatever they are."""
     headers = {
         "Moothall-Subject": origin.subject,

@@ -6,7 +6,7 @@ knows of it. An end that was cut off shows against the last seq that was seen be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moothall.bus.raw import RawStore
 from moothall.bus.registry import EVENTS, subject
@@ -38,10 +38,10 @@ class LogReport:
 
     records: int
     last: int
-    before: int = 0
-    lost: int = 0
-    missing: tuple[int, ...] = ()
-    concerned: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    before: int
+    lost: int
+    missing: tuple[int, ...]
+    concerned: dict[str, tuple[int, ...]]
 
     @property
     def cut(self) -> int:

@@ -57,7 +57,7 @@ class Packer:
 
     async def unpack(self, raw: bytes) -> Event:
         """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where a large value is gone."""
-        return await self._restored(codec.decode(raw), raw)
+        return await self._restore(codec.decode(raw), raw)
 
     async def unpack_all(self, raw: bytes) -> list[Event | Permanent]:
         """Return the events of a message, one or a batch, in order; in place of each that cannot be had, what is wrong with it."""
@@ -66,12 +66,12 @@ class Packer:
             for place, event in enumerate(found):
                 if isinstance(event, Event):
                     try:
-                        found[place] = await self._restored(event, raw)
+                        found[place] = await self._restore(event, raw)
                     except (InvalidRequest, NotFound) as error:
                         found[place] = error
         return found
 
-    async def _restored(self, event: Event, raw: bytes) -> Event:
+    async def _restore(self, event: Event, raw: bytes) -> Event:
         if b'"$' not in raw:
             return event
         data = await blobs.restore(self.store, event.data)

@@ -128,7 +128,7 @@ async def _bus(settings: Settings) -> Finding:
 
 
 async def _fleet(settings: Settings) -> Finding:
-    from moothall.wiring.fleet import hosts
+    from moothall.wiring.bus import hosts
 
     mend = "look into their logs, and into Ray's where ray.address names one; `moothall serve` starts them anew"
     try:

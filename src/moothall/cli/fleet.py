@@ -27,7 +27,7 @@ def fleet(context: click.Context, *, as_json: bool) -> None:
 async def _fleet(settings: Settings, *, as_json: bool) -> int:
     from moothall.cli.documents import FleetDocument
     from moothall.domain.codec import dump
-    from moothall.wiring.fleet import hosts
+    from moothall.wiring.bus import hosts
 
     found = await hosts(settings)
     if as_json:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from moothall.aio import leaves
 from moothall.cli.exits import EXIT_INTERRUPTED, EXIT_WRONG
 from moothall.config import Settings, default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
@@ -84,10 +85,7 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | 
     ours, others = group.split(MoothallError)
     if ours is None or (others is not None and others.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None):
         return None
-    error: BaseException = ours
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, MoothallError) else None
+    return next(leaves(ours))
 
 
 def run(main: Coroutine[Any, Any, int], waits: str = "") -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from moothall.collector.fold import UNDATED, Fact, State
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Place, Proposal, SeatOutcome, SeatStatus
+from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Proposal, RankedCandidate, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
 from moothall.ranking import rank
 
@@ -26,7 +26,7 @@ RECHECK = "clean re-check"
 _UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
-def last_moment(state: State, grace: timedelta = GRACE) -> datetime | None:
+def last_moment(state: State, grace: timedelta) -> datetime | None:
     """Return when the deliberation is decided with what there is, or None while nobody asked for it."""
     return None if state.requested is None else state.requested.value.deadline + grace
 
@@ -94,7 +94,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
         return ()
     asked = state.requested.value
     seats = set(asked.seats)
-    proposals = [proposal for proposal in _standing(state) if proposal.seat in seats]
+    proposals = [proposal for proposal in _pick_proposals(state) if proposal.seat in seats]
     tests = _latest_tests(proposals)
     found = []
     for proposal in proposals:
@@ -115,7 +115,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def _standing(state: State) -> list[Proposal]:
+def _pick_proposals(state: State) -> list[Proposal]:
     """Return one proposal a name. Where two hosts made two, the one that was judged stands, of equals the earlier."""
     names: dict[str, list[Fact[Proposal]]] = {}
     for (name, _), fact in state.proposals.items():
@@ -169,11 +169,11 @@ def _seat(state: State, seat: str) -> SeatOutcome:
         return SeatOutcome(seat, SeatStatus.CANCELLED, usage=usage)
     if seat in state.failures:
         return replace(state.failures[seat].value, usage=usage)
-    said = "no answer before the deadline" + ("; what it had proposed is ranked" if _proposed_by(state, seat) else "")
+    said = "no answer before the deadline" + ("; what it had proposed is ranked" if _has_proposed(state, seat) else "")
     return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", said, usage)
 
 
-def _proposed_by(state: State, seat: str) -> bool:
+def _has_proposed(state: State, seat: str) -> bool:
     return any(proposal.seat == seat for proposal in _values(state.proposals))
 
 
@@ -181,7 +181,7 @@ def _seats_evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
     return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
 
 
-def _results(places: Sequence[Place], candidates: Sequence[Candidate]) -> tuple[Result, ...]:
+def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate]) -> tuple[Result, ...]:
     by_name = {item.proposal.candidate: item for item in candidates}
     results = []
     for place in places:

@@ -66,7 +66,7 @@ class Overview:
         if state == "failed":
             over = [view for view in over if view.status in _FAILED]
         shown = [*sorted(live, key=lambda view: view.requested, reverse=True), *over][:limit]
-        return [await self._shown(view, who) for view in shown]
+        return [await self._for_tenant(view, who) for view in shown]
 
     async def get(self, task_id: str, who: Principal) -> TaskView:
         """Return one. Raises `NotFound`, also for another tenant's."""
@@ -75,7 +75,7 @@ class Overview:
         found = ended.get(key) or next((view for view in self._live(who.tenant, ended) if view.task_id == key), None)
         if found is None:
             raise NotFound(f"no task {task_id!r}")
-        return await self._shown(found, who)
+        return await self._for_tenant(found, who)
 
     async def find(self, task_ids: Iterable[str], who: Principal) -> Mapping[str, TaskView]:
         """Return those of a tenant's tasks, by id; what is not known is left out."""
@@ -129,11 +129,11 @@ class Overview:
         while len(self._ended) > _TENANTS:
             self._ended.popitem(last=False)
 
-    async def _shown(self, view: TaskView, who: Principal) -> TaskView:
+    async def _for_tenant(self, view: TaskView, who: Principal) -> TaskView:
         """As its tenant knows it."""
-        return replace(await self._described(view), task_id=own_id(view.task_id, who.tenant))
+        return replace(await self._describe(view), task_id=own_id(view.task_id, who.tenant))
 
-    async def _described(self, view: TaskView) -> TaskView:
+    async def _describe(self, view: TaskView) -> TaskView:
         """Add what only the request says."""
         if view.description:
             return view

@@ -35,6 +35,7 @@ from moothall.telemetry.events import write_of
 log = telemetry.get_logger(__name__)
 
 DURABLE = "collector"
+_AT_ONCE = 32  # deliberations whose decisions are delivered side by side
 _REMEMBERED = 10_000
 _UNTOLD = 96  # of the messages that its consumer holds at a time
 _SETTLING = {
@@ -75,7 +76,7 @@ class _Case:
 
 
 class Collector:
-    """`run` goes on until cancelled. `concurrency` deliberations may be delivered side by side.
+    """`run` goes on until cancelled.
 
     Memory: the facts of the deliberations that are under way, and the ids of the last decided ones.
     """
@@ -86,7 +87,6 @@ class Collector:
         repositories: Repositories,
         limits: Limits,
         *,
-        concurrency: int = 32,
         tick_seconds: float = 1.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -94,7 +94,6 @@ class Collector:
         self._repositories = repositories
         self._quorum = limits.quorum
         self._grace = timedelta(seconds=limits.grace_seconds)
-        self._concurrency = concurrency
         self._tick_seconds = tick_seconds
         self._clock = clock
         self._cases: dict[str, _Case] = {}
@@ -120,7 +119,7 @@ class Collector:
         """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(
-                self._bus.consume(DURABLE, self.handle, concurrency=self._concurrency, glance=self.glance),
+                self._bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE, glance=self.glance),
                 name="collector-events",
             )
             group.create_task(self._take_up(), name="collector-take-up")
@@ -207,7 +206,7 @@ class Collector:
             return self._cases.get(task_id)
         loaded = self._loading[task_id] = asyncio.Event()
         try:
-            state = await self._replayed(task_id)
+            state = await self._replay(task_id)
             if state is not None and state.requested is not None:
                 self._cases[task_id] = _Case(state)
         finally:
@@ -215,7 +214,7 @@ class Collector:
             loaded.set()
         return self._cases.get(task_id)
 
-    async def _replayed(self, task_id: str, *, until_settled: bool = False) -> State | None:
+    async def _replay(self, task_id: str, *, until_settled: bool = False) -> State | None:
         """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a decision.
 
         A malformed event is skipped: its own delivery puts it among the dead letters.
@@ -275,7 +274,7 @@ class Collector:
         if case.state.decided is not None:
             await self._close(case, case.state.decided.value)
             return
-        state = case.prefix or await self._replayed(case.state.task_id, until_settled=True)
+        state = case.prefix or await self._replay(case.state.task_id, until_settled=True)
         if state is None or state.requested is None:
             self._cases.pop(case.state.task_id, None)
             case.tell()

@@ -28,6 +28,8 @@ from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Ray, Trac
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
 
+_PREFIX = "MOOTHALL_"
+
 
 class Secrets(Section):
     """The operator's own values that are taken out of prompts, events, logs, diffs and all else that is recorded."""
@@ -52,7 +54,7 @@ class Settings(BaseSettings):
     """All of it but the sections of the families of tools, which `moothall.settings` adds. Frozen; made once and handed down."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MOOTHALL_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
     )
 
     data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
@@ -135,7 +137,7 @@ def _wrong(kind: type[Settings], error: ValidationError, config: Path | None, fr
 
 def read_settings(kind: type[Settings], config: Path | None = None, **overrides: Any) -> Settings:
     """Return the effective settings, a `kind`; raises `ConfigurationError` naming each wrong one."""
-    if wrong_names := wrong_variables(kind, "MOOTHALL_", os.environ):
+    if wrong_names := wrong_variables(kind, os.environ):
         raise ConfigurationError("; ".join(wrong_names))
     from_file = read_toml(config) if config else {}
 
@@ -172,16 +174,16 @@ def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from known_variables(field.annotation, f"{variable}__")
 
 
-def wrong_variables(settings: type[BaseModel], prefix: str, environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable that begins with `prefix` and sets nothing."""
-    known = list(known_variables(settings, prefix))
+def wrong_variables(settings: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that looks like ours and sets nothing."""
+    known = list(known_variables(settings, _PREFIX))
     wrong = []
     for variable, value in sorted(environment.items()):
         name = variable.upper()
-        if not name.startswith(prefix) or name in known or _foreign(name, value):
+        if not name.startswith(_PREFIX) or name in known or _foreign(name, value):
             continue
-        near = get_close_matches(name.removeprefix(prefix), [known_name.removeprefix(prefix) for known_name in known], n=1)
-        hint = f"did you mean {prefix}{near[0]}?" if near else "`moothall config` lists all"
+        near = get_close_matches(name.removeprefix(_PREFIX), [known_name.removeprefix(_PREFIX) for known_name in known], n=1)
+        hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`moothall config` lists all"
         wrong.append(f"{variable[:100]} is no setting; {hint}")
     return wrong
 

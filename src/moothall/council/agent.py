@@ -20,7 +20,7 @@ from moothall.council.function import Function
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
-from moothall.council.stuck import DOUBTED, FINISH, NOT_GREEN, Step, again, stuck
+from moothall.council.stuck import DOUBTED, FINISH, NOT_GREEN, TurnStep, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import Did, asked_of, do
 from moothall.domain.chat import Message
@@ -51,7 +51,7 @@ _NOT_TAKEN_OVER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Workplace:
     """Where an agent works: its seat in a workspace, behind the gate, on a base. `also` are cases that are run after each change,
     whatever it touches.
     """
@@ -70,9 +70,9 @@ class Place:
 class _Course:
     """An attempt under way. `over`: it ends with this turn; `circle`: because it goes in circles."""
 
-    place: Place
+    place: Workplace
     state: State
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TurnStep] = field(default_factory=list)
     best: Draft | None = None
     malformed: int = 0
     refusals: int = 0
@@ -172,7 +172,7 @@ class Agent:
                 self.talk.add(text, wrong, "malformed")
         raise MalformedReplies(f"{self._limits.malformed_replies + 1} replies in a row were no answer")
 
-    async def work(self, place: Place, *, phase: str, round_: int, turns: range, start: Draft | None = None) -> Attempt:
+    async def work(self, place: Workplace, *, phase: str, round_: int, turns: range, start: Draft | None = None) -> Attempt:
         """Change the workspace until the work is proven, finished, out of turns or going in circles. `start` is what it holds
         already.
 
@@ -213,7 +213,7 @@ class Agent:
     async def _unusable(self, course: _Course, at: _Said, wrong: str) -> None:
         """Say what was wrong with a reply that is no turn."""
         course.malformed += 1
-        course.steps.append(Step(digest(at.text), course.state.tree, malformed=True))
+        course.steps.append(TurnStep(digest(at.text), course.state.tree, malformed=True))
         course.circle = await self._tell_turn(at, steps=course.steps)
         self.talk.add(at.text, wrong, "malformed")
         if course.malformed > self._limits.malformed_replies:
@@ -231,7 +231,7 @@ class Agent:
             course.over = True
             return
         course.refusals += 1
-        course.steps.append(Step(FINISH, state.tree))
+        course.steps.append(TurnStep(FINISH, state.tree))
         course.circle = await self._tell_turn(at, thought, steps=course.steps)
         self.talk.add(at.text, objection, "finished too early")
         if course.refusals > self._limits.malformed_replies:
@@ -250,7 +250,7 @@ class Agent:
             wrong = await broken(function.examples, function.path, place.context, self._limits.own_check_seconds)
             course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
             course.over = not wrong
-        course.steps.append(Step(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
+        course.steps.append(TurnStep(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
         course.circle = await self._tell_turn(
             at,
             said.thought,
@@ -351,7 +351,7 @@ class Agent:
         *,
         operations: Sequence[Operation] = (),
         runs: Mapping[str, CheckRun] | None = None,
-        steps: Sequence[Step] = (),
+        steps: Sequence[TurnStep] = (),
         doubted: bool = False,
     ) -> str:
         """Record the turn, and return why it shows that the seat goes in circles, or nothing."""

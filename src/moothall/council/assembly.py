@@ -20,7 +20,7 @@ from moothall.council.recheck import Bench, Judged
 from moothall.council.recording import Named, RecordedModel, Recording
 from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
-from moothall.council.survey import Order, Survey, Surveyor
+from moothall.council.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.text import tokens
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
@@ -33,7 +33,7 @@ from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
 from moothall.guard.grants import intersection
-from moothall.ports import ChatModel, CodeRunner, Log, MergeCommits, ReadFile, Workspaces
+from moothall.ports import ChatModel, Log, MergeCommits, ReadFile, RunCode, Workspaces
 from moothall.tools.catalogue import ToolSpec
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
@@ -62,7 +62,7 @@ class Parts:
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
-    runner: CodeRunner | None = None
+    run_code: RunCode | None = None
     python: Runner = field(default_factory=Runner)
     surveyor: Surveyor | None = None
     merge: MergeCommits | None = None
@@ -169,7 +169,7 @@ async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: in
     async def read(path: str) -> str:
         return await parts.read(prepared.base, path, _SHOWN_CHARS)
 
-    async def look(order: Order) -> Survey:
+    async def look(order: SurveyOrder) -> Survey:
         return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
 
     return await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
@@ -219,7 +219,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
     grant = grant_of(d, parts.gate, prepared)
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
-    python = parts.runner is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
+    python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)
     shown = await _shown(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
     if shown is not None and not any(spec.name == "files.define" for spec in specs):

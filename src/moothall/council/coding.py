@@ -15,7 +15,7 @@ from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.guard.gate import Gate
 from moothall.guard.seat import SeatContext
-from moothall.ports import CodeRunner
+from moothall.ports import RunCode
 from moothall.tools.catalogue import ToolSpec, is_granted
 
 PYTHON = "python"
@@ -85,7 +85,7 @@ class Coded:
 class Coding:
     """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with its arguments in a block."""
 
-    runner: CodeRunner
+    run_code: RunCode
     settings: Runner
     agents: Callable[[Coding, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
@@ -108,7 +108,7 @@ class Coding:
             depth=at.caller.depth,
         )
         with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:
-            ran = await self.runner.run(asked, context.workspace, ask)
+            ran = await self.run_code(asked, context.workspace, ask)
             span.set({"moothall.status": ran.status, "moothall.tier": ran.tier})
         if calls.exhausted and ran.status is ToolStatus.ERROR:
             ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moothall.council.frames import Known, Red, red_cases
-from moothall.council.survey import Order, Span, Survey
+from moothall.council.survey import Span, Survey, SurveyOrder
 from moothall.council.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.repository import Prepared
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]
-Look = Callable[[Order], Awaitable[Survey]]
+Look = Callable[[SurveyOrder], Awaitable[Survey]]
 
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\.*[\w.]+)(?:\s+import\s+\(?([\w, ]+))?", re.MULTILINE)
 _REQUIRE = re.compile(r"""(?:from|require\(|import)\s*["'](\.{1,2}/[\w./-]+)["']""")
@@ -113,7 +113,7 @@ async def _text(read: Read, path: str) -> str:
 
 def _order(
     red: Sequence[Red], texts: dict[str, str], subjects: Sequence[str], prepared: Prepared, *, description: str, budget: int
-) -> Order:
+) -> SurveyOrder:
     """Say what the survey is to lean towards."""
     frames = dict.fromkeys(frame for item in red[:_CASES] for frame in item.frames)
     names = [
@@ -121,7 +121,7 @@ def _order(
     ]
     said = " ".join([description, *(f"{item.case} {item.detail[-2000:]}" for item in red[:_CASES])])
     tests = [(path, item.names[0]) for item in red[:_CASES] if item.names for path in texts if path in _paths_of(item, prepared)]
-    return Order(
+    return SurveyOrder(
         frames=tuple(frames)[: 2 * _CASES],
         tests=tuple(dict.fromkeys(tests)),
         paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _CASES],
@@ -238,7 +238,7 @@ def is_test(path: str) -> bool:
     return _TEST_AFFIX.search(_stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
 
 
-def _file_of(name: str, files: Sequence[str], folder: str = "") -> str:
+def _file_of(name: str, files: Sequence[str], folder: str) -> str:
     """A runner says `tests/test_a.py` or `tests.test_a` or `tests.test_a.TestClass`, perhaps from a folder."""
     for said in (posixpath.join(folder, name), name):
         if said in files:

@@ -21,7 +21,7 @@ from moothall.guard.alerts import Alert, alert_event
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import named
 from moothall.ranking.patched import file_diffs
-from moothall.ranking.rewrite import KINDS, Kind, Place, places, rewrite
+from moothall.ranking.rewrite import KINDS, CasePlace, Kind, places, rewrite
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
@@ -192,7 +192,7 @@ class CounterProof:
         return self._texts[path]
 
     async def _rewritten(self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str]) -> Rewritten:
-        wanted: dict[str, list[Place]] = {}
+        wanted: dict[str, list[CasePlace]] = {}
         for case in cases:
             for place in places(case, self.runs.prepared.files):
                 wanted.setdefault(place.path, []).append(place)

@@ -52,5 +52,5 @@ class Attempt:
 
     draft: Draft | None
     turn: int
-    stuck: str = ""
+    stuck: str
     refused: PatchRefused | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from moothall.domain.event import EventType
 from moothall.domain.task import Deliberation
-from moothall.ports import Log, Posted
+from moothall.ports import Log, Receipt
 from moothall.telemetry.events import write_of
 
 
@@ -25,7 +25,7 @@ class Facts:
     source: str = "host"
     known: frozenset[str] = frozenset()
     """The ids of what an earlier run recorded: it is not said again."""
-    _sent: deque[Posted] = field(default_factory=deque)
+    _sent: deque[Receipt] = field(default_factory=deque)
 
     async def say(self, kind: EventType, ordinal: str, **data: Any) -> None:
         """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across restarts too.

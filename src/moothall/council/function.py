@@ -55,9 +55,9 @@ class Function:
     path: str
     name: str
     whole: Way
-    completions: tuple[Way, ...] = ()
-    file_tokens: int = 0
-    examples: tuple[Example, ...] = ()
+    completions: tuple[Way, ...]
+    file_tokens: int
+    examples: tuple[Example, ...]
 
     @property
     def again(self) -> str:

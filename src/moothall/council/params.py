@@ -19,18 +19,14 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _truth(name: str, text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise InvalidRequest(f"custom_params {name} is {text[:40]!r}; it is true or false")
-    return text.lower() == "true"
-
-
 def _protocol(request: DeliberationRequest, text: str) -> DeliberationRequest:
     return replace(request, protocol=request.protocol or text)
 
 
 def _adaptive(request: DeliberationRequest, text: str) -> DeliberationRequest:
-    return replace(request, adaptive=request.adaptive or _truth("adaptive", text))
+    if text.lower() not in {"true", "false"}:
+        raise InvalidRequest(f"custom_params adaptive is {text[:40]!r}; it is true or false")
+    return replace(request, adaptive=request.adaptive or text.lower() == "true")
 
 
 def _turns(request: DeliberationRequest, text: str) -> DeliberationRequest:

@@ -35,8 +35,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
+from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Council, Parts, Sitting, convene
 from moothall.council.facts import Facts
 from moothall.council.peers import hold_reviews
@@ -59,7 +59,6 @@ HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
 
 _FIRST_SEATS = 2
-E = TypeVar("E", bound=MoothallError)
 _CLOSE_SECONDS = 5.0
 _SHARE = 0.25  # of the time left, for distinguishing inputs
 
@@ -89,18 +88,19 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
         raise
     except ExceptionGroup as group:
         if unavailable := group.subgroup(BusUnavailable):
-            raise _first(unavailable) from group
+            raise next(leaves(unavailable)) from group
         ours, bugs = group.split(MoothallError)
         if ours is None or bugs is not None:
             raise
-        for sitting in council.sittings:  # such as a disk that is full or a sandbox that does not start any more
-            sitting.end(SeatStatus.FAILED, _first(ours).code, _first(ours).message)
+        first = next(leaves(ours))  # such as a disk that is full or a sandbox that does not start any more
+        for sitting in council.sittings:
+            sitting.end(SeatStatus.FAILED, first.code, first.message)
     await _finish(council)
 
 
 async def _sit(council: Council) -> None:
     """Run the protocol until its end or the deadline; a seat that was not done by then is late."""
-    seconds = (council.until - datetime.now(UTC)).total_seconds()
+    seconds = seconds_until(council.until)
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
             await _run(council)
@@ -119,11 +119,6 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
         outcome = SeatOutcome(seat, SeatStatus.FAILED, error.code, error.message)
         await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
     await facts.recorded()
-
-
-def _first(group: BaseExceptionGroup[E]) -> E:
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 async def _finish(council: Council) -> None:
@@ -347,7 +342,7 @@ async def _cross_tests(council: Council) -> None:
         return
     _note(council, await council.bench.cross(council.judged))
     # Bounded, so that a proof is still put to the test where running answers takes its time.
-    left = (council.until - datetime.now(UTC)).total_seconds()
+    left = seconds_until(council.until)
     with suppress(TimeoutError):
         async with asyncio.timeout(max(left * _SHARE, 0)):
             _note(council, await council.bench.distinguish(council.judged))

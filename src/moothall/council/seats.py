@@ -8,8 +8,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from moothall import telemetry
+from moothall.aio import seconds_until
 from moothall.council import prompts
-from moothall.council.agent import Agent, Place
+from moothall.council.agent import Agent, Workplace
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
@@ -152,7 +153,7 @@ async def _bounded(council: Council, sitting: Sitting, work: Awaitable[None], un
 
 
 async def _until(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
-    seconds = (until - datetime.now(UTC)).total_seconds()
+    seconds = seconds_until(until)
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
             await work
@@ -309,7 +310,7 @@ async def _attempt(
         try:
             async with council.parts.workspaces.open(prepared, name, patch=patch) as workspace:
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
-                where = Place(context, council.parts.gate, prepared, also)
+                where = Workplace(context, council.parts.gate, prepared, also)
                 return await agent.work(where, phase=phase, round_=round_, turns=turns, start=start)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
@@ -347,10 +348,10 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
 def _coding(council: Council, seat: str, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
-    if parts.runner is None or council.about_text:
+    if parts.run_code is None or council.about_text:
         return None
     agents = SubAgents(council.model, council.seats[seat].llm, parts.limits, voice)
-    return Coding(parts.runner, parts.python, agents.run)
+    return Coding(parts.run_code, parts.python, agents.run)
 
 
 def _agent(sitting: Sitting) -> Agent:
@@ -374,7 +375,7 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
         deadline=until,
         ledger=council.ledger,
     )
-    return gate.seated(seat)
+    return gate.with_token(seat)
 
 
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:

@@ -20,7 +20,7 @@ _LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TurnStep:
     """What a turn came to. `asked` is a digest of what it asked for, `tree` of the change as it stood afterwards (empty: the
     base). `changed`: this turn changed something, and `red` are the cases that were red then.
     """
@@ -32,12 +32,12 @@ class Step:
     malformed: bool = False
 
 
-def again(steps: Sequence[Step]) -> bool:
+def again(steps: Sequence[TurnStep]) -> bool:
     """Whether the last turn asked for what an earlier one had asked for already, on the same files, and changed nothing."""
     return bool(steps) and not steps[-1].changed and _same_looks(steps) > 1
 
 
-def stuck(steps: Sequence[Step], red_turns: int) -> str:
+def stuck(steps: Sequence[TurnStep], red_turns: int) -> str:
     """Return why the last turn shows a seat that goes in circles, or nothing. `red_turns`: changes with the same red cases."""
     if not steps:
         return ""
@@ -50,7 +50,7 @@ def stuck(steps: Sequence[Step], red_turns: int) -> str:
     return _circle([step for step in steps if step.changed], red_turns)
 
 
-def _circle(changes: Sequence[Step], red_turns: int) -> str:
+def _circle(changes: Sequence[TurnStep], red_turns: int) -> str:
     last, earlier = changes[-1], changes[:-1]
     if any(step.asked == last.asked for step in earlier):
         return "the same change as in an earlier turn"
@@ -61,6 +61,6 @@ def _circle(changes: Sequence[Step], red_turns: int) -> str:
     return ""
 
 
-def _same_looks(steps: Sequence[Step]) -> int:
+def _same_looks(steps: Sequence[TurnStep]) -> int:
     last = steps[-1]
     return sum(not step.changed and (step.asked, step.tree) == (last.asked, last.tree) for step in steps)

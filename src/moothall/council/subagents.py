@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
+from moothall.aio import seconds_until
 from moothall.config import Limits, Llm
 from moothall.council import prompts
 from moothall.council.coding import Block, Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
 from moothall.council.recording import RecordedModel
-from moothall.council.stuck import Step, stuck
+from moothall.council.stuck import TurnStep, stuck
 from moothall.council.text import CHARS_PER_TOKEN
 from moothall.council.turns import asked_of, do
 from moothall.domain.code import AGENTS_RUN
@@ -87,7 +87,7 @@ class SubAgent:
     failed: MoothallError | None = None
     results: list[ToolResult] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    _steps: list[Step] = field(default_factory=list)
+    _steps: list[TurnStep] = field(default_factory=list)
 
     async def run(self, slots: asyncio.Semaphore) -> None:
         """Work on the prompt; never raises a `MoothallError`."""
@@ -115,7 +115,7 @@ class SubAgent:
             said, text = await talk.ask(place.step, context.deadline, must_finish=turn == settings.agents_turns, runs_python=True)
             if isinstance(said, str):
                 malformed += 1
-                self._steps.append(Step(digest(text), malformed=True))
+                self._steps.append(TurnStep(digest(text), malformed=True))
                 talk.add(text, said, "malformed")
                 if malformed > self.of.limits.malformed_replies:
                     return f"(no answer: {malformed} replies were no turn)"
@@ -126,7 +126,7 @@ class SubAgent:
                 self.results += did.results
                 self.operations += did.operations
                 tree = str(turn) if did.may_have_changed else self._steps[-1].tree if self._steps else ""
-                self._steps.append(Step(asked_of(said), tree, changed=did.may_have_changed))
+                self._steps.append(TurnStep(asked_of(said), tree, changed=did.may_have_changed))
                 room = int(self.of.llm.context_tokens * CHARS_PER_TOKEN / 5) // len(did.texts)
                 talk.add(text, "\n\n".join(part(room) for part in did.texts), did.brief)
             if circle := stuck(self._steps, self.of.limits.stuck_turns):
@@ -143,12 +143,8 @@ def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
     """Return the seat with these of its tools alone; None: all that it has."""
     if tools is None:
         return context
-    token = narrow(context.token, seconds=_seconds(context), tools=tools) if context.token else ""
+    token = narrow(context.token, seconds=max(seconds_until(context.deadline), 1.0), tools=tools) if context.token else ""
     return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
-
-
-def _seconds(context: SeatContext) -> float:
-    return max((context.deadline - datetime.now(UTC)).total_seconds(), 1.0)
 
 
 def _refused(status: ToolStatus, reason: str) -> ToolResult:

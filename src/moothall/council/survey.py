@@ -24,7 +24,7 @@ _log = telemetry.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SurveyOrder:
     """What a survey leans towards: lines (path, number) and tests (path, name) whose code is wanted, further paths and words,
     names whose home is looked for; and how long the map may be.
     """
@@ -65,7 +65,7 @@ class Surveyor:
         self._limits = limits
         self._kept: LRUCache[str, Survey] = LRUCache(_KEPT)
 
-    async def survey(self, prepared: Prepared, order: Order) -> Survey:
+    async def survey(self, prepared: Prepared, order: SurveyOrder) -> Survey:
         """Return the survey; an empty one, and a line in the log, where it failed: a council can do without."""
         if not any(language_of(path) for path in prepared.files):
             return Survey()
@@ -80,7 +80,7 @@ class Surveyor:
         self._kept[key] = found
         return found
 
-    async def _ask(self, prepared: Prepared, order: Order, key: str) -> Survey:
+    async def _ask(self, prepared: Prepared, order: SurveyOrder, key: str) -> Survey:
         limits = self._limits
         wanted = asdict(order) | {"files": limits.map_files, "bytes": limits.map_bytes}
         deadline = datetime.now(UTC) + timedelta(seconds=limits.map_seconds)

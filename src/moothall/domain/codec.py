@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -36,3 +36,12 @@ def wrong(error: ValidationError, whole: str = "it") -> str:
     """Say of the first few wrong fields where each is and what is wrong with it, without its value. `whole` is what has no field."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN]
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg'].removeprefix('Value error, ')}" for item in found)
+
+
+def whole_numbers(value: Any) -> Any:
+    """Return JSON data with one kind of number, as on the wire: 1.0 is 1."""
+    if isinstance(value, Mapping):
+        return {str(key): whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

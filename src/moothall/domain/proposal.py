@@ -155,7 +155,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankedCandidate:
     """A candidate's place in the ranking; `rank` from 1, `score` 0..1, reasons for people."""
 
     candidate: str

@@ -11,7 +11,7 @@ from moothall.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SetupStep:
     """A command of a detected set-up, run in `folder` (the root by default).
 
     Where it fails, `instead` is done; where there is nothing to do instead, the set-up fails, unless the step is `optional`.
@@ -20,7 +20,7 @@ class Step:
     argv: tuple[str, ...]
     folder: str = ""
     optional: bool = False
-    instead: tuple[Step, ...] = ()
+    instead: tuple[SetupStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Profile:
     advisory: tuple[str, ...] = ()
     folders: Mapping[str, str] = field(default_factory=dict)
     reports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SetupStep, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ def _signs(known: tuple[str, ...]) -> AhoCorasick:
     return AhoCorasick(list(dict.fromkeys((*shapes, *own))))
 
 
-def may_hold_secrets(text: str, known: Sequence[str] = ()) -> bool:
+def may_hold_secrets(text: str, known: Sequence[str]) -> bool:
     """Whether a text, or JSON, may hold what `scrub_all` would take out: a quick look that may be wrong in this way only."""
     try:
         found = _signs(tuple(known)).find_matches_as_indexes(text, overlapping=True)
@@ -96,7 +96,7 @@ def may_hold_secrets(text: str, known: Sequence[str] = ()) -> bool:
     return any(number or text[max(start - 2, 0) : start] != "ta" for number, start, _ in found)
 
 
-def brings_secret(diff: str, clean: Callable[[str], str] = scrub) -> bool:
+def brings_secret(diff: str, clean: Callable[[str], str]) -> bool:
     """Whether a git diff adds a secret that its removed and unchanged lines did not hold. `clean` takes secrets out of a text.
 
     Every added line is looked at, those that look like headers too, and all together, since a key has many. A password
@@ -110,7 +110,7 @@ def brings_secret(diff: str, clean: Callable[[str], str] = scrub) -> bool:
     return holds_secret("\n".join(added), clean)
 
 
-def holds_secret(text: str, clean: Callable[[str], str] = scrub) -> bool:
+def holds_secret(text: str, clean: Callable[[str], str]) -> bool:
     """Whether a text of code holds a secret: a password in a URL, or an `authorization`, is an example there more often than not."""
     together = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", text))
     return clean(together) != together

@@ -20,6 +20,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
+from moothall.aio import leaves
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, said_to
 from moothall.domain.budget import Budget
@@ -371,9 +372,7 @@ def _end_of(task: asyncio.Task[None]) -> None:
 
 
 def _first(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = next(leaves(group))
     if isinstance(error, MoothallError):
         return error
     return RepositoryError(f"the repository cannot be prepared: {error}; is the disk full? Free some, or set MOOTHALL_DATA_DIR")

@@ -64,7 +64,7 @@ class HostActor:
         self._stop.set()
 
 
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS, _STOP_SECONDS = 2.0, 10.0
 
 
 async def _answering(hosts: Sequence[Any]) -> tuple[int, int]:
@@ -122,11 +122,11 @@ async def _all_ready(hosts: list[Any], seconds: float) -> None:
         raise Temporary(f"the fleet's hosts were not ready within {seconds:.0f} s") from error
 
 
-async def _stop_all(hosts: list[Any], runs: list[Any], seconds: float = 10.0) -> None:
+async def _stop_all(hosts: list[Any], runs: list[Any]) -> None:
     for host in hosts:
         host.stop.options(max_task_retries=0).remote()
     with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(_STOP_SECONDS):
             await asyncio.gather(*runs)
     for host in hosts:
         ray.kill(host)

@@ -74,20 +74,20 @@ class Elsewhere:
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Have a named question answered there. Raises what is raised there."""
-        rows: Sequence[Mapping[str, Any]] = (await self._sent({"question": question, "parameters": parameters}))["rows"]
+        rows: Sequence[Mapping[str, Any]] = (await self._send({"question": question, "parameters": parameters}))["rows"]
         return rows
 
     async def counts(self) -> dict[str, int]:
         """Return how many nodes and relations there are."""
-        rows: Sequence[dict[str, int]] = (await self._sent({"counts": True}))["rows"]
+        rows: Sequence[dict[str, int]] = (await self._send({"counts": True}))["rows"]
         return rows[0]
 
-    async def _sent(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    async def _send(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         line = json.dumps(asked).encode() + b"\n"
         if len(line) > _QUESTION_BYTES:
             raise InvalidRequest(f"a question is at most {_QUESTION_BYTES} bytes long; this one is {len(line)}")
         try:
-            reader, writer = await self._connected()
+            reader, writer = await self._connect()
             try:
                 writer.write(line)
                 answer: dict[str, Any] = json.loads(await reader.read())
@@ -103,7 +103,7 @@ class Elsewhere:
             raise InvalidRequest(str(answer.get("message")))
         raise GraphUnavailable(str(answer.get("message")))
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for _ in range(1 + int(self._patience / _LOOK_SECONDS)):
             try:
                 with _reachable(self._path) as name:

@@ -168,10 +168,10 @@ RETURN {_map_of("st", "headline brief criteria repository rigor state told_at mo
 )
 
 
-def _scoped(scope: str, start: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
-    """As `_gather`, where the scope is among `$scopes`: what is not allowed isn't even looked up."""
+def _gather_scope(scope: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
+    """As `_gather` of a story, where the scope is among `$scopes`: what is not allowed isn't even looked up."""
     return (
-        f"CALL {{ WITH {start} MATCH {pattern} WHERE '{scope}' IN $scopes "
+        f"CALL {{ WITH st MATCH {pattern} WHERE '{scope}' IN $scopes "
         f"WITH DISTINCT {variable} ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS {scope} }}\n"
     )
 
@@ -202,33 +202,29 @@ _CONTEXT = (
 WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline + ' ' + st.brief, ''), 2000) AS about,
   CASE WHEN $repository <> '' THEN $repository ELSE coalesce(me.repository, st.repository, '') END AS repository
 """
-    + _scoped(
+    + _gather_scope(
         "decisions",
-        "st",
         "(st)-[:DECIDED_BY]->(dec:Decision)",
         "dec",
         _map_of("dec", "approver decision comment made_at", about="[(dec)-[:DECIDES]->(what:Deliberation) | what.key]"),
         order="dec.made_at DESC, dec.key",
     )
-    + _scoped(
+    + _gather_scope(
         "comments",
-        "st",
         "(st)-[:HAS_COMMENT]->(c:Comment)",
         "c",
         _map_of("c", "comment actor made_at"),
         order="c.made_at DESC, c.key",
     )
-    + _scoped(
+    + _gather_scope(
         "plan",
-        "st",
         "(st)-[:PLANNED_AS]->(pl:Plan)",
         "pl",
         _map_of("pl", "status derived_at finished_at", plan_id="pl.key"),
         order="pl.derived_at DESC, pl.key",
     )
-    + _scoped(
+    + _gather_scope(
         "tasks",
-        "st",
         "(st)-[:HAS_TASK]->(t:Task)",
         "t",
         _map_of(
@@ -240,9 +236,8 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline
         ),
         order="t.planned_at DESC, t.place, t.key",
     )
-    + _scoped(
+    + _gather_scope(
         "milestones",
-        "st",
         "(st)-[:MOVED_BY]->(m:Transition)",
         "m",
         _map_of("m", "from_state to_state event actor made_at"),

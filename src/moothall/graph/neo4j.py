@@ -35,7 +35,7 @@ class Neo4jStore:
 
         with _translate_errors(self._settings):
             async with self._session() as session:
-                return await session.execute_read(self._limited(work))
+                return await session.execute_read(self._limit(work))
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """Run all in one transaction."""
@@ -46,7 +46,7 @@ class Neo4jStore:
 
         with _translate_errors(self._settings):
             async with self._session() as session:
-                await session.execute_write(self._limited(work))
+                await session.execute_write(self._limit(work))
 
     async def empty(self) -> None:
         """Remove our nodes, the position first, so that what is cut short here is begun again from the log."""
@@ -65,7 +65,7 @@ class Neo4jStore:
     def _session(self) -> neo4j.AsyncSession:
         return self._driver.session(database=self._settings.database)
 
-    def _limited(self, work: Any) -> Any:
+    def _limit(self, work: Any) -> Any:
         return neo4j.unit_of_work(timeout=self._settings.query_seconds)(work)
 
 

@@ -268,19 +268,3 @@ RELATED: Mapping[tuple[str, str, str], Relation] = {(r.start, r.type, r.end): r 
 
 POSITION = "LogPosition"
 """The node that remembers how far the log is written; no part of what the log says."""
-
-
-def mermaid() -> str:
-    """Return the picture of labels and relations, for docs/graph.md."""
-    return "\n".join(["graph LR", *(f"  {r.start} -->|{r.type}| {r.end}" for r in RELATIONS)])
-
-
-def tables() -> str:
-    """Return what nodes and relations hold, as Markdown, for docs/graph.md."""
-    lines = ["| node | what it is | key | properties |", "|---|---|---|---|"]
-    for label in LABELS.values():
-        names = ", ".join(f"`{name}`" for group in label.groups for name in group.properties)
-        lines.append(f"| `{label.name}` | {label.about} | {label.key} | {names} |")
-    lines += ["", "| relation | means |", "|---|---|"]
-    lines += [f"| `({r.start})-[:{r.type}]->({r.end})` | {r.about} |" for r in RELATIONS]
-    return "\n".join(lines)

@@ -64,7 +64,7 @@ class Writes:
             raise KeyError(f"{node.label}.{group_name} has no {', '.join(sorted(unknown))}")
         known = self.groups.get((node, group_name))
         if known is None or (by > known[0] if group.latest else by < known[0]):
-            told = {name: self._typed(kind, values.get(name)) for name, kind in group.properties.items()}
+            told = {name: self._as_typed(kind, values.get(name)) for name, kind in group.properties.items()}
             self.groups[node, group_name] = (by, told)
 
     def relate(self, start: Ref, kind: str, end: Ref) -> None:
@@ -74,7 +74,7 @@ class Writes:
         self.nodes |= {start, end}
         self.relations.add((start, kind, end))
 
-    def _typed(self, kind: Kind, value: Any) -> Any:
+    def _as_typed(self, kind: Kind, value: Any) -> Any:
         """Values come from outside: whatever has another type than the shape says is empty."""
         match kind:
             case "text" if isinstance(value, str):

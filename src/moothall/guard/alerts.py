@@ -50,13 +50,13 @@ class Alerts:
         self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_KEPT)
         self._raised: list[Alert] = []
 
-    def refused(self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool) -> None:
+    def count_refusal(self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool) -> None:
         """Count a refused call. One too many raises an alert, and the counting begins anew."""
         self._count("denials", self._limits.alert_denials, seat, call, reason)
         if escape:
             self._count("escapes", self._limits.alert_escapes, seat, call, reason)
 
-    def taken(self) -> Sequence[Alert]:
+    def take(self) -> Sequence[Alert]:
         """Return the alerts that were raised since this was asked last."""
         raised, self._raised = self._raised, []
         return raised

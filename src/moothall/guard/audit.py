@@ -44,7 +44,7 @@ from moothall.guard.chain import (
     verify,
     verify_all,
 )
-from moothall.guard.telling import Telling, Written
+from moothall.guard.telling import Telling, WrittenRecord
 from moothall.telemetry import get_logger
 
 __all__ = ["AuditLog", "AuditReport", "Entry", "Problem", "verify", "verify_all"]
@@ -136,7 +136,7 @@ class AuditLog:
             log.error("audit record lost", tenant=entry.tenant, error=str(error))  # noqa: TRY400  # the caller gets it
             raise AuditUnavailable(f"the audit cannot be written: {error.strerror}") from error
         if self._telling:
-            self._telling.put(Written(entry.tenant, *written))
+            self._telling.put(WrittenRecord(entry.tenant, *written))
         return f"{self._writer}:{written[0]['seq']}"
 
     def _open(self, tenant: str) -> _Chain:

@@ -42,7 +42,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class ChainTail:
     """How a file ends: its last whole record, the bytes of a torn one after it, and whether a newline is missing."""
 
     last: Head
@@ -86,8 +86,8 @@ class AuditReport:
     chains: int
     records: int
     problems: tuple[Problem, ...]
-    unfinished: int = 0
-    approved: tuple[Approved, ...] = ()
+    unfinished: int
+    approved: tuple[Approved, ...]
 
     @property
     def ok(self) -> bool:
@@ -111,7 +111,7 @@ def head_path(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def render_head(head: Head, mac: str = "") -> bytes:
+def render_head(head: Head, mac: str) -> bytes:
     """Return the head as a line of fixed width, so that one write replaces the other; `mac` where it is signed."""
     told = {"seq": head.seq, "hash": head.hash} | ({"mac": mac} if mac else {})
     return json.dumps(told).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
@@ -153,7 +153,7 @@ def read_record(line: bytes) -> dict[str, Any] | None:
     return record if record.get("hash") == record_hash(record) and render_record(record) == line else None
 
 
-def read_tail(path: Path) -> Tail:
+def read_tail(path: Path) -> ChainTail:
     """Return how the file ends; a missing one ends before it began."""
     try:
         with path.open("rb") as file:
@@ -161,7 +161,7 @@ def read_tail(path: Path) -> Tail:
             file.seek(max(0, size - 2 * _MAX_LINE))
             end = file.read()
     except FileNotFoundError:
-        return Tail(Head(0, GENESIS), None, unended=False)
+        return ChainTail(Head(0, GENESIS), None, unended=False)
     unended = bool(end) and not end.endswith(b"\n")
     lines = end.removesuffix(b"\n").split(b"\n") if end else []
     torn = None
@@ -170,8 +170,8 @@ def read_tail(path: Path) -> Tail:
     for line in reversed(lines):
         record = read_record(line)
         if record is not None:
-            return Tail(Head(record["seq"], record["hash"]), torn, unended)
-    return Tail(Head(0, GENESIS), torn, unended)
+            return ChainTail(Head(record["seq"], record["hash"]), torn, unended)
+    return ChainTail(Head(0, GENESIS), torn, unended)
 
 
 def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:

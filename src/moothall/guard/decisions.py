@@ -60,12 +60,12 @@ class Decisions:
             async for recorded in self._log.replay((Channel.AUDIT.of(who.tenant),), read.seq):
                 read.seq = recorded.seq
                 if recorded.event.tenant == who.tenant:
-                    read.last.extend(_told(recorded.event, who.tenant))
+                    read.last.extend(_decisions_in(recorded.event, who.tenant))
             self._read[who.tenant] = read
             return tuple(reversed(read.last))
 
 
-def _told(event: Event, tenant: str) -> Iterable[Decision]:
+def _decisions_in(event: Event, tenant: str) -> Iterable[Decision]:
     """Return what an event tells. What is malformed tells nothing: many write to the log."""
     data = event.data
     if event.type is EventType.GUARD_ALERTED:

@@ -87,7 +87,7 @@ class Gate:
         """Return what a role's seats may do; see `Grants.of`. Raises `InvalidRequest`."""
         return self._rules.grants.of(role, protected, persona)
 
-    def seated(self, seat: SeatContext) -> SeatContext:
+    def with_token(self, seat: SeatContext) -> SeatContext:
         """Return the seat with a capability token for its workspace, until its deadline."""
         return with_token(self._rules.tokens, seat)
 
@@ -137,7 +137,7 @@ class Gate:
         except AuditUnavailable as error:
             result = replace(result, status=ToolStatus.ERROR, error=f"{error.message}; the tool ran, its end is not recorded")
         await self._publish(seat, result)
-        for alert in self._alerts.taken():
+        for alert in self._alerts.take():
             await self._publish_event(alert_event(alert, seat.tenant, self._source))
         return result
 
@@ -151,11 +151,11 @@ class Gate:
                 told(result.status)
         except Stopped as stopped:
             if stopped.status is ToolStatus.BLOCKED:
-                self._alerts.refused(seat, call, stopped.reason, escape=stopped.escape)
+                self._alerts.count_refusal(seat, call, stopped.reason, escape=stopped.escape)
             return _refusal(call, stopped.status, stopped.reason)
         if result.status is ToolStatus.BLOCKED:
             # What the gate let through, a wall refused: a link that leaves the workspace, an address that is not public.
-            self._alerts.refused(seat, call, result.error, escape=True)
+            self._alerts.count_refusal(seat, call, result.error, escape=True)
         return result
 
     async def _admit(self, seat: SeatContext, call: ToolCall, entry: Entry) -> Checked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -41,7 +41,7 @@ class Grants:
     """The table, made into the tools of the catalogue that each entry covers. What it does not name is not granted."""
 
     roles: Mapping[str, Grant]
-    personas: Mapping[str, Grant] = field(default_factory=dict)
+    personas: Mapping[str, Grant]
 
     def of(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
         """Return what a role's seats may do, narrowed to the persona's. Raises `InvalidRequest` for unknown ones.

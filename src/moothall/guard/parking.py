@@ -127,7 +127,7 @@ class Parking:
         await self._put(resolved)
         return resolved
 
-    async def approved(self, seat: SeatContext, call: ToolCall) -> Approval | None:
+    async def spend_approval(self, seat: SeatContext, call: ToolCall) -> Approval | None:
         """Spend the approval of this call, if there is one; None where there is none. Good once, whoever asks first.
 
         A seat that asks for the same again, under another request id, spends it too. Raises `Refused` where what is there is
@@ -174,7 +174,7 @@ class Parking:
 async def check_approval(parking: Parking, seat: SeatContext, call: ToolCall, stopped: Stopped) -> Approval:
     """Return the word of the operator who has allowed this call, once; else it waits for one, and `Stopped` says so."""
     try:
-        approval = await parking.approved(seat, call)
+        approval = await parking.spend_approval(seat, call)
         if approval is not None:
             log.info("a parked request runs", request=call.request_id, tool=call.tool, approver=approval.approver)
             return approval

@@ -24,7 +24,7 @@ _KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PolicyQuestion:
     """Everything that a policy may read, and so the key of its answers: what is not in here cannot change one.
 
     `arguments` is JSON; of a long string only its length is told.
@@ -51,10 +51,10 @@ class Asked:
         return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
 
 
-def asked_of(seat: SeatContext, checked: Checked) -> Asked:
+def asked_of(seat: SeatContext, checked: Checked) -> PolicyQuestion:
     """Return what the policy is asked about a call. Requirements are the catalogue's."""
     spec = checked.spec
-    return Asked(
+    return PolicyQuestion(
         tenant=seat.tenant,
         principal=seat.principal.name,
         role=seat.role,
@@ -100,7 +100,7 @@ class Policy:
     ) -> None:
         self._mode = mode
         self._engine = decide
-        self._kept: TTLCache[Asked, Decision] = TTLCache(_KEPT, keep_seconds, timer=clock)
+        self._kept: TTLCache[PolicyQuestion, Decision] = TTLCache(_KEPT, keep_seconds, timer=clock)
 
     async def check(self, seat: SeatContext, checked: Checked) -> None:
         """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives no clear answer,
@@ -123,7 +123,7 @@ class Policy:
         metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
         raise Stopped(ToolStatus.BLOCKED, f"{asked.tool} is refused by policy: {decision.reason}", may_be_allowed=decision.park)
 
-    async def _decide(self, asked: Asked) -> Decision:
+    async def _decide(self, asked: PolicyQuestion) -> Decision:
         if (kept := self._kept.get(asked)) is not None:
             return kept
         if self._engine is None:

@@ -25,7 +25,7 @@ class Meter:
 class SeatContext:
     """A seat as the gate knows it: made by the trusted side from credentials and the deliberation, never from
     what a model said. `ledger` is the deliberation's, None where no budget was set. `deadline` is a UTC instant.
-    `meter` counts this seat's calls. `token` is its capability token (`Gate.seated` gives one).
+    `meter` counts this seat's calls. `token` is its capability token (`Gate.with_token` gives one).
     """
 
     principal: Principal

@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
+from moothall.aio import seconds_until
 from moothall.domain.ids import ROLES, check_id, check_key
 from moothall.domain.tool import Grant, ToolCall, ToolStatus
 from moothall.errors import InvalidRequest, Refused
@@ -142,7 +142,7 @@ def note_of(grant: Grant, checked: Checked) -> str:
 
 def with_token(tokens: Tokens, seat: SeatContext) -> SeatContext:
     """Return the seat with a token for what it is granted, until its deadline."""
-    seconds = (seat.deadline - datetime.now(UTC)).total_seconds()
+    seconds = seconds_until(seat.deadline)
     token = tokens.mint(
         principal=seat.principal.name,
         tenant=seat.tenant,

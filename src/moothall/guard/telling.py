@@ -25,7 +25,7 @@ _RECORDS, _KEPT = 64, 10_000  # of one event; that wait while the bus cannot be 
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenRecord:
     """A record of a tenant's chain, and what signs it as a head."""
 
     tenant: str
@@ -40,9 +40,9 @@ class Telling:
         self._writer, self._publish = writer, publish
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._waiting: deque[Written] = deque(maxlen=_KEPT)
+        self._waiting: deque[WrittenRecord] = deque(maxlen=_KEPT)
 
-    def put(self, written: Written) -> None:
+    def put(self, written: WrittenRecord) -> None:
         """Take a record; from any thread."""
         self._waiting.append(written)
         self._loop.call_soon_threadsafe(self._wake.set)
@@ -68,7 +68,7 @@ class Telling:
                 log.warning("the AUDIT stream was not told of records", records=len(taken), reason=error.message)
 
 
-def _event(writer: str, taken: list[Written]) -> Event:
+def _event(writer: str, taken: list[WrittenRecord]) -> Event:
     last = taken[-1]
     data = {
         "tenant": last.tenant,
@@ -100,11 +100,11 @@ async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = 
             heads.setdefault((tenant, writer), {})[int(seq)] = hashed
         elif hosts and mac == head_mac(hosts, path, head):
             known = elsewhere.setdefault((tenant, writer), {})
-            known |= {(one["seq"], one["hash"]): one for one in _vouched(record, data.get("records"))}
+            known |= {(one["seq"], one["hash"]): one for one in _vouched_records(record, data.get("records"))}
     return Told(heads, {chain: [known[each] for each in sorted(known)] for chain, known in elsewhere.items()})
 
 
-def _vouched(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
+def _vouched_records(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
     """Yield a signed record, and those told with it that it follows from."""
     yield last
     for record in reversed(earlier if isinstance(earlier, list | tuple) else ()):

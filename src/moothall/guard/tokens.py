@@ -138,7 +138,7 @@ class Tokens:
                 algorithms=[_ALGORITHM],
                 options={"require": ["iat", "exp", "jti", "parent"], "verify_exp": False, "verify_iat": False},
             )
-            self._bounded(claims)
+            self._check_bounds(claims)
             return _less(parent, claims), _signature(token)
         except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Refused(f"the capability token is refused: {str(error)[:200]}") from error
@@ -160,7 +160,7 @@ class Tokens:
         )
         if claims["aud"] not in (workspace, key_of(workspace, claims["tenant"])):
             raise jwt.InvalidAudienceError("Audience doesn't match")
-        self._bounded(claims)
+        self._check_bounds(claims)
         return Capability(
             principal=claims["sub"],
             tenant=claims["tenant"],
@@ -173,7 +173,7 @@ class Tokens:
             ends=float(claims["exp"]),
         )
 
-    def _bounded(self, claims: Mapping[str, Any]) -> None:
+    def _check_bounds(self, claims: Mapping[str, Any]) -> None:
         life = float(claims["exp"]) - float(claims["iat"])
         if life > self._longest + 1:
             raise Refused(f"the capability token lives too long: {life:.0f} seconds, and {self._longest:.0f} are allowed")

@@ -100,7 +100,7 @@ def _short(case: str) -> str:
     )  # a lone surrogate could not be sent
 
 
-def read_folder(cases: Cases, folder: str = FOLDER) -> None:
+def read_folder(cases: Cases, folder: str) -> None:
     """Read what our reporters wrote."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))[:_FILES]  # noqa: PTH208 - pathlib costs

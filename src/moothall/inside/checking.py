@@ -103,7 +103,7 @@ class Checking:
         found = self._cases
         if self._reports:
             found = cases.Cases()
-            for path in self._written():
+            for path in self._find_reports():
                 cases.read_junit(found, path)
         answer = encode_result(ended)
         linted = findings(answer["output"]) if is_linter(self._argv) and ended.exit_code else []
@@ -115,7 +115,7 @@ class Checking:
         answer["verdict"] = told if answer["status"] == "success" else cases.ERRORED
         return answer
 
-    def _written(self) -> list[str]:
+    def _find_reports(self) -> list[str]:
         """JUnit files that this run wrote."""
         found = []
         for pattern in self._reports:

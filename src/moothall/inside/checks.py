@@ -184,12 +184,12 @@ def variables(
         found["MOOTHALL_APART"] = os.pathsep.join(apart)
     titles = [case.partition("::")[2] or case for case in cases]
     if titles:
-        found["MOOTHALL_ONLY"] = "|".join(f"{_titled(title.replace(' > ', ' '))}$" for title in titles)
-        found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{_titled(title.rpartition(' > ')[2])}$" for title in titles)
+        found["MOOTHALL_ONLY"] = "|".join(f"{_title_pattern(title.replace(' > ', ' '))}$" for title in titles)
+        found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{_title_pattern(title.rpartition(' > ')[2])}$" for title in titles)
     return found
 
 
-def _titled(title: str) -> str:
+def _title_pattern(title: str) -> str:
     """Return a pattern of a title, whose last number may be one that a reporter of ours gave to cases of one name."""
     said, mark, number = title.rpartition(" #")
     return f"{re.escape(said)}(?: #{number})?" if mark and number.isdecimal() else re.escape(title)

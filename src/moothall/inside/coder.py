@@ -83,7 +83,7 @@ class Coder:
     def _usage(self) -> dict[str, int]:
         if not os.path.exists(f"/proc/{self._worker}/stat"):  # noqa: PTH110 - pathlib costs start time
             self._worker = next(iter(others()), "none")
-        return _used(self._worker)
+        return _measure(self._worker)
 
     def _unsupported(self, code: str) -> str:
         """Ask Monty about what the code imports, before any of it runs: why it is not for Monty, or nothing."""
@@ -121,10 +121,10 @@ class Coder:
             status = "timeout" if error.timed_out else "error"
             return {"status": status, "error": f"the interpreter was ended: {error}", "crashed": True}
         except self._monty.MontyError as error:
-            return self._failed(error)
+            return self._failure(error)
         return {"status": "success", "value": plain(value)}
 
-    def _failed(self, error: Any) -> Message:
+    def _failure(self, error: Any) -> Message:
         name, said = type(error.exception()).__name__, str(error)
         if name == "NotImplementedError" and _UNSUPPORTED in said and not (self._printed or self._asked):
             return {"status": "unsupported", "why": said.partition(": ")[2] or said}
@@ -158,7 +158,7 @@ class Coder:
             data = data[os.write(self._link, data) :]
 
 
-def _used(worker: str) -> dict[str, int]:
+def _measure(worker: str) -> dict[str, int]:
     """Return what this process and its worker used so far; the kernel counts in hundredths of a second."""
     own, ticks, most = os.times(), 0, 0
     with contextlib.suppress(OSError):  # it was just replaced

@@ -22,25 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn, Protocol
 
-    class Side(Protocol):
-        """What a command says beside its output, over a socket."""
-
-        ours: int
-        waited: float
-
-        @property
-        def waiting(self) -> bool:
-            """Whether it waits for an answer; these seconds, `waited`, are not its own."""
-
-        @property
-        def listening(self) -> bool:
-            """Whether `ours` is to be listened to."""
-
-        def hear(self) -> None:
-            """Read what can be read."""
-
-        def started(self) -> None:
-            """The command has begun."""
+    from moothall.inside.talk import Talk
 
     class Reader(Protocol):
         """Reads the output while it comes."""
@@ -157,7 +139,7 @@ def run(
     walls: Walls,
     wakeup: int,
     stopped: Callable[[], str],
-    side: Side | None = None,
+    side: Talk | None = None,
     reader: Reader | None = None,
 ) -> Ended:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
@@ -189,7 +171,7 @@ def _watch(
     walls: Walls,
     wakeup: int,
     stopped: Callable[[], str],
-    side: Side | None = None,
+    side: Talk | None = None,
     *,
     reader: Reader | None = None,
 ) -> Ended:
@@ -241,7 +223,7 @@ class _Watch:
     """Follows a child: its output, its end, its walls."""
 
     def __init__(
-        self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Side | None, reader: Reader | None
+        self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Talk | None, reader: Reader | None
     ) -> None:
         self.kept, self.seen = _Kept(walls.output_bytes), Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
@@ -266,7 +248,7 @@ class _Watch:
                 return reason
             if self._leader in ready:
                 return ""
-            if broken := self._broken():
+            if broken := self._broken_wall():
                 return broken
         return "timeout"
 
@@ -305,7 +287,7 @@ class _Watch:
     def _keep(self, data: bytes) -> None:
         self.kept.add(self._reader.feed(data) if self._reader else data)
 
-    def _broken(self) -> str:
+    def _broken_wall(self) -> str:
         if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR:
             return "output"
         begun = time.monotonic()

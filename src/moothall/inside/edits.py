@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from moothall.inside.paths import ToolFailure, clean_for_writing
-from moothall.inside.texts import Limits, read_text, rows_of, write_text
+from moothall.inside.texts import TextLimits, read_text, rows_of, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _COMPARED_CHARS = 200
 _ALIKE = 0.6
 
 
-def edit(root: int, args: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
     """Replace `old`, which must occur exactly `count` times."""
     path = clean_for_writing(args["path"])
     text = read_text(root, path, limits)

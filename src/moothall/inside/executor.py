@@ -65,7 +65,7 @@ class Executor:
         self._waiting += self._frames.feed(data)
         return bool(data)
 
-    def _stopped(self) -> str:
+    def _find_stop(self) -> str:
         """Look for a stop of the current request among what has come."""
         if not self._receive():
             kill_all()
@@ -110,7 +110,7 @@ class Executor:
 
     def _files(self, request: Message) -> Message:
         tool, args = str(request["tool"]), request["args"]
-        limits = texts.Limits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
+        limits = texts.TextLimits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
         if tool not in files.TOOLS:
             raise ToolFailure(f"no tool {tool!r} in the workspace", "invalid")
         if tool not in files.SLOW:
@@ -135,7 +135,7 @@ class Executor:
                 answer = {"status": failed.status, "error": str(failed)}
             return json.dumps(answer).encode()
 
-        ended = call(inside, walls=bounded, wakeup=self._link, stopped=self._stopped)
+        ended = call(inside, walls=bounded, wakeup=self._link, stopped=self._find_stop)
         if ended.status == "timeout":
             return {"status": "timeout", "error": f"{tool} took more than {seconds:g} s; use a simpler pattern or a smaller path"}
         if ended.status != "success":
@@ -153,7 +153,7 @@ class Executor:
         if request.get("check"):
             return self._run_check(argv, request)
         cwd = os.path.join(ROOT, str(request.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
-        ended = run(argv, cwd=cwd, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._stopped)
+        ended = run(argv, cwd=cwd, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._find_stop)
         return encode_result(ended)
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
@@ -167,7 +167,7 @@ class Executor:
             walls = self._walls(request)
             walls.wall_seconds = seconds
             env = {**request["env"], **more}
-            return run(argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._stopped, reader=checking)
+            return run(argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._find_stop, reader=checking)
 
         return checking.run(once, float(request["limits"]["wall_seconds"]))
 
@@ -185,7 +185,7 @@ class Executor:
                 env=request["env"],
                 walls=self._walls(request),
                 wakeup=self._link,
-                stopped=self._stopped,
+                stopped=self._find_stop,
                 side=talk,
             )
         finally:

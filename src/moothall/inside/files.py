@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from moothall.inside.edits import edit
 from moothall.inside.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
-from moothall.inside.texts import Limits, cut_text, read_bytes, read_text, rows_of, write_bytes, write_text
+from moothall.inside.texts import TextLimits, cut_text, read_bytes, read_text, rows_of, write_bytes, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MAX_DEPTH = 64
 _HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv", ".mypy_cache", ".ruff_cache"})
 
 
-def read(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """`content` is lines `start` to `start + lines - 1`, as they are in the file."""
     path = clean(args["path"])
     rows = rows_of(read_text(root, path, limits))
@@ -49,25 +49,30 @@ def read(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     }
 
 
-def write(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Replace or make a file, with its folders."""
     path = clean_for_writing(args["path"])
     return {"path": path, "bytes": write_text(root, path, args["content"], limits)}
 
 
-def append(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Add at the end. A file that ends within a line gets a newline first: a new line was meant."""
     path = clean_for_writing(args["path"])
     content = args["content"]
-    try:
-        before = read_text(root, path, limits)
-    except ToolFailure as missing:
-        if "does not exist" not in str(missing):
-            raise
-        before = ""
+    before = _text_before(root, path, limits)
     if before and not before.endswith("\n") and not content.startswith("\n"):
         content = "\n" + content
     return {"path": path, "bytes": write_text(root, path, content, limits, append=True)}
+
+
+def _text_before(root: int, path: str, limits: TextLimits) -> str:
+    """Return a file's text, '' where there is no file yet."""
+    try:
+        return read_text(root, path, limits)
+    except ToolFailure as missing:
+        if "does not exist" not in str(missing):
+            raise
+        return ""
 
 
 @lru_cache(maxsize=4096)
@@ -113,7 +118,7 @@ def _walk(root: int, path: str, *, hidden: bool = False) -> Iterator[tuple[str, 
         os.close(descriptor)
 
 
-def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def define(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Replace or add a function, method or class by its name."""
     from moothall.inside import define as definer  # costs start time
     from moothall.inside.syntax import ENDINGS, language_of
@@ -124,18 +129,13 @@ def define(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
         raise ToolFailure(
             f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use files.edit or files.write"
         )
-    try:
-        before = read_text(root, path, limits)
-    except ToolFailure as missing:
-        if "does not exist" not in str(missing):
-            raise
-        before = ""
+    before = _text_before(root, path, limits)
     made = definer.define(before, language, args["name"], args["content"])
     write_text(root, path, made.text, limits)
     return {"path": path, "name": args["name"], "replaced": made.replaced, "start": made.start, "end": made.end}
 
 
-def survey(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def survey(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Say what of the files bears on a task. Not in the catalogue: only the trusted side asks, for a council's first prompt."""
     from moothall.inside import survey as surveyor  # costs start time
 
@@ -143,7 +143,7 @@ def survey(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return surveyor.survey(root, files, args, limits)
 
 
-def list_(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def list_(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """`entries` are paths, folders with a '/' at the end; caches and dependencies are not shown."""
     path, glob = clean(args.get("path", ".")), args.get("glob", "**")
     entries: list[str] = []
@@ -160,7 +160,7 @@ def list_(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return {"path": path or ".", "entries": entries, "truncated": False}
 
 
-def search(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def search(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """`matches` are {path, line, text}. The caller bounds the time: a pattern may take for ever."""
     try:
         pattern = re.compile(args["pattern"])
@@ -198,7 +198,7 @@ def _files(root: int, path: str, glob: str) -> Iterator[str]:
             yield below
 
 
-def delete(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def delete(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Delete a file, a symlink (not what it points to) or an empty folder."""
     del limits
     path = clean_for_writing(args["path"])
@@ -216,7 +216,7 @@ def delete(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return {"path": path, "deleted": True}
 
 
-def mkdir(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def mkdir(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Make a folder and its parents; one that exists is fine."""
     del limits
     path = clean_for_writing(args["path"])
@@ -227,7 +227,7 @@ def mkdir(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
 _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISLNK, "symlink"))
 
 
-def info(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def info(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """What a path is: type, bytes, lines of a text file, target of a symlink."""
     path = clean(args["path"])
     if not path:
@@ -252,7 +252,7 @@ def info(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return result
 
 
-def diff(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def diff(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """A unified diff from `path` to `other`."""
     import difflib  # costs start time
 
@@ -269,7 +269,7 @@ def diff(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return {"diff": text, "truncated": cut}
 
 
-def store(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def store(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Make a file of bytes in base64. Not in the catalogue: only tools of the trusted side ask for it, and for `load`."""
     path = clean_for_writing(args["path"])
     try:
@@ -279,13 +279,13 @@ def store(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
     return {"path": path, "bytes": write_bytes(root, path, raw, limits)}
 
 
-def load(root: int, args: Mapping[str, Any], limits: Limits) -> Result:
+def load(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """Return a file's bytes in base64."""
     path = clean(args["path"])
     return {"path": path, "content": base64.b64encode(read_bytes(root, path, limits)).decode()}
 
 
-TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], Limits], Result]] = {
+TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], TextLimits], Result]] = {
     "files.read": read,
     "files.write": write,
     "files.append": append,

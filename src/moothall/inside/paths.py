@@ -86,13 +86,10 @@ def failure(code: int, path: str) -> ToolFailure:
     return ToolFailure(message, status)
 
 
-def open_parent(root: int, path: str, *, create: bool = False) -> tuple[int, str]:
-    """Return (descriptor of the folder that `path` lies in, its last name); `create` makes missing folders."""
+def open_parent(root: int, path: str) -> tuple[int, str]:
+    """Return (descriptor of the folder that `path` lies in, its last name)."""
     parent, _, name = path.rpartition("/")
-    flags = os.O_PATH | os.O_DIRECTORY
-    if create and parent:
-        make_folders(root, parent)
-    return open_beneath(root, parent, flags), name
+    return open_beneath(root, parent, os.O_PATH | os.O_DIRECTORY), name
 
 
 def make_folders(root: int, path: str) -> None:

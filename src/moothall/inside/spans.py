@@ -77,7 +77,7 @@ def free_spot(data: bytes, root: Node, wanted: Wanted) -> Spot:
     if len(parts) > 1 and (siblings := [item for item in wanted.found if item.parts[:-1] == parts[:-1]]):
         return siblings[-1].end, siblings[-1].end, b"\n\n", b"", b""
     gap = b"\n\n\n" if language == "python" else b"\n\n"
-    last = _closing(root, data, language)
+    last = _closing_start(root, data, language)
     if last is not None:
         return last, last, b"", gap, b""
     before = b"" if not data.strip() else gap[data.endswith(b"\n") :]
@@ -88,7 +88,7 @@ def free_spot(data: bytes, root: Node, wanted: Wanted) -> Spot:
     return end, len(data), gap if data.strip() else b"", b"\n", b""
 
 
-def _closing(root: Node, data: bytes, language: str) -> int | None:
+def _closing_start(root: Node, data: bytes, language: str) -> int | None:
     """Return where the part begins that stays last: Python's main block, Rust's module of tests."""
     children = root.named_children
     last = children[-1] if children else None

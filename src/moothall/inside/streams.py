@@ -33,14 +33,14 @@ class Stream:
         *lines, self._left = (self._left + data).split(b"\n")
         if len(self._left) > _LONGEST:
             lines, self._left = [*lines, self._left], b""
-        return b"".join(self._shown(line, b"\n") for line in lines)
+        return b"".join(self._show(line, b"\n") for line in lines)
 
     def end(self) -> bytes:
         """Return what is shown of the rest."""
         left, self._left = self._left, b""
-        return self._shown(left, b"") if left else b""
+        return self._show(left, b"") if left else b""
 
-    def _shown(self, line: bytes, end: bytes) -> bytes:
+    def _show(self, line: bytes, end: bytes) -> bytes:
         text = line.decode("utf-8", "replace")
         shown = self._read(text)
         return line + end if shown is text else shown.encode("utf-8", "replace") + (end if shown and shown[-1] != "\n" else b"")

@@ -15,7 +15,7 @@ from math import sqrt
 
 from moothall.inside.paths import ToolFailure
 from moothall.inside.syntax import Definition, definitions, language_of, library, parse, parser
-from moothall.inside.texts import Limits, read_bytes
+from moothall.inside.texts import TextLimits, read_bytes
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _query(language: str) -> Query:
     return found
 
 
-def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
     """Return `spans` ({path, name, line, text}), `homes` (paths), `example` (a span or nothing) and `map`.
 
     `files` are the paths and sizes of all there are. Arguments: `frames` (lists of path and line), `tests` (lists of path and name),
@@ -99,7 +99,7 @@ def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any],
 
 
 def _read(
-    root: int, files: Sequence[tuple[str, int]], seeds: Sequence[str], args: Mapping[str, Any], limits: Limits
+    root: int, files: Sequence[tuple[str, int]], seeds: Sequence[str], args: Mapping[str, Any], limits: TextLimits
 ) -> Iterator[_Source]:
     """Parse the files nearest to the seeds first, until the limits."""
     folders = {path.rpartition("/")[0] for path in seeds}

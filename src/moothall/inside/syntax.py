@@ -96,7 +96,7 @@ class Definition:
 
     __slots__ = ("body", "end", "inner", "inner_end", "node", "outer", "parts", "start", "trait")
 
-    def __init__(self, parts: tuple[str, ...], outer: Node, node: Node, trait: str = "") -> None:
+    def __init__(self, parts: tuple[str, ...], outer: Node, node: Node, trait: str) -> None:
         self.parts, self.trait = parts, trait
         self.outer, self.node = outer, node
         self.start, self.end = outer.start_byte, outer.end_byte

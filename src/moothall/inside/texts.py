@@ -9,7 +9,7 @@ import stat
 from moothall.inside.paths import ToolFailure, failure, make_folders, open_beneath
 
 
-class Limits:
+class TextLimits:
     """Bytes of one file, and of the text of one result. No dataclass: what makes those costs start time."""
 
     __slots__ = ("file_bytes", "output_bytes")
@@ -19,7 +19,7 @@ class Limits:
         self.output_bytes = output_bytes
 
 
-def read_bytes(root: int, path: str, limits: Limits) -> bytes:
+def read_bytes(root: int, path: str, limits: TextLimits) -> bytes:
     """Return a regular file's bytes. Raises `ToolFailure`."""
     # Without O_NONBLOCK a FIFO would hold the executor for ever.
     descriptor = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
@@ -51,7 +51,7 @@ def rows_of(text: str) -> list[str]:
     return list(io.StringIO(text, newline="\n"))
 
 
-def read_text(root: int, path: str, limits: Limits) -> str:
+def read_text(root: int, path: str, limits: TextLimits) -> str:
     """Return a file's text. Raises `ToolFailure` for what is none."""
     raw = read_bytes(root, path, limits)
     if b"\0" in raw:
@@ -62,7 +62,7 @@ def read_text(root: int, path: str, limits: Limits) -> str:
         raise ToolFailure(f"{path!r} is not UTF-8 text (byte {error.start})") from error
 
 
-def write_text(root: int, path: str, content: str, limits: Limits, *, append: bool = False) -> int:
+def write_text(root: int, path: str, content: str, limits: TextLimits, *, append: bool = False) -> int:
     """Put text into a file, made with its folders where it is missing, and return its size. Raises `ToolFailure`."""
     try:
         raw = content.encode("utf-8")
@@ -73,7 +73,7 @@ def write_text(root: int, path: str, content: str, limits: Limits, *, append: bo
     return write_bytes(root, path, raw, limits, append=append)
 
 
-def write_bytes(root: int, path: str, raw: bytes, limits: Limits, *, append: bool = False) -> int:
+def write_bytes(root: int, path: str, raw: bytes, limits: TextLimits, *, append: bool = False) -> int:
     """As `write_text`, of bytes."""
     if len(raw) > limits.file_bytes:
         raise ToolFailure(f"content has {len(raw)} bytes; a file may have {limits.file_bytes}", "invalid")

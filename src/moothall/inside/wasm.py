@@ -112,16 +112,16 @@ class Run:
             start(store)
         except wasmtime.ExitTrap as ended:
             if ended.code:
-                return self._failed(store, memory, f"it ended with {ended.code}")
+                return self._answer_failure(store, memory, f"it ended with {ended.code}")
         except wasmtime.Trap as trap:
-            return self._trapped(store, memory, trap)
+            return self._answer_trap(store, memory, trap)
         except wasmtime.WasmtimeError as error:
             return _refusal(str(error))
         if self._out.full:
             return self._over("output", "output", "it printed too much")
         return {"status": "success", "output": {**_output_of(bytes(self._out.data)), **self._about(store)}}
 
-    def _trapped(self, store: wasmtime.Store, memory: object, trap: wasmtime.Trap) -> dict[str, Any]:
+    def _answer_trap(self, store: wasmtime.Store, memory: object, trap: wasmtime.Trap) -> dict[str, Any]:
         if self._out.full:
             return self._over("output", "output", "it printed too much")
         match trap.trap_code:
@@ -129,21 +129,21 @@ class Run:
                 return self._over("cpu", "fuel", f"it used up its fuel, {self._order['fuel']}")
             case wasmtime.TrapCode.INTERRUPT:
                 return self._over("timeout", "epoch", f"it ran longer than {self._order['seconds']:g} s")
-        return self._failed(store, memory, trap.message.partition("\n")[0][:300])
+        return self._answer_failure(store, memory, trap.message.partition("\n")[0][:300])
 
-    def _failed(self, store: wasmtime.Store, memory: object, why: str) -> dict[str, Any]:
+    def _answer_failure(self, store: wasmtime.Store, memory: object, why: str) -> dict[str, Any]:
         """A module that may not grow its memory fails in its own way: that it was near its limit is what can be seen."""
         if self._out.full:
             return self._over("output", "output", "it printed too much")
         limit = int(self._order["memory_bytes"])
         if isinstance(memory, wasmtime.Memory) and memory.data_len(store) > limit - max(limit // 8, 2 * _PAGE):
             return self._over("memory", "memory", f"it wanted more than {limit} bytes of memory")
-        return {"status": "error", "error": f"{why}{self._said()}"}
+        return {"status": "error", "error": f"{why}{self._last_words()}"}
 
     def _over(self, status: str, limit: str, why: str) -> dict[str, Any]:
-        return {"status": status, "limit": limit, "error": f"{why}{self._said()}"}
+        return {"status": status, "limit": limit, "error": f"{why}{self._last_words()}"}
 
-    def _said(self) -> str:
+    def _last_words(self) -> str:
         said = self._err.data.decode("utf-8", "replace").strip()
         return f"; it said: {said[-500:]}" if said else ""
 

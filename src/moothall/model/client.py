@@ -13,12 +13,13 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from yarl import URL
 
 from moothall import telemetry
+from moothall.aio import seconds_until
 from moothall.config import Llm
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
@@ -27,7 +28,7 @@ from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encode
 from moothall.model.dialect import Dialect
 from moothall.model.figures import ServerFigures, read_figures
 from moothall.model.pool import Pool, open_pool
-from moothall.model.retry import Failed, Rejected, translated
+from moothall.model.retry import Failed, Rejected, translate_refusal
 from moothall.model.said import plain, read_models
 from moothall.model.stream import BrokenStream
 from moothall.model.takers import ChatTaker, WholeTaker
@@ -78,7 +79,7 @@ class OpenAIModel:
         Raises `ModelUnavailable` once retries are used up, `ModelReplyInvalid` for an answer that is none,
         `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
         """
-        left = (request.deadline - datetime.now(UTC)).total_seconds()
+        left = seconds_until(request.deadline)
         if left <= 0:
             raise DeadlineExceeded(f"the deadline of model call {request.call_id} had passed before it began")
         until = self._loop.time() + left
@@ -88,7 +89,7 @@ class OpenAIModel:
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
         except Rejected as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
     async def _in_dialect(
         self,
@@ -103,7 +104,7 @@ class OpenAIModel:
             more = self._dialect.additions(request)
             try:
                 attempt = functools.partial(self._ask, {**body, **more}, request.call_id, until, on_text, ours)
-                reply = await self._retrying(request.call_id, request.deadline, until, attempt)
+                reply = await self._retry(request.call_id, request.deadline, until, attempt)
             except Rejected as error:
                 if error.status not in _UNPROCESSABLE or not self._dialect.unlearn(error.message, more):
                     raise
@@ -125,7 +126,7 @@ class OpenAIModel:
         except TimeoutError as error:
             raise ModelUnavailable(f"{self._url.with_path('/metrics')} said nothing for {_METRICS_SECONDS:g} s") from error
         except Rejected as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         figures = read_figures(taken.body.decode(errors="replace"))
         self._dialect.notice_missing(figures)
         return figures
@@ -151,11 +152,11 @@ class OpenAIModel:
             **STREAMED,
         }
         try:
-            reply = await self._retrying("-/-/probe/0.0", None, None, lambda: self._ask(body, "-/-/probe/0.0", None, None))
+            reply = await self._retry("-/-/probe/0.0", None, None, lambda: self._ask(body, "-/-/probe/0.0", None, None))
         except Rejected as error:
             if error.status in {*_UNPROCESSABLE, 415, 501}:
                 return "blocks"
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         except ModelReplyInvalid:
             return "blocks"
         return "json" if reply.text.lstrip().startswith("{") else "blocks"
@@ -169,11 +170,11 @@ class OpenAIModel:
     async def _choose_model(self, call_id: str, deadline: datetime | None, until: float | None) -> str:
         wanted = self._settings.model
         try:
-            listed = await self._retrying(call_id, deadline, until, self._list_models)
+            listed = await self._retry(call_id, deadline, until, self._list_models)
         except Rejected as error:
             if wanted and error.status in {404, 405, 501}:
                 return wanted  # a server that keeps no list; a wrong name shows at the first call
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         if wanted and wanted not in listed:
             raise ConfigurationError(
                 f"{self._url} has no model {wanted!r}; it has: {', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
@@ -256,7 +257,7 @@ class OpenAIModel:
             ) from error
         taken.raise_refusal()
 
-    async def _retrying(
+    async def _retry(
         self, call_id: str, deadline: datetime | None, until: float | None, attempt: Callable[[], Awaitable[T]]
     ) -> T:
         """Attempt until it works, the retries are used up or the deadline would pass in waiting. `until` is the deadline in the
@@ -278,7 +279,7 @@ class OpenAIModel:
                 delay = retry.delay_before(tried, call_id, self._settings.retry_seconds, failure.retry_after)
                 if failure.at_once and tried == 1:
                     delay = 0.0
-                if deadline and delay >= (deadline - datetime.now(UTC)).total_seconds():
+                if deadline and delay >= seconds_until(deadline):
                     raise DeadlineExceeded(
                         f"model call {call_id}: {self._url} failed {tried} times ({failure.reason}), and its deadline "
                         f"comes before another attempt could"
@@ -292,8 +293,8 @@ class OpenAIModel:
             await asyncio.sleep(delay)
         raise AssertionError  # pragma: no cover - count() does not end
 
-    def _translated(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
-        return translated(error, str(self._url), self._model or self._settings.model)
+    def _translate(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
+        return translate_refusal(error, str(self._url), self._model or self._settings.model)
 
 
 @asynccontextmanager

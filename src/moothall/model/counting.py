@@ -46,7 +46,7 @@ class _Counter:
             return found
         if self._loop.time() >= self._asked_from:
             try:
-                found = self._known[text] = await self._counted(text)
+                found = self._known[text] = await self._ask(text)
             except (Failed, TimeoutError, ModelReplyInvalid, ValueError) as error:
                 self._asked_from = self._loop.time() + _REST_SECONDS
                 log.info("the model server counts no tokens; they are estimated", url=str(self._url), reason=str(error))
@@ -54,7 +54,7 @@ class _Counter:
                 return found
         return most_tokens(text)
 
-    async def _counted(self, text: str) -> int:
+    async def _ask(self, text: str) -> int:
         """Raises `ValueError` and others where the server does not say."""
         taken = WholeTaker(str(self._url), _BYTES)
         # vLLM reads `prompt`, llama.cpp `content`.

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from moothall.model.states import EngineRefused, Messages, SharedStates
 
@@ -63,20 +64,16 @@ class Front:
 
     def application(self) -> web.Application:
         """Return the server's routes."""
-        app = web.Application(client_max_size=_MAX_BODY)
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._authorise])
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/tokenize", self._tokenize)
         return app
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return _error(401, "wrong or missing API key")
+    async def _models(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "moothall"}]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return _error(401, "wrong or missing API key")
         try:
             body = await request.json()
         except ValueError:
@@ -92,8 +89,6 @@ class Front:
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         """As vLLM and llama.cpp name it; how many there are is all that is said."""
-        if not self._authorised(request):
-            return _error(401, "wrong or missing API key")
         try:
             body = await request.json()
         except ValueError:
@@ -124,9 +119,12 @@ class Front:
                 request.transport.abort()
         return response
 
-    def _authorised(self, request: web.Request) -> bool:
+    @web.middleware
+    async def _authorise(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self.api_key}".encode())
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.api_key}".encode()):
+            return _error(401, "wrong or missing API key")
+        return await handler(request)
 
 
 def _are_messages(messages: object) -> bool:

@@ -15,7 +15,7 @@ from moothall.config.models import DEFAULT
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.pool import Pool, open_pool
-from moothall.model.retry import Failed, Rejected, translated
+from moothall.model.retry import Failed, Rejected, translate_refusal
 from moothall.model.said import error_message, plain, read_models
 from moothall.model.takers import WholeTaker
 
@@ -102,7 +102,7 @@ async def _ask(settings: Llm, base_url: str) -> None:
         )
     else:
         said = f"redirects to {plain(moved)}" if moved else error_message(body)
-        raise translated(Rejected(status, said), str(url), settings.model)
+        raise translate_refusal(Rejected(status, said), str(url), settings.model)
 
 
 async def _get(pool: Pool, url: URL, settings: Llm) -> tuple[int, bytes, str, str]:

@@ -68,7 +68,7 @@ class Rejected(Exception):
         self.message = message
 
 
-def translated(error: Rejected, url: str, model: str) -> ConfigurationError | ModelReplyInvalid:
+def translate_refusal(error: Rejected, url: str, model: str) -> ConfigurationError | ModelReplyInvalid:
     """Return what a refusal means: what the operator can mend, or an answer that is none."""
     answer = f"{url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
     match error.status:

@@ -31,7 +31,7 @@ class EngineRefused(Exception):
     """The engine did not do it; the call is served without."""
 
 
-class Engine(Protocol):
+class SlotEngine(Protocol):
     """What is needed of the model's engine."""
 
     async def compute(self, slot: int, messages: Messages) -> None:
@@ -62,7 +62,7 @@ class Slot:
 class SharedStates:
     """The slots, and the states that were saved of them, at most `limit` besides the kept ones."""
 
-    engine: Engine
+    engine: SlotEngine
     folder: Path
     count: int
     salt: str = ""

@@ -72,7 +72,7 @@ class Destinations:
             hosts.add(entry)
         return cls(frozenset(hosts), tuple(networks), only, setting)
 
-    def named(self, url: URL) -> bool:
+    def is_named(self, url: URL) -> bool:
         """Whether the operator named this host: then its address is not judged."""
         host = (url.host or "").lower().rstrip(".")
         return host in self.hosts or f"{host}:{url.port or _PORTS.get(url.scheme)}" in self.hosts
@@ -88,7 +88,7 @@ class Destinations:
             raise InvalidRequest(f"{text[:120]!r} is not an http:// or https:// URL such as https://example.org/page")
         if url.user or url.password:
             raise Refused("a URL with a user or password in it is not called; send a header instead")
-        if self.only and not self.named(url) and not self.networks:
+        if self.only and not self.is_named(url) and not self.networks:
             raise Refused(f"{url.host} is not among the hosts that the operator allows ({self.setting})")
         return url
 
@@ -109,7 +109,7 @@ class Destinations:
             found = []  # said as below: whether a name is known inside is nothing for who asks
         for *_, where in found:
             address = ipaddress.ip_address(str(where[0]).partition("%")[0])
-            if self.named(url) or self.may_reach(address):
+            if self.is_named(url) or self.may_reach(address):
                 shown = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
                 return f"{host}:{port}:{shown}"
         raise Refused(f"{host} has no address, or no public one, and the operator does not allow it ({self.setting})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from moothall.network.destinations import Destinations, Unreachable
 if TYPE_CHECKING:
     from moothall.network.credentials import Credentials  # costs start time, and few have any
 
-_CHUNK = 65_536
+CHUNK = 65_536
 _HEAD_SECONDS, _CONNECT_SECONDS, _CLOSE_SECONDS = 20.0, 10.0, 5.0
 _CONNECTIONS, _ACCEPTING = 128, 5
 _READING = frozenset({b"GET", b"HEAD"})
@@ -104,8 +104,8 @@ class Proxy:
             else:
                 upstream[1].write(self._request(method, url, headers))
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(reader, upstream[1]), name="proxy-out")
-                both.create_task(self._pump(upstream[0], writer), name="proxy-in")
+                both.create_task(pump(reader, upstream[1], self._spend), name="proxy-out")
+                both.create_task(pump(upstream[0], writer, self._spend), name="proxy-in")
         finally:
             upstream[1].transport.abort()
 
@@ -122,7 +122,7 @@ class Proxy:
             if not target.startswith(b"/"):
                 raise ValueError("what is asked of a server is a path")
             upstream[1].write(self._request(method, URL(f"{origin.origin()}{target.decode('ascii')}", encoded=True), headers))
-            await self._pump(upstream[0], writer)
+            await pump(upstream[0], writer, self._spend)
         else:
             writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(_CLOSE_SECONDS):
@@ -137,20 +137,15 @@ class Proxy:
         mine = [b"Connection: close", *([b"Authorization: " + said.encode("latin-1")] if said else [])]
         return b"\r\n".join((method + b" " + url.raw_path_qs.encode("ascii") + b" HTTP/1.1", *mine, *kept))
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while some := await reader.read(_CHUNK):
-            self.left -= len(some)
-            if self.left < 0:
-                raise _Spent
-            writer.write(some)
-            await writer.drain()
-        if writer.can_write_eof():
-            writer.write_eof()
+    def _spend(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _Spent
 
     async def _connect(self, url: URL, secure: ssl.SSLContext | None) -> Streams:
         """Connect to an address of a host that may be reached. Raises `Refused`, `InvalidRequest`, `CallFailed`."""
         self.destinations.check(str(url.origin()))
-        named = self.destinations.named(url)
+        named = self.destinations.is_named(url)
         refused = failed = ""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -169,11 +164,21 @@ class Proxy:
         raise Refused(f"{url.host}: {refused or 'it has no address'}")
 
 
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spend: Callable[[int], None]) -> None:
+    """Pass on what comes until it ends. `spend` is told the size of each piece before; what it raises ends the passing."""
+    while some := await reader.read(CHUNK):
+        spend(len(some))
+        writer.write(some)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
 async def _open_streams(opened: socket.socket, where: Any, secure: ssl.SSLContext | None, host: str | None) -> Streams:
     opened.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(opened, where)
-        return await asyncio.open_connection(sock=opened, limit=_CHUNK, ssl=secure, server_hostname=host if secure else None)
+        return await asyncio.open_connection(sock=opened, limit=CHUNK, ssl=secure, server_hostname=host if secure else None)
     except BaseException:
         opened.close()
         raise
@@ -185,7 +190,7 @@ async def proxying(
 ) -> AsyncIterator[Proxy]:
     """Serve a proxy on a socket that listens already, until the context ends; then no connection of it is left."""
     proxy = Proxy(destinations, most, credentials)
-    server = await asyncio.start_server(proxy.serve, sock=listening, limit=_CHUNK)
+    server = await asyncio.start_server(proxy.serve, sock=listening, limit=CHUNK)
     try:
         yield proxy
     finally:

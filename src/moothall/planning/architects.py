@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from moothall.domain.codec import wrong
 from moothall.domain.ids import ROLES
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import DeliberationRequest
@@ -55,8 +56,7 @@ def read_tasks(said: str, story: Story, plan_id: str, *, tenant: str, most: int,
     try:
         answer = _Answer.model_validate(_document(said))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InvalidRequest(f"the answer is no list of tasks: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InvalidRequest(f"the answer is no list of tasks: {wrong(error)}") from error
     return tasks_of(answer.tasks, story, plan_id, tenant=tenant, most=most, chars=chars)
 
 

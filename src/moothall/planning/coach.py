@@ -61,7 +61,7 @@ class Score:
     """0 to 100, and what is missing to 100, the heaviest first."""
 
     total: int
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...]
 
 
 def check(draft: Draft) -> Draft:

@@ -64,7 +64,7 @@ class Noted:
 
     version: int
     hash: str
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Round:
     why: str
     design: str
     steps: tuple[RoundTask, ...]
-    actor: str = ""
+    actor: str
 
 
 def task_ids(history: Iterable[Event]) -> tuple[str, ...]:

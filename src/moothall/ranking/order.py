@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Candidate, Place
+from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, named, plain
 
 _NEUTRAL = 500
@@ -86,7 +86,7 @@ class _Standing:
         return (self.tested, -self.against, self.cluster)
 
 
-def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
+def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
     """Return a place for every candidate, best first. The first is the winner if it `passed_gates`."""
     standings = _standings(candidates)
     seats = len({item.candidate.proposal.seat for item in standings})
@@ -95,7 +95,7 @@ def rank(candidates: Sequence[Candidate]) -> tuple[Place, ...]:
     fixed = max((item.fixed for item in standings), default=0)
     against = max((item.against for item in standings), default=0)
     return tuple(
-        Place(
+        RankedCandidate(
             candidate=item.candidate.proposal.candidate,
             seat=item.candidate.proposal.seat,
             rank=number,

@@ -23,7 +23,7 @@ _PARAMETERS = re.compile(r"\[.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CasePlace:
     """Where a case is written: a file, and the names that lead to it there. `case` is what a rewriting is seen by."""
 
     path: str
@@ -31,23 +31,23 @@ class Place:
     case: str
 
 
-def places(case: str, files: Sequence[str]) -> Iterator[Place]:
+def places(case: str, files: Sequence[str]) -> Iterator[CasePlace]:
     """Yield where a case may be written, by what its runner calls it."""
     head, mark, rest = case.partition("::")
     if not mark:
         yield from _dotted(case, files)
     elif head.endswith(".py"):
         names = tuple(_PARAMETERS.sub("", rest).split("::"))
-        yield from (Place(path, names, case) for path in files if path == head or path.endswith(f"/{head}"))
+        yield from (CasePlace(path, names, case) for path in files if path == head or path.endswith(f"/{head}"))
     elif " " in head and (path := head.rpartition(" ")[2]).endswith(".rs"):
         yield from _rust_files(head, path, rest, case, files)
     elif re.search(r"\.[cm]?[jt]sx?$", head):
         yield from (
-            Place(path, (rest.rpartition(" > ")[2],), case) for path in files if path == head or path.endswith(f"/{head}")
+            CasePlace(path, (rest.rpartition(" > ")[2],), case) for path in files if path == head or path.endswith(f"/{head}")
         )
     else:
         name = rest.partition("/")[0]
-        yield from (Place(path, (name,), f"{head}::{name}") for path in _go_files(head, files))
+        yield from (CasePlace(path, (name,), f"{head}::{name}") for path in _go_files(head, files))
 
 
 def _go_files(package: str, files: Sequence[str]) -> Sequence[str]:
@@ -64,21 +64,21 @@ def _go_files(package: str, files: Sequence[str]) -> Sequence[str]:
     return ()
 
 
-def _dotted(case: str, files: Sequence[str]) -> Iterator[Place]:
+def _dotted(case: str, files: Sequence[str]) -> Iterator[CasePlace]:
     parts = case.split(".")
     for at in range(len(parts) - 1, 0, -1):
         end = "/".join(parts[:at]) + ".py"
         for path in files:
             if path == end or path.endswith(f"/{end}"):
-                yield Place(path, tuple(parts[at:]), case)
+                yield CasePlace(path, tuple(parts[at:]), case)
 
 
-def _rust_files(head: str, path: str, rest: str, case: str, files: Sequence[str]) -> Iterator[Place]:
+def _rust_files(head: str, path: str, rest: str, case: str, files: Sequence[str]) -> Iterator[CasePlace]:
     names = rest.partition(" #")[0].split("::")
     folder = path.rpartition("/")[0]
     modules = ["/".join([folder, *names[:at]]) for at in range(1, len(names))]
     wanted = [path, *(f"{module}{end}" for module in modules for end in (".rs", "/mod.rs"))]
-    yield from (Place(each, (names[-1],), case) for each in wanted if each in files and head)
+    yield from (CasePlace(each, (names[-1],), case) for each in wanted if each in files and head)
 
 
 def rewrite(

@@ -14,7 +14,7 @@ _TEXT_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class LineOrigin:
     """A line and the commit that brought it; `path` is the file's name in that commit."""
 
     commit: str
@@ -26,7 +26,7 @@ class Origin:
     summary: str
 
 
-async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line: int) -> Origin:
+async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line: int) -> LineOrigin:
     """Return where line `line` (from 1) of `path` in `commit` comes from. Raises `NotFound`, `InvalidRequest`."""
     if line < 1:
         raise InvalidRequest(f"lines are counted from 1; {line} is none")
@@ -42,7 +42,7 @@ async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line:
     lines = answer.out.decode(errors="replace").splitlines()
     facts = dict(entry.partition(" ")[::2] for entry in lines[1:] if not entry.startswith("\t"))
     text = next((entry[1:] for entry in lines if entry.startswith("\t")), "")
-    return Origin(
+    return LineOrigin(
         commit=lines[0].split()[0],
         path=facts.get("filename", path),
         line=line,

@@ -10,7 +10,7 @@ from pathlib import Path
 from moothall.config import Workspace as Settings
 from moothall.errors import NotFound, RepositoryError, Temporary
 from moothall.repositories.clone import TrustedClone, over_limit
-from moothall.repositories.gitcmd import Caps, GitRunner, TooLarge
+from moothall.repositories.gitcmd import GitRunner, OutputCaps, TooLarge
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _HAVES, _DEEPEST = 64, 3
@@ -63,7 +63,7 @@ async def make_bundle(
         cwd=clone.path,
         stdin="".join(f"{line}\n" for line in asked).encode(),
         seconds=settings.setup_seconds,
-        caps=Caps(file_bytes=settings.max_repository_bytes),
+        caps=OutputCaps(file_bytes=settings.max_repository_bytes),
     )
     if "empty bundle" in answer.err:
         return 0
@@ -100,7 +100,7 @@ async def take_bundle(
             cwd=clone.path,
             env={"GIT_ALLOW_PROTOCOL": "file"},
             seconds=settings.setup_seconds,
-            caps=Caps(file_bytes=settings.max_repository_bytes),
+            caps=OutputCaps(file_bytes=settings.max_repository_bytes),
         )
         if fetched.status:
             raise Temporary(f"a bundle of {wants[0][:12]} could not be taken: {fetched.reason}")

@@ -25,7 +25,7 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class ChangeCaps:
     """Bounds on what is read: one file, all changed files together, entries of the upper folder."""
 
     file_bytes: int
@@ -41,7 +41,7 @@ class _Found:
     opaque: bool = False
 
 
-def _walk(root: int, base_folders: frozenset[str], caps: Caps) -> Iterator[_Found]:
+def _walk(root: int, base_folders: frozenset[str], caps: ChangeCaps) -> Iterator[_Found]:
     """Yield everything beneath `root`, a folder before what is in it; leftovers that the base has not are left out.
 
     Closes `root`. One descriptor a level is open, however many folders lie side by side.
@@ -136,7 +136,7 @@ def measure(upper: Path, bytes_limit: int, entries_limit: int) -> tuple[int, int
     return size, entries
 
 
-def _read(found: _Found, caps: Caps) -> bytes:
+def _read(found: _Found, caps: ChangeCaps) -> bytes:
     name = found.path.rpartition("/")[2]
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -170,7 +170,7 @@ def _mode(status: os.stat_result) -> str:
     return rules.EXECUTABLE if status.st_mode & 0o100 else rules.FILE
 
 
-def collect(upper: Path, base: Path, base_files: Sequence[str], caps: Caps) -> list[Change]:
+def collect(upper: Path, base: Path, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
     """Return what differs from the checkout `base`. Raises `PatchRefused` for what no patch can hold."""
     there: dict[str, Change] = {}
     untouched: set[str] = set()
@@ -190,7 +190,7 @@ def collect(upper: Path, base: Path, base_files: Sequence[str], caps: Caps) -> l
             untouched.add(found.path)
             continue
         there[found.path] = change
-        total = _counted(total, change, caps)
+        total = _add_size(total, change, caps)
     gone = [
         Change(path, rules.FILE, None)
         for path in base_files
@@ -218,7 +218,7 @@ def stamps(tree: Path) -> dict[str, Stamp]:
     return found
 
 
-def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[str], caps: Caps) -> list[Change]:
+def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
     """Return what was written in a whole tree since `before`, and which files of the base are gone. Some of it may be `same` as it was.
 
     Raises `PatchRefused` for what no patch can hold.
@@ -233,12 +233,12 @@ def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[s
         there.add(found.path)
         if before.get(found.path) != stamp(found.status):
             written.append(_change(found, caps))
-            total = _counted(total, written[-1], caps)
+            total = _add_size(total, written[-1], caps)
     gone = [Change(path, rules.FILE, None) for path in base_files if path not in there]
     return sorted([*gone, *written], key=lambda change: change.path)
 
 
-def _change(found: _Found, caps: Caps) -> Change:
+def _change(found: _Found, caps: ChangeCaps) -> Change:
     """Read what lies there now."""
     kind = found.status.st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
@@ -249,7 +249,7 @@ def _change(found: _Found, caps: Caps) -> Change:
     return Change(found.path, _mode(found.status), _read(found, caps))
 
 
-def _counted(total: int, change: Change, caps: Caps) -> int:
+def _add_size(total: int, change: Change, caps: ChangeCaps) -> int:
     total += len(change.content or b"")
     if total > caps.total_bytes:
         raise PatchRefused(f"changed files hold more than {caps.total_bytes} bytes; delete what is not part of the change")

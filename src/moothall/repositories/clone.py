@@ -18,7 +18,7 @@ from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import rules
-from moothall.repositories.gitcmd import TRIES, Answer, Caps, GitRunner, TooLarge
+from moothall.repositories.gitcmd import TRIES, GitAnswer, GitRunner, OutputCaps, TooLarge
 from moothall.repositories.objects import (
     Entry,
     content_of,
@@ -37,7 +37,7 @@ _SHOWN = 10
 _APPLY_MEMORY = 4_000_000_000
 _DISPUTED = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
 _CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
-_NO_CAPS = Caps()
+_NO_CAPS = OutputCaps()
 _LEFT_OUT = (
     *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
     *("node_modules", ".venv", "*.egg-info"),
@@ -115,7 +115,7 @@ class TrustedClone:
             cwd=self.path,
             env={"GIT_ALLOW_PROTOCOL": protocols, **(env or {})},
             seconds=self._settings.setup_seconds,
-            caps=Caps(file_bytes=self._settings.max_repository_bytes),
+            caps=OutputCaps(file_bytes=self._settings.max_repository_bytes),
         )
         if answer.status:
             failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
@@ -180,7 +180,7 @@ class TrustedClone:
         entries = await self.entries(sha)
         await asyncio.to_thread(write_files, self._git, self.path, entries, dest, self._settings.setup_seconds)
 
-    async def ask(self, *args: str) -> Answer:
+    async def ask(self, *args: str) -> GitAnswer:
         """Return what a git command says here that changes nothing."""
         return await self._git.call(*args, cwd=self.path)
 
@@ -283,7 +283,13 @@ class TrustedClone:
         async with self._index(base_sha) as env:
             if raw.strip():
                 await self._refusable(
-                    "apply", "--cached", "--whitespace=nowarn", "-", stdin=raw, env=env, caps=Caps(memory_bytes=_APPLY_MEMORY)
+                    "apply",
+                    "--cached",
+                    "--whitespace=nowarn",
+                    "-",
+                    stdin=raw,
+                    env=env,
+                    caps=OutputCaps(memory_bytes=_APPLY_MEMORY),
                 )
             return await self._commit(base_sha, base_sha, message, env, merged)
 
@@ -393,7 +399,7 @@ class TrustedClone:
     async def _run(self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
         return await self._git.run(*args, cwd=self.path, stdin=stdin, env=env)
 
-    async def _refusable(self, *args: str, stdin: bytes, env: Mapping[str, str], caps: Caps = _NO_CAPS) -> None:
+    async def _refusable(self, *args: str, stdin: bytes, env: Mapping[str, str], caps: OutputCaps = _NO_CAPS) -> None:
         answer = await self._git.call(*args, cwd=self.path, stdin=stdin, env=env, caps=caps)
         if answer.status:
             raise PatchRefused(f"the patch does not apply: {answer.reason}")

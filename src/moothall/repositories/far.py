@@ -97,9 +97,9 @@ class FarRepositories(TrustedRepositories):
             raise InvalidRequest(error.message) from error
         if asked.get("ask") != "patch" or not await clone.has(sha):
             raise InvalidRequest(f"the patch {sha[:40]} is not here")
-        return await self._lender.soon(asked, lambda _: self._offered(clone, sha, base_sha)), b""
+        return await self._lender.soon(asked, lambda _: self._offer(clone, sha, base_sha)), b""
 
-    async def _offered(self, clone: TrustedClone, sha: str, base_sha: str) -> Said:
+    async def _offer(self, clone: TrustedClone, sha: str, base_sha: str) -> Said:
         return {"offer": codec.dump(await self._lender.offer(clone, [sha], [base_sha]))}
 
 

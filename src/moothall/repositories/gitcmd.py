@@ -99,7 +99,7 @@ class TooLarge(RepositoryError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GitAnswer:
     """What a git command came to."""
 
     status: int
@@ -119,7 +119,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class OutputCaps:
     """Kernel limits of one command in bytes; 0 is none."""
 
     file_bytes: int = 0
@@ -140,9 +140,9 @@ class GitRunner:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         seconds: float = 0,
-        caps: Caps = Caps(),
+        caps: OutputCaps = OutputCaps(),
         owner: tuple[int, int] | None = None,
-    ) -> Answer:
+    ) -> GitAnswer:
         """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a `RepositoryError`.
 
         One that is killed is run again, unless nobody knows how far it came and that matters. Raises `WorkspaceFailed`
@@ -183,7 +183,7 @@ class GitRunner:
         *,
         seconds: float,
         owner: tuple[int, int] | None,
-    ) -> Answer:
+    ) -> GitAnswer:
         with tempfile.TemporaryFile() as source:
             source.write(stdin)
             source.seek(0)
@@ -202,7 +202,7 @@ class GitRunner:
         status, out, err = cast("tuple[int, bytes, str]", answer)
         if err.startswith("Timeout: the command"):
             raise RepositoryError(f"git took longer than {seconds:g} seconds and was stopped")
-        return Answer(status, out, err)
+        return GitAnswer(status, out, err)
 
     @contextmanager
     def stream(self, *args: str, cwd: Path, stdin: bytes = b"", seconds: float = 0) -> Iterator[IO[bytes]]:
@@ -215,7 +215,7 @@ class GitRunner:
             source.seek(0)
             running = self._execute(
                 cwd,
-                _command(args, Caps(), {}),
+                _command(args, OutputCaps(), {}),
                 istream=source,
                 env=self._environment({}, None),
                 as_process=True,
@@ -227,10 +227,10 @@ class GitRunner:
             try:
                 yield process.stdout
                 if not process.stdout.read(1) and process.wait():
-                    self._ended(args, process, timer)
+                    self._check_end(args, process, timer)
             except RepositoryError:
                 if not process.stdout.read(1) and process.wait():
-                    self._ended(args, process, timer)
+                    self._check_end(args, process, timer)
                 raise
             finally:
                 timer.cancel()
@@ -239,9 +239,9 @@ class GitRunner:
                 process.stderr.close()
                 process.wait()
 
-    def _ended(self, args: Sequence[str], process: Any, timer: Timer) -> None:
+    def _check_end(self, args: Sequence[str], process: Any, timer: Timer) -> None:
         """Raise what the end of a stream means that did not end well."""
-        answer = Answer(process.returncode, b"", process.stderr.read().decode(errors="replace"))
+        answer = GitAnswer(process.returncode, b"", process.stderr.read().decode(errors="replace"))
         if timer.finished.is_set():
             raise RepositoryError(f"git {args[0]} took too long and was stopped")
         if answer.killed:
@@ -303,7 +303,7 @@ def _inode(path: Path) -> int:
         return 0
 
 
-def _command(args: tuple[str, ...], caps: Caps, env: Mapping[str, str]) -> list[str]:
+def _command(args: tuple[str, ...], caps: OutputCaps, env: Mapping[str, str]) -> list[str]:
     unset = [word for name in _UNSET.split() if name not in env for word in ("-u", name)]
     settings = [word for setting in _CONFIG for word in ("-c", setting)]
     command = ["env", *unset, "git", "--no-pager", *settings, *args]

@@ -84,7 +84,7 @@ async def _move_files(git: GitRunner, local: Local, ref: str, merged: Landed, ow
     paths = tuple(name.decode(errors="surrogateescape") for name in listed.split(b"\0") if name)
     if own := await changed_files(git, local, paths, ignored=True):
         return f"there are changes of your own in {_some(own)}: commit or stash them, then merge it yourself"
-    if converted := await _converted(git, where, local.top, merged.commit_sha, paths):
+    if converted := await _find_converted(git, where, local.top, merged.commit_sha, paths):
         return f"attributes say that git writes {_some(converted)} by a filter or in another encoding: merge it yourself"
     if (await git.run(*where, "symbolic-ref", "HEAD", cwd=local.top)).decode().strip() != ref:
         return f"{merged.branch} was just left for another branch"
@@ -93,7 +93,7 @@ async def _move_files(git: GitRunner, local: Local, ref: str, merged: Landed, ow
     return f"{merged.branch} is checked out, and could not be moved: {moved.reason}" if moved.status else ""
 
 
-async def _converted(git: GitRunner, where: Sequence[str], top: Path, sha: str, paths: Sequence[str]) -> list[str]:
+async def _find_converted(git: GitRunner, where: Sequence[str], top: Path, sha: str, paths: Sequence[str]) -> list[str]:
     """Return the paths whose attributes, as the merge has them, make git write something else than their content."""
     told = await git.run(
         *where,

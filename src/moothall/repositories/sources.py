@@ -122,7 +122,7 @@ async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
     names = listing.decode(errors="replace").split()
     if not names:
         raise RepositoryError(f"the repository {str(local.top)!r} has no commits; commit something first")
-    raise _unknown(name, str(local.top), names)
+    raise _unknown_ref(name, str(local.top), names)
 
 
 def remote_commit(refs: Mapping[str, str], url: str, ref: str) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def remote_commit(refs: Mapping[str, str], url: str, ref: str) -> tuple[str, str
         raise RepositoryError(f"the repository {url!r} has no commits")
     heads = [full.removeprefix("refs/heads/") for full in refs if full.startswith("refs/heads/")]
     tags = [full.removeprefix("refs/tags/") for full in refs if full.startswith("refs/tags/") and not full.endswith("^{}")]
-    raise _unknown(name, url, [*heads, *tags])
+    raise _unknown_ref(name, url, [*heads, *tags])
 
 
 async def remote_refs(git: GitRunner, cwd: Path, url: str, env: Mapping[str, str]) -> dict[str, str]:
@@ -147,6 +147,6 @@ async def remote_refs(git: GitRunner, cwd: Path, url: str, env: Mapping[str, str
     return {name: sha for sha, name in pairs}
 
 
-def _unknown(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
+def _unknown_ref(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return RepositoryError(f"no ref {ref[:80]!r} in {where!r}; there are {', '.join(names[:_SHOWN]) or 'none'}{more}")

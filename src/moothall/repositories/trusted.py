@@ -15,7 +15,7 @@ from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, landing, sources
-from moothall.repositories.blame import Origin, origin_of
+from moothall.repositories.blame import LineOrigin, origin_of
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
@@ -175,23 +175,23 @@ class TrustedRepositories:
 
     async def paths(self, repository: str, ref: str, *, tenant: str) -> tuple[str, tuple[str, ...]]:
         """Return a commit of a registered repository, by default the newest, and its files. Raises `NotFound`, `RepositoryError`, `InvalidRequest`."""
-        clone, sha = await self._pinned(repository, ref, tenant)
+        clone, sha = await self._pin_ref(repository, ref, tenant)
         return sha, await clone.files(sha)
 
     async def text(self, repository: str, sha: str, path: str, *, tenant: str) -> str:
         """Return a text file of a commit that `paths` told. Raises `NotFound`, and `InvalidRequest` for what is no text or is too large."""
-        clone, sha = await self._pinned(repository, sha, tenant)
+        clone, sha = await self._pin_ref(repository, sha, tenant)
         raw = await clone.read(sha, path, TEXT_BYTES + 1)
         if len(raw) > TEXT_BYTES or b"\0" in raw:
             raise InvalidRequest(f"{path[:200]!r} is no text, or has more than {TEXT_BYTES} bytes")
         return raw.decode(errors="replace")
 
-    async def origin(self, repository: str, ref: str, path: str, line: int, *, tenant: str) -> Origin:
+    async def origin(self, repository: str, ref: str, path: str, line: int, *, tenant: str) -> LineOrigin:
         """Return which commit a line of a registered repository comes from. Raises `NotFound`, `InvalidRequest`, `RepositoryError`."""
-        clone, sha = await self._pinned(repository, ref, tenant)
+        clone, sha = await self._pin_ref(repository, ref, tenant)
         return await origin_of(self._git, clone.path, sha, path, line)
 
-    async def _pinned(self, repository: str, ref: str, tenant: str) -> tuple[TrustedClone, str]:
+    async def _pin_ref(self, repository: str, ref: str, tenant: str) -> tuple[TrustedClone, str]:
         entry = await asyncio.to_thread(self.registry.get, repository, tenant)
         clone = self._clone(entry)
         pinned = _SHA.fullmatch(ref) is not None and await clone.has(ref)

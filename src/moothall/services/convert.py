@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 import moothall
 from moothall.domain.budget import Budget
+from moothall.domain.codec import whole_numbers
 from moothall.domain.event import Event
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
@@ -114,15 +115,7 @@ def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
         told: dict[str, Any] = json_format.MessageToDict(given)
     except (json_format.Error, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what}: no JSON object: {error}") from error
-    return {name: _whole(value) for name, value in told.items()}
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _whole(item) for name, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
+    return {name: whole_numbers(value) for name, value in told.items()}
 
 
 # ---- to callers

@@ -101,22 +101,17 @@ class _Recorded(Span):
 
 
 class OtelRecorder:
-    """Makes OpenTelemetry spans without a secret in them. Implements `spans.Recorder`."""
+    """Makes OpenTelemetry spans without a secret in them."""
 
     def __init__(self, tracer: trace.Tracer, settings: Trace, secrets: Sequence[str]) -> None:
         self.tracer = tracer
         self._settings = settings
         self._secrets = tuple(secrets)
 
-    @property
-    def content(self) -> bool:
-        """Whether prompts and answers are recorded."""
-        return self._settings.content
-
     def span(
         self, name: str, attributes: Mapping[str, Value] | None, kind: Kind, parent: str | None, links: Sequence[str]
     ) -> Span:
-        """Return a span that begins when it is entered."""
+        """Return a span that begins when it is entered. See `spans.MakeSpan`."""
         return _Recorded(self, name, attributes, kind=kind, parent=parent, links=links)
 
     def clean(self, attributes: Mapping[str, Value]) -> dict[str, Value]:
@@ -171,7 +166,8 @@ async def recording(
         )
     )
     with _heard():
-        spans.record_with(OtelRecorder(provider.get_tracer("moothall", __version__), settings, secrets))
+        recorder = OtelRecorder(provider.get_tracer("moothall", __version__), settings, secrets)
+        spans.record_with(recorder.span, content=settings.content)
         try:
             yield
         finally:

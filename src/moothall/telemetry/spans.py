@@ -8,10 +8,10 @@ is made up. It is never part of an id, a prompt or a digest: a repeat under anot
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from moothall.telemetry.context import here
 
@@ -58,20 +58,8 @@ class _PassedOn(Span):
             here.reset(self._token)
 
 
-class Recorder(Protocol):
-    """Makes spans that are recorded. `content`: prompts and answers are wanted in them."""
-
-    @property
-    def content(self) -> bool:
-        """Whether the operator switched on that prompts and answers are recorded."""
-        ...
-
-    def span(
-        self, name: str, attributes: Mapping[str, Value] | None, kind: Kind, parent: str | None, links: Sequence[str]
-    ) -> Span:
-        """Return a span that begins when it is entered."""
-        ...
-
+MakeSpan = Callable[[str, Mapping[str, Value] | None, Kind, str | None, Sequence[str]], Span]
+"""Makes a span that is recorded from when it is entered: name, attributes, kind, parent, links."""
 
 _NOTHING = Span()
 
@@ -79,12 +67,13 @@ _NOTHING = Span()
 class _Switch:
     """How this process records now; None: not at all."""
 
-    recorder: Recorder | None = None
+    make: MakeSpan | None = None
+    content: bool = False
 
 
-def record_with(recorder: Recorder | None) -> None:
-    """Record this process's spans from now on, or no more."""
-    _Switch.recorder = recorder
+def record_with(make: MakeSpan | None, *, content: bool = False) -> None:
+    """Record this process's spans from now on, or no more. `content`: prompts and answers are wanted in them."""
+    _Switch.make, _Switch.content = make, content
 
 
 def span(
@@ -99,8 +88,8 @@ def span(
 
     `links` are the traceparents of other spans that led here. Names are few and fixed; ids belong into attributes.
     """
-    if _Switch.recorder is not None:
-        return _Switch.recorder.span(name, attributes, kind, parent, links)
+    if _Switch.make is not None:
+        return _Switch.make(name, attributes, kind, parent, links)
     if parent:
         return _PassedOn(read_traceparent(parent))
     return _NOTHING
@@ -108,7 +97,7 @@ def span(
 
 def wants_content() -> bool:
     """Whether prompts and answers belong into spans. Ask before making them up: they are long."""
-    return _Switch.recorder is not None and _Switch.recorder.content
+    return _Switch.content
 
 
 def traceparent() -> str:

@@ -25,7 +25,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, MoothallError, NotFound, Permanent, Temporary
-from moothall.ports import Answerer, Glance, Handler
+from moothall.ports import Answerer, Glance, Handler, Receipt
 
 
 class MemoryBlobs:
@@ -158,15 +158,15 @@ class MemoryBus:
         """Record, once for an id; return the seq."""
         return await self._put(registry.subject_of(event), event)
 
-    async def post(self, event: Event) -> asyncio.Future[int]:
-        """Record; the future is done already."""
+    async def post(self, event: Event) -> Receipt:
+        """Record; the receipt is done already."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
             answer.set_result(await self.publish(event))
         except BusUnavailable as error:
             answer.set_exception(error)
             answer.exception()
-        return answer
+        return Receipt(answer, lambda: None)
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
         """Record what must be the next of its subject."""
@@ -270,14 +270,14 @@ class MemoryBus:
             extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
             if deliveries == 1 and "fresh" in raw.headers:
                 extra["fresh"] = "1"
-            if glance is not None and await self._glanced(raw, glance, extra):
+            if glance is not None and await self._show(raw, glance, extra):
                 self._done(durable, stream, seq)
                 continue
             try:
                 verdict = await judge(
                     self._settings,
                     handler,
-                    functools.partial(self._unpacked, raw, extra),
+                    functools.partial(self._unpack, raw, extra),
                     deliveries=deliveries,
                 )
             except asyncio.CancelledError:
@@ -295,9 +295,9 @@ class MemoryBus:
                 case Ack():
                     self._done(durable, stream, seq)
 
-    async def _glanced(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
+    async def _show(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
         try:
-            found = await self._unpacked(raw, extra)
+            found = await self._unpack(raw, extra)
         except (Permanent, Temporary):
             return False
         done = [isinstance(each, Recorded) and glance(each) for each in found]  # each is seen
@@ -306,7 +306,7 @@ class MemoryBus:
                 await asyncio.wait({one})
         return all(done)
 
-    async def _unpacked(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
+    async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
         return batching.records_of(raw.seq, await self._packer.unpack_all(raw.data), extra)
 
     def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:
@@ -315,7 +315,7 @@ class MemoryBus:
             stream.drop(seq)
 
     async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
-        place = dead.Origin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
+        place = dead.LetterOrigin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
         await dead.bury(self, place, raw.data, why)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:

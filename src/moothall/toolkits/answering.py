@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
+from moothall.aio import seconds_until
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.ports import Workspace
@@ -32,7 +32,7 @@ async def answer_within(
     call: ToolCall, most_seconds: float, work: Awaitable[Output], *, late: ToolStatus = ToolStatus.TIMEOUT
 ) -> ToolResult:
     """Return what comes of `work` until the call's deadline or `most_seconds`; then its status is `late`."""
-    seconds = max(min((call.deadline - datetime.now(UTC)).total_seconds(), most_seconds), 0)
+    seconds = max(min(seconds_until(call.deadline), most_seconds), 0)
     try:
         async with asyncio.timeout(seconds):
             output = await work

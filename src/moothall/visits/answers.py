@@ -28,7 +28,7 @@ class Answers(Generic[K, T]):
         self._sizes: OrderedDict[K, int] = OrderedDict()
         self._bytes = 0
 
-    async def given(self, key: K, digest: str, check: Callable[[], None] = lambda: None) -> T | None:
+    async def find(self, key: K, digest: str, check: Callable[[], None] = lambda: None) -> T | None:
         """Return what this very request came to, once it has; None where it is to be made now. `check` raises where who asks
         may not hear it. Raises `AlreadyExists` where the key was used for a request of another digest.
         """

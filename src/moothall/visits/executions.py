@@ -15,7 +15,7 @@ from moothall.domain.ids import digest
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.guard.blocks import Allowance, BlockCalls
-from moothall.ports import CodeRunner
+from moothall.ports import RunCode
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import is_granted
 from moothall.visits.answers import GONE, Answers
@@ -53,9 +53,9 @@ class Execution:
 class Executions:
     """Runs code in the workspaces of visitors. Belongs to one event loop."""
 
-    def __init__(self, visits: Visits, runner: CodeRunner, settings: Runner) -> None:
+    def __init__(self, visits: Visits, run_code: RunCode, settings: Runner) -> None:
         self._visits = visits
-        self._runner = runner
+        self._run_code = run_code
         self._settings = settings
         self._answers: Answers[tuple[str, str], Execution] = Answers(
             settings.kept_bytes,
@@ -79,7 +79,7 @@ class Executions:
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
         try:
-            given = await self._answers.given(key, signature)
+            given = await self._answers.find(key, signature)
         except AlreadyExists as error:
             told = f"the execution id {order.execution_id[:80]!r} was used for another execution, or token"
             raise AlreadyExists(told) from error
@@ -114,7 +114,7 @@ class Executions:
         workspace = self._visits.workspace(key[0])
         answer = self._answers.begin(key, signature)
         try:
-            ran = await self._runner.run(block, workspace, _only(block, calls))
+            ran = await self._run_code(block, workspace, _only(block, calls))
         except BaseException as error:
             self._answers.fail(key, answer, error)
             raise

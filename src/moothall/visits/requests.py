@@ -23,6 +23,8 @@ from moothall.visits.visits import SEAT, Visits
 log = get_logger(__name__)
 
 DURABLE = "tools"
+_AT_ONCE = 128
+_SECONDS = 300.0  # that a request has that names no deadline
 _NOBODY = "unknown"  # who asked, and whose it is, is not known without a token that is good
 
 
@@ -41,17 +43,15 @@ class _Request(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Answers every request once, also one that is delivered again. `concurrency` requests are in hand at a time."""
+    """Answers every request once, also one that is delivered again."""
 
     bus: Bus
     visits: Visits
     audit: AuditLog
-    concurrency: int = 128
-    call_seconds: float = 300.0
 
     async def run(self) -> None:
         """Take requests until cancelled."""
-        await self.bus.consume(DURABLE, self.handle, concurrency=self.concurrency)
+        await self.bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE)
 
     async def handle(self, recorded: Recorded) -> None:
         """Answer one. What is no request gets a result too where it has an id, and goes to the dead letters."""
@@ -62,9 +62,9 @@ class Requests:
             data = recorded.event.data
             await self._answer(place, str(data.get("request_id", ""))[:200], str(data.get("tool", "")), ToolStatus.INVALID, error)
             raise
-        if int(recorded.extra.get("deliveries", "1")) > 1 and await self._answered(request):
+        if int(recorded.extra.get("deliveries", "1")) > 1 and await self._is_answered(request):
             return
-        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=self.call_seconds)
+        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_SECONDS)
         call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
         try:
             await self.visits.call(None, request.workspace, request.capability_token, call, bound=True)
@@ -72,21 +72,21 @@ class Requests:
             await self._answer(place, request.request_id, request.tool, ToolStatus.BLOCKED, error)
         except NotFound as error:
             # Open in a process that is gone: whoever asked before it went was answered, or is now.
-            if not await self._answered(request):
+            if not await self._is_answered(request):
                 await self._answer(place, request.request_id, request.tool, await self._end_of(request), error)
         except AlreadyExists as error:
             log.warning("a request id came twice for different requests", workspace=place, reason=error.message)
             raise
 
-    async def _answered(self, request: _Request) -> bool:
-        return await self._told(request, EventType.TOOL_FINISHED)
+    async def _is_answered(self, request: _Request) -> bool:
+        return await self._has_event(request, EventType.TOOL_FINISHED)
 
     async def _end_of(self, request: _Request) -> ToolStatus:
         """An effect beyond the workspace that was begun and not ended may have happened."""
-        begun = await self._told(request, EventType.TOOL_STARTED)
+        begun = await self._has_event(request, EventType.TOOL_STARTED)
         return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
 
-    async def _told(self, request: _Request, kind: EventType) -> bool:
+    async def _has_event(self, request: _Request, kind: EventType) -> bool:
         async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):
             if recorded.event.type == kind and recorded.event.data.get("request_id") == request.request_id:
                 return True

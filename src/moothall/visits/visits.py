@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from moothall.aio import seconds_until
 from moothall.config import Guard
 from moothall.domain.identity import Principal
 from moothall.domain.ids import key_of, own_id, read_role
@@ -21,7 +22,7 @@ from moothall.guard.gate import Gate
 from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import Capability, Tokens, request_digest
-from moothall.ports import CodeRunner, Repositories, Workspace, Workspaces
+from moothall.ports import Repositories, RunCode, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import Danger, ToolSpec
@@ -87,16 +88,14 @@ class Visits:
         repositories: Repositories,
         settings: Guard,
         *,
-        runner: CodeRunner | None = None,
-        new_id: Callable[[], str] = lambda: f"ws-{secrets.token_hex(8)}",
+        run_code: RunCode | None = None,
     ) -> None:
         self._gate = gate
         self._tokens = tokens
         self._workspaces = workspaces
         self._repositories = repositories
         self._settings = settings
-        self.runner = runner
-        self._new_id = new_id
+        self.run_code = run_code
         self._visits: dict[str, _Visit] = {}
         self._opening = 0
         self._find: Find | None = None
@@ -122,9 +121,9 @@ class Visits:
         seconds = float(ttl_seconds or self._settings.visit_seconds)
         if not 0 < seconds <= self._settings.token_seconds:
             raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}")
-        return await self._prepared(self._new_id(), who, Awaited(repository, role, persona), seconds)
+        return await self._prepare(f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds)
 
-    async def _prepared(self, name: str, who: Principal, asked: Awaited, seconds: float) -> Opened:
+    async def _prepare(self, name: str, who: Principal, asked: Awaited, seconds: float) -> Opened:
         if len(self._visits) + self._opening >= self._settings.visits:
             raise RateLimited(f"{self._settings.visits} workspaces are open for callers; close one, or try later")
         asked = replace(asked, role=read_role(asked.role))
@@ -143,7 +142,7 @@ class Visits:
 
         Tokens that were given for it are good again. Raises `DeadlineExceeded` and what preparing and opening raise.
         """
-        seconds = (item.deadline - datetime.now(UTC)).total_seconds()
+        seconds = seconds_until(item.deadline)
         if seconds <= 0:
             raise DeadlineExceeded("the time of its workspace was over before it could be opened again")
         base = await self._repositories.resolve(RepositoryRef(id=item.repository, ref=item.base_sha), tenant=item.tenant)
@@ -163,7 +162,7 @@ class Visits:
             close.set()
             raise
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-        seat = self._gate.seated(
+        seat = self._gate.with_token(
             SeatContext(
                 principal=who,
                 tenant=who.tenant,
@@ -217,7 +216,7 @@ class Visits:
             seconds=min(max(seconds, 1.0), self._settings.token_seconds),
         )
 
-    async def _called(self, workspace: str, capability: Capability, find: Find) -> None:
+    async def _open_called(self, workspace: str, capability: Capability, find: Find) -> None:
         """Open what is called for the first time; whoever calls it meanwhile waits for the same."""
         opening = self._awaited.get(workspace)
         if opening is None:
@@ -230,7 +229,7 @@ class Visits:
         try:
             if (found := await find(workspace, who)) is not None:
                 seconds = capability.ends - datetime.now(UTC).timestamp()  # a narrower token may be for a moment only
-                await self._prepared(workspace, who, found, seconds)
+                await self._prepare(workspace, who, found, seconds)
             opening.set_result(None)
         except MoothallError as error:
             opening.set_exception(error)
@@ -271,7 +270,7 @@ class Visits:
         self._visit(capability.workspace, capability.tenant, capability.principal)
         return capability
 
-    def named(self, workspace: str, token: str) -> str:
+    def name_of(self, workspace: str, token: str) -> str:
         """Return what the workspace of a token is called here, whichever name its caller gives it. Raises `Refused`."""
         return self._tokens.check(token, workspace).workspace
 
@@ -280,7 +279,7 @@ class Visits:
         named = self._tokens.check(token, workspace)
         theirs = who is None or (who.tenant, who.name) == (named.tenant, named.principal)
         if self._find is not None and named.workspace not in self._visits and theirs:
-            await self._called(named.workspace, named, self._find)
+            await self._open_called(named.workspace, named, self._find)
         return self.capability(who, workspace, token)
 
     async def call(
@@ -308,7 +307,7 @@ class Visits:
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
 
         try:
-            given = await visit.answers.given(call.request_id, digest, covered)
+            given = await visit.answers.find(call.request_id, digest, covered)
         except AlreadyExists as error:
             raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request") from error
         return given or await self._once(visit, token, call, digest)
@@ -334,7 +333,7 @@ class Visits:
         await self._visits[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
 
     @contextmanager
-    def lent(self, workspace: str, flow: str) -> Iterator[Loan]:
+    def lend(self, workspace: str, flow: str) -> Iterator[Loan]:
         """Let a workflow have an open workspace to itself. Raises `Refused` where another one has it."""
         visit = self._visits[workspace]
         if visit.flow:
@@ -351,7 +350,7 @@ class Visits:
         if visit is not None and visit.flow == flow:
             visit.flow = ""
 
-    def resolved(self, item: Parked) -> None:
+    def heed_resolution(self, item: Parked) -> None:
         """Heed an operator's word on what waits here: what is allowed runs, and its result comes under the same request id."""
         visit = self._visits.get(item.workspace)
         call = visit.parked.pop(item.request_id, None) if visit is not None else None

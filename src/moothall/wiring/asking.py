@@ -16,7 +16,7 @@ from moothall.errors import ConfigurationError, RepositoryError
 from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files, changed_files
-from moothall.repositories.blame import Origin, origin_of
+from moothall.repositories.blame import LineOrigin, origin_of
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import OWN_FILE
 from moothall.wiring.early import Named
@@ -117,7 +117,7 @@ def _git(settings: Settings) -> GitRunner:
 
 async def line_provenance(
     settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING
-) -> tuple[Origin, Sequence[Mapping[str, Any]]]:
+) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
     """Return which commit a line comes from (repository, ref, path, line), and what the graph knows of that; `given` are further parameters of the
     question. Raises what `line_origin` raises, `GraphUnavailable`.
     """
@@ -129,7 +129,7 @@ async def line_provenance(
         return origin, await answers.ask("provenance", **asked)
 
 
-async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> Origin:
+async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> LineOrigin:
     """Return which commit a line comes from, in a local repository or a registered one.
 
     Raises `NotFound`, `InvalidRequest`, `RepositoryError`.

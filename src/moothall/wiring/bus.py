@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 from moothall import telemetry
@@ -19,16 +19,18 @@ from moothall.bus.nats.jetstream import open_bus
 from moothall.config import Bus as BusSettings
 from moothall.config import Settings
 from moothall.domain.causes import requested_id
+from moothall.domain.codec import load
 from moothall.domain.event import EventType
+from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry.events import write
 from moothall.wiring import lock
 
-__all__ = ["Bus", "Tell", "bus_url", "found", "open_bus", "open_log"]
+__all__ = ["Bus", "Tell", "bus_url", "found", "hosts", "open_bus", "open_log"]
 
 Tell = Callable[[str], None]
-_ATTACH_SECONDS, _LOOK_SECONDS = 300.0, 0.1
+_ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
 
 
 @asynccontextmanager
@@ -78,6 +80,20 @@ async def found(settings: Settings, tell: Tell) -> lock.Address:
             "MOOTHALL_DATA_DIR to another folder"
         ) from error
     return address
+
+
+async def hosts(settings: Settings) -> Sequence[HostState] | None:
+    """Return the hosts that work for a data directory and answer, by name; None where nothing is served. One that stands still does not
+    answer. Raises `BusUnavailable`, `ConfigurationError`.
+    """
+    address = lock.find(settings.data_dir)
+    if address is None:
+        return None
+    async with (
+        open_bus(settings.bus, address.bus_url) as bus,
+        aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said,
+    ):
+        return sorted([load(HostState, state) async for state in said], key=lambda host: (host.name, host.since))
 
 
 log = telemetry.get_logger(__name__)

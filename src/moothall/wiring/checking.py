@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moothall.aio import leaves
 from moothall.config import Settings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
@@ -55,7 +56,7 @@ async def check_repository(settings: Settings, named: Named, tell: Callable[[str
     try:
         prepared = await _prepare(settings, ref, tell)
     except* RepositoryError as group:
-        failure = RepositoryError("\n".join(dict.fromkeys(map(str, _leaves(group)))))
+        failure = RepositoryError("\n".join(dict.fromkeys(map(str, leaves(group)))))
     return Checked(base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref))
 
 
@@ -72,11 +73,3 @@ async def write_profile(checked: Checked, *, replace: bool) -> Path:
     if checked.files is None or not (checked.files / ".git").exists():
         raise InvalidRequest("its files are not on this machine: --write needs a work tree; --json shows what it would say")
     return await asyncio.to_thread(write_own, checked.files, checked.own_file, replace=replace)
-
-
-def _leaves(group: BaseExceptionGroup[RepositoryError]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

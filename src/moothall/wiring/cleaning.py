@@ -23,7 +23,7 @@ class Cleaned:
 
     there: Sequence[Kept]
     gone: Sequence[Kept]
-    busy: Sequence[Kept] = ()
+    busy: Sequence[Kept]
     why_not: str = ""
 
 

@@ -121,7 +121,7 @@ async def _host(
             log=bus,
             limits=settings.limits,
             llm=settings.llm,
-            runner=hands.runner,
+            run_code=hands.run_code,
             surveyor=Surveyor(hands.workspaces, settings.limits),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),

@@ -12,7 +12,7 @@ from moothall.config import environment
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.settings import load_settings
 from moothall.telemetry import configure_logs
-from moothall.workspace.jobs.link import Folders, Link
+from moothall.workspace.jobs.link import Folders, PodLink
 from moothall.workspace.jobs.manifest import LINK
 from moothall.workspace.jobs.trunk import Carrier
 
@@ -25,7 +25,7 @@ async def serve(folders: Folders) -> None:
     if told is None or settings.bus.url is None:
         raise ConfigurationError(f"a link is started by a host, in a workspace's pod: {LINK} and MOOTHALL_BUS__URL are missing")
     order = json.loads(told)
-    link = Link(folders, {int(stream): name for stream, name in order["names"].items()}, bool(order["proxied"]))
+    link = PodLink(folders, {int(stream): name for stream, name in order["names"].items()}, bool(order["proxied"]))
     async with open_carrying(settings.bus, settings.bus.url) as carrying:
         serving = asyncio.ensure_future(link.run(Carrier(carrying.send, carrying.hear), order["name"]))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)

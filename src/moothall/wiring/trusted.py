@@ -20,7 +20,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound
 from moothall.network.destinations import Destinations
-from moothall.ports import Bus, Workspace, Workspaces
+from moothall.ports import Bus, RunCode, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.profile import Commands, parse_own
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
@@ -103,7 +103,7 @@ class Hands:
 
     repositories: TrustedRepositories
     workspaces: LocalWorkspaces
-    runner: LocalRunner | None
+    run_code: RunCode | None
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
             await stack.enter_async_context(borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
-        yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool) if settings.runner.enabled else None)
+        yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None)
 
 
 def _reach(settings: Settings, link: str) -> dict[str, str]:

@@ -52,11 +52,16 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncItera
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
         visits = await stack.enter_async_context(
             Visits(
-                gate, rules.tokens, Leaving(hands.workspaces, rules.left), hands.repositories, settings.guard, runner=hands.runner
+                gate,
+                rules.tokens,
+                Leaving(hands.workspaces, rules.left),
+                hands.repositories,
+                settings.guard,
+                run_code=hands.run_code,
             )
         )
         if rules.parking is not None:
-            rules.parking.on_resolved(visits.resolved)
+            rules.parking.on_resolved(visits.heed_resolution)
         await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
         yield visits
 
@@ -83,7 +88,7 @@ def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Vis
 
 def execution_service(settings: Runner, visits: Visits) -> Executions | None:
     """Return what runs the code of visitors; None where `runner.enabled` is off."""
-    return Executions(visits, visits.runner, settings) if visits.runner is not None else None
+    return Executions(visits, visits.run_code, settings) if visits.run_code is not None else None
 
 
 @asynccontextmanager

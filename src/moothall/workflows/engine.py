@@ -109,7 +109,7 @@ class Engine:
 
     def _ready(self) -> Iterator[_Work]:
         """Yield what may begin now: each is to be begun before the next is asked for."""
-        if self._stopped() is not None:
+        if self._find_failed() is not None:
             return
         for step in self._plan.steps:
             if len(self._running) >= self._plan.parallelism:
@@ -122,14 +122,14 @@ class Engine:
             if not (work.changes and any(other.changes for other in self._running.values())):
                 yield work
 
-    def _stopped(self) -> Step | None:
+    def _find_failed(self) -> Step | None:
         """Return the step whose failure ends the workflow."""
         failed = (step for step in self._plan.steps if self._record.state(step.id) in {StepState.FAILED, StepState.UNKNOWN})
         return next((step for step in failed if step.on_failure != "continue"), None)
 
     async def _turn(self, work: _Work) -> None:
         try:
-            if lacking := self._lacking(work):
+            if lacking := self._find_lacking(work):
                 error = f"not run: it refers to {lacking}, which did not succeed"
                 await self._tell(work.step.id, StepState.SKIPPED, 0, error=error)
             else:
@@ -138,7 +138,7 @@ class Engine:
             del self._running[work.step.id]
             self._changed.set()
 
-    def _lacking(self, work: _Work) -> str:
+    def _find_lacking(self, work: _Work) -> str:
         """Return a step that this one refers to and that has no output."""
         named = (reference.step for reference in references(work.call.arguments) if reference.part == "output")
         return next((name for name in named if self._record.state(name) is not StepState.SUCCEEDED), "")
@@ -146,7 +146,7 @@ class Engine:
     async def _carry_out(self, work: _Work) -> StepState:
         """Let it run until it has succeeded, or has failed for good."""
         act = self._record.act(work.step.id, compensation=work.compensation)
-        result = await self._taken_up(work, act)
+        result = await self._take_up(work, act)
         crashes = 0
         while True:
             if result is None:
@@ -171,7 +171,7 @@ class Engine:
             await self._say(work, state, act.attempt, result=result, error=error, commit=commit)
             return state
 
-    async def _taken_up(self, work: _Work, act: Act) -> ToolResult | None:
+    async def _take_up(self, work: _Work, act: Act) -> ToolResult | None:
         """Return the result of an attempt that a crash cut off, where it can be known; None to begin a fresh one."""
         if act.state is StepState.PARKED:
             return await self._attempt(work, act.attempt)
@@ -231,7 +231,7 @@ class Engine:
         await self._tell(work.step.id, state, attempt, compensation=work.compensation, result=result, error=error, commit=commit)
 
     async def _end(self) -> tuple[End, str]:
-        stopped = self._stopped()
+        stopped = self._find_failed()
         for step in self._plan.steps:
             if not self._record.act(step.id).ended:
                 await self._leave_out(step, f"not run: step {stopped.id} failed" if stopped else "not run")
@@ -250,7 +250,7 @@ class Engine:
     async def _leave_out(self, step: Step, because: str) -> None:
         """Say of a step that it does not run; of one that acts outside and was cut off, what is known of it."""
         work, act = _Work(step, step.call, self._catalogue[step.call.tool]), self._record.act(step.id)
-        result = await self._taken_up(work, act) if act.state is StepState.STARTED else None
+        result = await self._take_up(work, act) if act.state is StepState.STARTED else None
         if result is None:
             await self._say(work, StepState.SKIPPED, act.attempt, error=because)
         elif result.status is ToolStatus.OUTCOME_UNKNOWN:

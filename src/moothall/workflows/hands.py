@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from moothall.aio import seconds_until
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -40,9 +41,8 @@ class VisitHands:
 
     async def settled(self, call: ToolCall) -> ToolResult:
         """Wait for an operator's word, as long as the workspace is open, and ask again."""
-        seconds = (self.deadline - datetime.now(UTC)).total_seconds()
         try:
-            async with asyncio.timeout(max(0.0, seconds)):
+            async with asyncio.timeout(max(0.0, seconds_until(self.deadline))):
                 await self.visits.settled(self._workspace, call.request_id)
         except TimeoutError:
             pass

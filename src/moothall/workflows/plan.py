@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moothall.domain.codec import wrong
+from moothall.domain.codec import whole_numbers, wrong
 from moothall.domain.ids import ID_PATTERN, check_id, digest
 from moothall.errors import InvalidRequest
 from moothall.tools.arguments import canonical
@@ -150,16 +150,7 @@ def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Plan:
 
 def document_digest(document: Mapping[str, Any]) -> str:
     """Return what tells one workflow from another, whatever its id."""
-    return digest(json.dumps(_whole({**document, "id": ""}), sort_keys=True, default=str))
-
-
-def _whole(value: Any) -> Any:
-    """One kind of number, as on the wire: 1.0 is 1."""
-    if isinstance(value, Mapping):
-        return {str(key): _whole(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return digest(json.dumps(whole_numbers({**document, "id": ""}), sort_keys=True, default=str))
 
 
 def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) -> Step:

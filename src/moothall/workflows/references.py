@@ -28,7 +28,7 @@ class Reference:
 
     step: str
     part: str
-    path: tuple[str, ...] = ()
+    path: tuple[str, ...]
 
     def __str__(self) -> str:
         return ".".join(("steps", self.step, self.part, *self.path))

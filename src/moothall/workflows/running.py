@@ -137,11 +137,11 @@ class Workflows:
         Raises what `Visits.ready` raises, `InvalidRequest` for what cannot be run as it is, `Refused` where another
         workflow has the workspace, `AlreadyExists` where the id was used for another one.
         """
-        workspace = self._visits.named(workspace, token)
+        workspace = self._visits.name_of(workspace, token)
         if workspace in self._returning:
             await self._returning[workspace].wait()
         capability = await self._visits.ready(who, workspace, token)
-        plan = read_plan(document, self._allowed(self._refusal(who.tenant, capability.grant)))
+        plan = read_plan(document, self._limits(self._refusal(who.tenant, capability.grant)))
         chronicle = Chronicle(self._bus, workspace, who.tenant, plan.id)
         await self._begin(chronicle, who, token, plan, document)
         async with aclosing(chronicle.follow(plan.digest, after_seq)) as facts:
@@ -159,7 +159,7 @@ class Workflows:
 
         return refusal
 
-    def _allowed(self, refusal: Callable[[str], str]) -> Allowed:
+    def _limits(self, refusal: Callable[[str], str]) -> Allowed:
         limits = self._settings
         return Allowed(
             self._gate.catalogue, refusal, limits.workflow_steps, limits.workflow_parallelism, limits.workflow_attempts
@@ -181,7 +181,7 @@ class Workflows:
         try:
             record = await chronicle.read()
             if record.told is None:
-                with self._visits.lent(chronicle.workspace, plan.id) as loan:
+                with self._visits.lend(chronicle.workspace, plan.id) as loan:
                     entry = Begun(plan.id, _returning(loan, start.who), start.token)
                     # How to take it up first, then that it began: in between it is nothing.
                     await self._index.put(entry.key, entry.document())
@@ -212,7 +212,7 @@ class Workflows:
                 await self._over(entry)
                 return
             try:
-                plan = read_plan(record.told, self._allowed(lambda _: ""))
+                plan = read_plan(record.told, self._limits(lambda _: ""))
                 if fresh := not self._visits.is_open(visit.workspace):
                     await self._visits.reopen(replace(visit, commit_sha=record.commit))
             except Permanent as error:
@@ -220,8 +220,8 @@ class Workflows:
                 await chronicle.finish(End.FAILED, error.message, done=record.ended, steps=len(steps))
                 await self._over(entry)
                 return
-            with self._visits.lent(visit.workspace, entry.workflow_id) as loan:
-                self._returned(visit.workspace)
+            with self._visits.lend(visit.workspace, entry.workflow_id) as loan:
+                self._give_back(visit.workspace)
                 log.info("a workflow is taken up again", workflow=entry.workflow_id, done=record.ended)
                 if not fresh:
                     await loan.rewind(record.commit)
@@ -229,9 +229,9 @@ class Workflows:
         except MoothallError as error:
             log.warning("a workflow waits for the next start", workflow=entry.workflow_id, reason=error.message)
         finally:
-            self._returned(visit.workspace)
+            self._give_back(visit.workspace)
 
-    def _returned(self, workspace: str) -> None:
+    def _give_back(self, workspace: str) -> None:
         if waiting := self._returning.pop(workspace, None):
             waiting.set()
 

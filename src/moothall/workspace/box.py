@@ -15,7 +15,7 @@ from moothall.config import Sandbox, Settings
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
-from moothall.repositories.changes import Caps
+from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import Change
 from moothall.repositories.detect import GO_CACHE
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
@@ -124,7 +124,7 @@ class Box(ABC):
         """
 
     @abstractmethod
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Return what differs from the checkout. Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`."""
 
     @abstractmethod
@@ -203,7 +203,9 @@ class Box(ABC):
                 if killed is None:
                     result = await self._follow(number, answer, wall, asked)
                 else:
-                    result = await self._watched(number, self._follow(number, answer, wall, asked), killed, disk=op != "setup")
+                    result = await self._watch_block(
+                        number, self._follow(number, answer, wall, asked), killed, disk=op != "setup"
+                    )
             except WorkspaceFailed as error:
                 raise WorkspaceFailed(f"{error.message}: {self._said() or 'it said nothing'}") from error
             except asyncio.CancelledError:
@@ -237,7 +239,7 @@ class Box(ABC):
             if not answer.done():
                 link.reply(number, told)
 
-    async def _watched(self, number: int, following: Awaitable[Answer], killed: int, *, disk: bool) -> Answer:
+    async def _watch_block(self, number: int, following: Awaitable[Answer], killed: int, *, disk: bool) -> Answer:
         """Follow what runs code of others, and look at memory and disk meanwhile, also while it waits for an answer of ours."""
         result: Answer | MoothallError
         async with asyncio.TaskGroup() as group:

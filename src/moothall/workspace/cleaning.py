@@ -38,15 +38,15 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     users: dict[str, float] = {}
     for record in records:
         name = environment_of(record)
-        users[name] = max(users.get(name, 0.0), _used(record))
+        users[name] = max(users.get(name, 0.0), _last_used(record))
     for path in _folders(layout.tree("-").parent):
         record = layout.prepared(path.name)
-        found.append(Kept("checkout", path, size_of(path), _used(record if record.exists() else path), path.name))
+        found.append(Kept("checkout", path, size_of(path), _last_used(record if record.exists() else path), path.name))
     for path in _folders(layout.environment("-").parent):
         kind = "starter" if path.name.startswith("starter-") else "environment"
-        found.append(Kept(kind, path, size_of(path), max(_used(path), users.get(path.name, 0.0)), f"env-{path.name}"))
+        found.append(Kept(kind, path, size_of(path), max(_last_used(path), users.get(path.name, 0.0)), f"env-{path.name}"))
     clones = (path for path in _folders(data_dir / "repos") if path.suffix == ".git")
-    found += [Kept("clone", path, size_of(path), max(map(_used, (path, *_parts(path))))) for path in clones]
+    found += [Kept("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path))))) for path in clones]
     return tuple(sorted(found, key=lambda item: item.size, reverse=True))
 
 
@@ -131,5 +131,5 @@ def _parts(clone: Path) -> list[Path]:
     return [path for path in (clone / "objects", clone / "objects" / "pack", clone / "refs") if path.exists()]
 
 
-def _used(path: Path) -> float:
+def _last_used(path: Path) -> float:
     return path.stat().st_mtime

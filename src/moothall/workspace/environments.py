@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moothall.config import Settings
-from moothall.domain.repository import Base, Step
+from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
 from moothall.repositories.checkout import Progress, give
 from moothall.repositories.clone import TrustedClone
@@ -69,7 +69,7 @@ def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
     return "\n".join(parts)[-_MOST:]
 
 
-def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str = "") -> str:
+def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str) -> str:
     """Return the message of a set-up that failed: which command, how, why, what had failed `before` it, and what to write where."""
     why = reason(output)
     return (
@@ -136,7 +136,7 @@ class Environments:
             async with self._pool.started(place, keep=True) as box:
                 folder = box.folder
                 end = time.monotonic() + self._settings.workspace.setup_seconds
-                steps = base.profile.steps or tuple(Step(argv) for argv in base.profile.setup)
+                steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
                 await _Steps(box, end, tell).run(steps)
                 await box.take_back()
             await remove_tree(box.upper / ".git")
@@ -166,7 +166,7 @@ class _Steps:
         self._end = end
         self._tell = tell
 
-    async def run(self, steps: Sequence[Step], before: str = "") -> None:
+    async def run(self, steps: Sequence[SetupStep], before: str = "") -> None:
         """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
 
         `before` is why these are run: the failure of the first choice, said where they fail too.
@@ -198,7 +198,7 @@ class _Steps:
             else:
                 raise RepositoryError(self._why(step, answer, output, before))
 
-    def _why(self, step: Step, answer: dict[str, object], output: str, before: str) -> str:
+    def _why(self, step: SetupStep, answer: dict[str, object], output: str, before: str) -> str:
         status, code = answer.get("status"), answer.get("exit_code")
         ended = f"exit code {code}" if status == "success" else f"stopped: {status}"
         if status == "timeout":

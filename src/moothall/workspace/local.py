@@ -9,13 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from cachetools import LRUCache
 
+from moothall.aio import seconds_until
 from moothall.config import Settings
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
@@ -37,7 +38,7 @@ from moothall.inside import checks, syntax
 from moothall.inside.fullpython import COMMAND
 from moothall.ports import NOTHING
 from moothall.repositories import proof, rules
-from moothall.repositories.changes import Caps
+from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import Change, TrustedClone
 from moothall.repositories.trusted import Remote
 from moothall.sandbox.spec import ENVIRONMENT
@@ -105,7 +106,7 @@ class LocalWorkspace:
         """Run a tool. See `ports.Workspace`."""
         if call.tool.startswith("git."):
             return await self._call_git(call)
-        seconds = _seconds_left(call.deadline)
+        seconds = seconds_until(call.deadline)
         if seconds <= 0:
             return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
         return result_of(call, await self._answer(call, seconds))
@@ -151,7 +152,7 @@ class LocalWorkspace:
             known = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
         limit = limits.limit(self._settings.workspace, self.prepared, name)
-        if deadline and (left := _seconds_left(deadline)) < limit.seconds:
+        if deadline and (left := seconds_until(deadline)) < limit.seconds:
             limit = replace(limit, seconds=left, why="the time of the deliberation")
         if limit.seconds <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
@@ -186,7 +187,7 @@ class LocalWorkspace:
     async def changes(self) -> list[Change]:
         """Return what differs from the base. Raises `PatchRefused`."""
         workspace = self._settings.workspace
-        caps = Caps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
+        caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
         return await self._box.changes(self.prepared.files, caps)
 
     async def write(self, changes: Sequence[Change]) -> None:
@@ -238,7 +239,7 @@ class LocalWorkspace:
         Its box is one more on the same files, so that tools are run by this workspace's own executor while the block waits.
         """
         runner, sandbox = self._settings.runner, self._settings.sandbox
-        seconds = min(_seconds_left(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
+        seconds = min(seconds_until(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
         place = replace(
             self._box.place,
@@ -297,10 +298,6 @@ def _grammars() -> tuple[tuple[Path, str], ...]:
     return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)
 
 
-def _seconds_left(deadline: datetime) -> float:
-    return (deadline - datetime.now(UTC)).total_seconds()
-
-
 @dataclass(frozen=True, slots=True)
 class _Applied:
     """What a diff changes, and which of these files are tests."""
@@ -356,7 +353,7 @@ class LocalWorkspaces:
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._wanted(prepared.base, clone, patch, extra, instead, judged=judged)
+        changes = await self._first_changes(prepared.base, clone, patch, extra, instead, judged=judged)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"
@@ -366,7 +363,7 @@ class LocalWorkspaces:
             await workspace.write(changes)
             yield workspace
 
-    async def _wanted(
+    async def _first_changes(
         self, base: Base, clone: TrustedClone, patch: str, extra: str, instead: Mapping[str, str], *, judged: bool
     ) -> list[Change]:
         """Return the changes that a workspace begins with."""
@@ -378,13 +375,13 @@ class LocalWorkspaces:
             kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
         wanted: dict[str, Change] = {}
         if patch.strip():
-            wanted |= {change.path: change for change in (await self._applied(base, clone, patch)).changes}
+            wanted |= {change.path: change for change in (await self._apply(base, clone, patch)).changes}
         if judged:
             wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
             for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
                 wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
         if extra.strip():
-            made = await self._applied(base, clone, extra)
+            made = await self._apply(base, clone, extra)
             tests = made.tests
             if judged:
                 tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
@@ -393,7 +390,7 @@ class LocalWorkspaces:
             wanted[path] = Change(path, rules.FILE, text.encode())
         return list(wanted.values())
 
-    async def _applied(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
+    async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
         """Apply a diff in the trusted clone. The same one is asked for by each re-check of a candidate."""
         key = (base.repository, base.sha, digest(diff))
         if key not in self._diffs:

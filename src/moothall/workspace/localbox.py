@@ -13,7 +13,7 @@ from moothall.config import Settings
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
-from moothall.repositories.changes import Caps, collect, measure
+from moothall.repositories.changes import ChangeCaps, collect, measure
 from moothall.repositories.clone import Change
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
@@ -35,9 +35,7 @@ class LocalBox(Box):
     place in every sandbox.
     """
 
-    def __init__(
-        self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]] = ()
-    ) -> None:
+    def __init__(self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]]) -> None:
         super().__init__(place, folder, settings)
         self._code = code
         self._shown = tuple(shown)
@@ -137,7 +135,7 @@ class LocalBox(Box):
             return replace(spec, argv=argv, rw=binds)
         return replace(spec, argv=argv, ro=(*spec.ro, *binds))
 
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Read them from the upper folder of the overlay."""
         return await asyncio.to_thread(collect, self.upper, self.place.tree[-1], base_files, caps)
 

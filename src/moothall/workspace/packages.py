@@ -59,13 +59,13 @@ def setup_reach(folder: Path, settings: Settings) -> Reach | None:
         setting="workspace.setup_hosts",
     )
     credentials = Credentials((Credential(URL(url), said) for url, said in indexes.credentials), indexes.certificates)
-    ro, variables = _shown(folder, indexes, credentials, drop_uid(settings.sandbox))
+    ro, variables = _show(folder, indexes, credentials, drop_uid(settings.sandbox))
     local = {at.hostname for _, at in places}
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(sorted({"localhost", "127.0.0.1", "::1"} - local))
     return Reach(destinations, credentials, settings.workspace.setup_bytes, ro, variables)
 
 
-def _shown(
+def _show(
     folder: Path, indexes: Indexes, credentials: Credentials, uid: int | None
 ) -> tuple[tuple[tuple[Path, str], ...], dict[str, str]]:
     binds, variables = [(path, str(path)) for path in dict.fromkeys(indexes.paths)], dict(indexes.variables)

@@ -91,7 +91,7 @@ class Pool:
             await box.close()
         self._spares.clear()
         self._open.clear()
-        await _ended(f"{self._instance}-")  # nobody sweeps after us once our folder is gone
+        await _end_all(f"{self._instance}-")  # nobody sweeps after us once our folder is gone
         if self._reaper is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._reaper.kill()
@@ -118,7 +118,7 @@ class Pool:
 
     async def take(self, place: Place, beside: Box | None = None) -> Box:
         """Return a box on `place` for the caller to `drop`. Raises `SandboxUnavailable`, `WorkspaceFailed`."""
-        box = self._spare(place) or await self._coming(place) or await self._fresh(place, beside)
+        box = self._spare(place) or await self._await_coming(place) or await self._fresh(place, beside)
         self._open.add(box)
         return box
 
@@ -142,7 +142,7 @@ class Pool:
         self._discard(box)
         return False
 
-    async def _coming(self, place: Place) -> Box | None:
+    async def _await_coming(self, place: Place) -> Box | None:
         """The spare that is just being started, if nobody waits for it yet: it is ready before a new one would be."""
         if place.key not in self._filling or place.key in self._waiting:
             return None
@@ -213,7 +213,7 @@ class Pool:
             self._spares[box.place.key].append(box)
 
 
-async def _ended(prefix: str) -> bool:
+async def _end_all(prefix: str) -> bool:
     """End the sandboxes whose name begins with `prefix`; whether nothing is left of them. What was killed may take a moment to die."""
     for _ in range(_DYING):
         if await asyncio.to_thread(lambda: orphans.end(prefix) == 0 and cgroups.sweep(prefix)):
@@ -235,7 +235,7 @@ async def sweep(layout: Layout) -> int:
         except OSError:
             continue  # just being made, or just gone
         try:
-            if try_lock(descriptor) and await _ended(f"{folder.name}-"):  # else whoever comes next tries again
+            if try_lock(descriptor) and await _end_all(f"{folder.name}-"):  # else whoever comes next tries again
                 await remove_tree(folder)
                 swept += 1
         finally:

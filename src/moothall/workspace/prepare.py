@@ -45,7 +45,7 @@ class Preparer:
         tell = on_progress or (lambda _: None)
         key = prepared_key(base)
         async with self._layout.lock(key):
-            known = await asyncio.to_thread(self._known, base, key, tell)
+            known = await asyncio.to_thread(self._read_known, base, key, tell)
             if known:
                 return known
             clone = self._clones(base.repository)
@@ -63,7 +63,7 @@ class Preparer:
                 await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
             return prepared
 
-    def _known(self, base: Base, key: str, tell: Progress) -> Prepared | None:
+    def _read_known(self, base: Base, key: str, tell: Progress) -> Prepared | None:
         document = self._layout.prepared(key)
         try:
             stored = codec.load(Prepared, json.loads(document.read_text(encoding="utf-8")))

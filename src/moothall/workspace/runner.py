@@ -12,11 +12,11 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+from moothall.aio import seconds_until
 from moothall.config import Settings
 from moothall.domain.code import AGENTS_RUN, Ask, CodeBlock, CodeRun
 from moothall.domain.ids import digest
@@ -50,7 +50,7 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
 
 
 class LocalRunner:
-    """Implements `ports.CodeRunner`. Its boxes are the pool's, and end with it. Belongs to one event loop.
+    """Runs blocks of Python. Its boxes are the pool's, and end with it. Belongs to one event loop.
 
     A box serves one tenant, one block at a time, and is thrown away after any block that did not end by itself.
     """
@@ -77,8 +77,8 @@ class LocalRunner:
         )
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
-        """Run a block. See `ports.CodeRunner`."""
-        left = (block.deadline - datetime.now(UTC)).total_seconds()
+        """Run a block. See `ports.RunCode`."""
+        left = seconds_until(block.deadline)
         try:
             async with asyncio.timeout(max(left, 0.0)) as limit:
                 ran, why = await self._first(block, ask)

@@ -44,15 +44,15 @@ class Starter:
         """Copy it to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network != "off"
-        source = await self._made("pytest", python, (venv, _PYTEST), tell, network=True) if network else None
-        source = source or await self._made("blank", python, (venv,), tell, network=False)
+        source = await self._make("pytest", python, (venv, _PYTEST), tell, network=True) if network else None
+        source = source or await self._make("blank", python, (venv,), tell, network=False)
         if source is None:
             raise RepositoryError(f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?")
         copying = await asyncio.create_subprocess_exec("cp", "-a", "--reflink=auto", str(source), str(env))
         if await copying.wait():
             raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
 
-    async def _made(
+    async def _make(
         self,
         kind: str,
         python: Toolchain,

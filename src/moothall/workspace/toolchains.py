@@ -80,9 +80,9 @@ class Chosen:
     """
 
     python: Toolchain
-    homes: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
-    missing: str = ""
+    homes: tuple[Path, ...]
+    notes: tuple[str, ...]
+    missing: str
 
 
 def own_python() -> Toolchain:

@@ -176,10 +176,10 @@ async def test_blocks_of_python_run_in_the_pod_on_its_files(tmp_path: Path, bus:
         return result
 
     base = await bare(tmp_path, bus, hands, SAMPLE)
-    assert hands.runner is not None
+    assert hands.run_code is not None
     async with hands.workspaces.open(base, "one") as workspace:
         until = datetime.now(UTC) + timedelta(seconds=60)
-        first = await hands.runner.run(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
+        first = await hands.run_code(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
         assert (first.status, first.value, first.tier) == (ToolStatus.SUCCESS, 2, "monty")
         code = "import pathlib\npathlib.Path('made.txt').write_text('by a block')\nprint(files.read(path='made.txt'))"
         full = await workspace.run_code(CodeBlock(code, {"files.read": ("path",)}, until, "local"), ask)

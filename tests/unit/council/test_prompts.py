@@ -13,7 +13,7 @@ from moothall.council.context import Shown, _named, failing_files, show
 from moothall.council.conversation import Exchange, window
 from moothall.council.frames import red_cases
 from moothall.council.reply import read_turn
-from moothall.council.survey import Order, Span, Survey
+from moothall.council.survey import Span, Survey, SurveyOrder
 from moothall.council.text import clip, fence, tokens
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Message
@@ -124,9 +124,9 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
     ready = replace(
         ready, runs={"tests": replace(run, details={"tests/test_money.py::test_pay": "src/pkg/money.py:1: ValueError"})}
     )
-    asked: list[Order] = []
+    asked: list[SurveyOrder] = []
 
-    async def look(order: Order) -> Survey:
+    async def look(order: SurveyOrder) -> Survey:
         asked.append(order)
         spans = (
             Span("src/pkg/money.py", "pay", 1, "def pay(): ..."),

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.stuck import FINISH, TOO_EARLY, UNUSABLE, Step, again, stuck
+from moothall.council.stuck import FINISH, TOO_EARLY, UNUSABLE, TurnStep, again, stuck
 
 A, B = frozenset({"t::a"}), frozenset({"t::b"})
 
 
-def change(asked: str, tree: str, red: frozenset[str] = A) -> Step:
-    return Step(asked, tree, changed=True, red=red)
+def change(asked: str, tree: str, red: frozenset[str] = A) -> TurnStep:
+    return TurnStep(asked, tree, changed=True, red=red)
 
 
 @pytest.mark.parametrize(
@@ -24,29 +24,29 @@ def change(asked: str, tree: str, red: frozenset[str] = A) -> Step:
         ([change("do", "1"), change("undo", "2", B), change("other", "1")], "back where it was in an earlier turn"),
         ([change("a", "1"), change("b", "2"), change("c", "3")], "the same tests red for 3 turns"),
         ([change("a", "1"), change("b", "2", B), change("c", "3")], ""),
-        ([change("a", "1"), Step("look", "1"), change("b", "2"), change("c", "3")], "the same tests red for 3 turns"),
+        ([change("a", "1"), TurnStep("look", "1"), change("b", "2"), change("c", "3")], "the same tests red for 3 turns"),
         ([change("a", "1", frozenset()), change("b", "2", frozenset()), change("c", "3", frozenset())], ""),
-        ([Step("look"), Step("look")], ""),
-        ([Step("look"), Step("look"), Step("look")], "the same step 3 times, and nothing changed"),
-        ([Step("look"), change("a", "1"), Step("look", "1"), Step("look", "1")], ""),
-        ([Step(FINISH), Step("look"), Step(FINISH), Step(FINISH)], TOO_EARLY),
-        ([Step("x", malformed=True), Step("y", malformed=True)], ""),
-        ([Step("x", malformed=True), Step("y", malformed=True), Step("x", malformed=True)], UNUSABLE),
+        ([TurnStep("look"), TurnStep("look")], ""),
+        ([TurnStep("look"), TurnStep("look"), TurnStep("look")], "the same step 3 times, and nothing changed"),
+        ([TurnStep("look"), change("a", "1"), TurnStep("look", "1"), TurnStep("look", "1")], ""),
+        ([TurnStep(FINISH), TurnStep("look"), TurnStep(FINISH), TurnStep(FINISH)], TOO_EARLY),
+        ([TurnStep("x", malformed=True), TurnStep("y", malformed=True)], ""),
+        ([TurnStep("x", malformed=True), TurnStep("y", malformed=True), TurnStep("x", malformed=True)], UNUSABLE),
     ],
 )
-def test_circles(steps: list[Step], found: str) -> None:
+def test_circles(steps: list[TurnStep], found: str) -> None:
     assert stuck(steps, 3) == found
 
 
 def test_the_second_look_at_the_same_files_is_a_repeat() -> None:
-    assert not again([Step("look")])
-    assert again([Step("look"), Step("other"), Step("look")])
-    assert not again([Step("look"), change("a", "1"), Step("look", "1")])
+    assert not again([TurnStep("look")])
+    assert again([TurnStep("look"), TurnStep("other"), TurnStep("look")])
+    assert not again([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
     assert not again([change("a", "1"), change("a", "2")])
 
 
 _STEPS = st.builds(
-    Step,
+    TurnStep,
     asked=st.sampled_from(["a", "b", FINISH]),
     tree=st.sampled_from(["", "1", "2"]),
     changed=st.booleans(),
@@ -55,11 +55,11 @@ _STEPS = st.builds(
 
 
 @given(st.lists(_STEPS, max_size=8), st.integers(2, 4))
-def test_whoever_repeats_itself_is_found_within_one_round_more(steps: list[Step], limit: int) -> None:
+def test_whoever_repeats_itself_is_found_within_one_round_more(steps: list[TurnStep], limit: int) -> None:
     """However a seat came here, the same change once more is a circle; and the same look is, twice more."""
-    last = Step("same", "9", changed=True)
+    last = TurnStep("same", "9", changed=True)
     assert stuck([*steps, last, last], limit)
-    look = Step("look", "9")
+    look = TurnStep("look", "9")
     assert stuck([*steps, look, look, look], limit)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.config import Limits
-from moothall.council.survey import Order, Survey, Surveyor, read_survey
+from moothall.council.survey import Survey, Surveyor, SurveyOrder, read_survey
 from support.repos import SAMPLE, make_repo
 from support.workspace import TempWorkspaces
 
@@ -40,7 +40,7 @@ async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path:
     workspaces.root.mkdir()
     prepared = await workspaces.prepare()
     surveyor = Surveyor(workspaces, Limits())
-    order = Order(words=("greet",), map_chars=1000)
+    order = SurveyOrder(words=("greet",), map_chars=1000)
     found = await surveyor.survey(prepared, order)
     assert "def " in found.map
     assert await surveyor.survey(prepared, order) is found

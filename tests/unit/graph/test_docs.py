@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.graph.shape import mermaid, tables
+from moothall.graph.shape import LABELS, RELATIONS
 
 
 def test_the_picture_is_the_shapes() -> None:
@@ -10,3 +10,19 @@ def test_the_picture_is_the_shapes() -> None:
     text = (Path(__file__).parents[3] / "docs" / "graph.md").read_text(encoding="utf-8")
     assert mermaid() in text
     assert tables() in text
+
+
+def mermaid() -> str:
+    """The picture of labels and relations."""
+    return "\n".join(["graph LR", *(f"  {r.start} -->|{r.type}| {r.end}" for r in RELATIONS)])
+
+
+def tables() -> str:
+    """What nodes and relations hold, as Markdown."""
+    lines = ["| node | what it is | key | properties |", "|---|---|---|---|"]
+    for label in LABELS.values():
+        names = ", ".join(f"`{name}`" for group in label.groups for name in group.properties)
+        lines.append(f"| `{label.name}` | {label.about} | {label.key} | {names} |")
+    lines += ["", "| relation | means |", "|---|---|"]
+    lines += [f"| `({r.start})-[:{r.type}]->({r.end})` | {r.about} |" for r in RELATIONS]
+    return "\n".join(lines)

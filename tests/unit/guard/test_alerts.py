@@ -72,12 +72,12 @@ async def test_one_window_knows_nothing_of_what_is_long_past(house: House) -> No
     alerts = Alerts(Guard(alert_denials=3, alert_seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):
         now = moment
-        alerts.refused(house.seat(), tool_call(path="a"), "no", escape=False)
-    assert alerts.taken() != ()
+        alerts.count_refusal(house.seat(), tool_call(path="a"), "no", escape=False)
+    assert alerts.take() != ()
     for moment in (100, 106, 112, 118):
         now = moment
-        alerts.refused(house.seat(), tool_call(path="a"), "no", escape=False)
-    assert alerts.taken() == []
+        alerts.count_refusal(house.seat(), tool_call(path="a"), "no", escape=False)
+    assert alerts.take() == []
 
 
 async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> None:

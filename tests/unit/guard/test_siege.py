@@ -56,7 +56,7 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
         house.visits.await_calls(find)
         whole = house.visits.token(ANN, "task-1", "DEV", 600)
         await house.visits.ready(ANN, "task-1", narrow(whole, seconds=5))
-        with house.visits.lent("task-1", "flow") as loan:
+        with house.visits.lend("task-1", "flow") as loan:
             assert loan.seat.deadline > in_seconds(500)
 
 

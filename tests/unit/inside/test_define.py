@@ -12,7 +12,7 @@ from moothall.inside.define import define, parts_of
 from moothall.inside.files import TOOLS
 from moothall.inside.paths import ToolFailure
 from moothall.inside.syntax import ENDINGS, definitions, language_of, parse
-from moothall.inside.texts import Limits
+from moothall.inside.texts import TextLimits
 
 PYTHON = '''import os
 
@@ -292,7 +292,7 @@ def test_nothing_of_the_file_is_lost_but_the_named_span(name: str, content: str,
     compile(came.text.removeprefix("\ufeff"), "x.py", "exec")
 
 
-LIMITS = Limits(file_bytes=400_000, output_bytes=2000)
+LIMITS = TextLimits(file_bytes=400_000, output_bytes=2000)
 
 
 @settings(max_examples=60, deadline=None)

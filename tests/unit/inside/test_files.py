@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from moothall.inside.files import TOOLS, glob_matches
 from moothall.inside.paths import ToolFailure
-from moothall.inside.texts import Limits
+from moothall.inside.texts import TextLimits
 
-LIMITS = Limits(file_bytes=10_000, output_bytes=2_000)
+LIMITS = TextLimits(file_bytes=10_000, output_bytes=2_000)
 
 
 class Tree:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moothall.inside.files import TOOLS
-from moothall.inside.texts import Limits
+from moothall.inside.texts import TextLimits
 
 FILES = {
     "src/shop/cart.py": (
@@ -35,7 +35,7 @@ ORDER: dict[str, Any] = {
     "files": 100,
     "bytes": 1_000_000,
 }
-LIMITS = Limits(file_bytes=1_000_000, output_bytes=1_000_000)
+LIMITS = TextLimits(file_bytes=1_000_000, output_bytes=1_000_000)
 
 
 @pytest.fixture(scope="module")

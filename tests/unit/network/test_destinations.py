@@ -78,9 +78,9 @@ def test_what_the_operator_allows() -> None:
     assert found.may_reach(ipaddress.ip_address("10.1.2.3"))
     assert found.may_reach(ipaddress.ip_address("::ffff:10.1.2.3"))
     assert not found.may_reach(ipaddress.ip_address("10.2.0.1"))
-    assert found.named(found.check("https://intern.example.org./x"))
-    assert found.named(found.check("http://localhost:8080/"))
-    assert not found.named(found.check("http://localhost:8081/"))
+    assert found.is_named(found.check("https://intern.example.org./x"))
+    assert found.is_named(found.check("http://localhost:8080/"))
+    assert not found.is_named(found.check("http://localhost:8081/"))
 
 
 @pytest.mark.parametrize("entry", ["", "http://x", "*.example.org", "me@example.org", "10.0.0.1/8"])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import PatchRefused
-from moothall.repositories.changes import Caps, collect, measure
+from moothall.repositories.changes import ChangeCaps, collect, measure
 
-CAPS = Caps(file_bytes=10_000, total_bytes=100_000)
+CAPS = ChangeCaps(file_bytes=10_000, total_bytes=100_000)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from moothall.domain.repository import Profile, Step, checks_near
+from moothall.domain.repository import Profile, SetupStep, checks_near
 from moothall.errors import RepositoryError
 from moothall.repositories.detect import Detected, detect
 from moothall.repositories.detect.python import PIP
@@ -25,7 +25,7 @@ def words(files: Mapping[str, str]) -> tuple[str, ...]:
     return first[len(PIP) :]
 
 
-def commands(steps: tuple[Step, ...]) -> Iterator[str]:
+def commands(steps: tuple[SetupStep, ...]) -> Iterator[str]:
     """Every command of a set-up, ways out included."""
     for step in steps:
         yield " ".join(step.argv)

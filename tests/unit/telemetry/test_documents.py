@@ -11,23 +11,10 @@ from typing import Any
 
 from moothall.telemetry.figures import Histogram
 from moothall.telemetry.metrics import REGISTRY
-from moothall.telemetry.names import SPANS
+from support.documents import table
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENT = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "moothall.json").read_text(encoding="utf-8"))
-
-
-def table(heading: str) -> list[list[str]]:
-    """The rows under a table's first heading cell."""
-    lines = DOCUMENT.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
 
 
 def queried() -> set[str]:
@@ -45,13 +32,9 @@ def samples() -> dict[str, str]:
 
 
 def test_every_figure_is_documented_as_it_is() -> None:
-    assert table("figure") == [
+    assert table("telemetry.md", "figure") == [
         [f"`{figure.name}`", figure.kind, ", ".join(figure.labels), figure.about] for figure in REGISTRY.figures.values()
     ]
-
-
-def test_every_span_is_documented_as_it_is() -> None:
-    assert table("span") == [[f"`{name}`", about] for name, about in SPANS.items()]
 
 
 def test_names_are_what_prometheus_expects() -> None:

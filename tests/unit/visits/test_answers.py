@@ -33,14 +33,14 @@ def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> N
             name = f"r{number}"
             answers.settle(name, answers.begin(name, f"digest {number}"), result(name, size))
         for number, size in enumerate(sizes):
-            told = await answers.given(f"r{number}", f"digest {number}")
+            told = await answers.find(f"r{number}", f"digest {number}")
             assert told is not None
             assert told.status is ToolStatus.SUCCESS
             assert told.output == {"content": "x" * size} or told.error == GONE
             assert told.output or number < len(sizes) - 1, "the newest is kept whole"
             kept += len(str(told.output.get("content", "")))
             with pytest.raises(AlreadyExists):
-                await answers.given(f"r{number}", "another")
+                await answers.find(f"r{number}", "another")
         assert kept <= 1000
 
     asyncio.run(scenario())
@@ -51,12 +51,12 @@ async def test_beyond_a_number_the_oldest_is_forgotten_unless_it_still_runs() ->
     running = answers.begin("a", "a")
     for name in ("b", "c"):
         answers.settle(name, answers.begin(name, name), result(name, 1))
-    waiting = asyncio.ensure_future(answers.given("a", "a"))
+    waiting = asyncio.ensure_future(answers.find("a", "a"))
     await asyncio.sleep(0)
     answers.settle("a", running, result("a", 1))
     assert (await waiting) == result("a", 1)
-    assert await answers.given("a", "a") is None
-    assert await answers.given("c", "c") is not None
+    assert await answers.find("a", "a") is None
+    assert await answers.find("c", "c") is not None
 
 
 async def test_what_came_to_nothing_may_be_made_again() -> None:
@@ -64,7 +64,7 @@ async def test_what_came_to_nothing_may_be_made_again() -> None:
     for error in (ValueError("no"), asyncio.CancelledError()):
         answer = answers.begin("a", "1")
         answers.fail("a", answer, error)
-        assert await answers.given("a", "1") is None
+        assert await answers.find("a", "1") is None
         with pytest.raises(type(error)):
             await answer
 
@@ -76,4 +76,4 @@ async def test_who_may_not_hear_it_does_not() -> None:
     answers = kept_in(1000)
     answers.settle("a", answers.begin("a", "1"), result("a", 1))
     with pytest.raises(PermissionError):
-        await answers.given("a", "1", check)
+        await answers.find("a", "1", check)

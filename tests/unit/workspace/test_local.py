@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from moothall.config import Limits
-from moothall.council.survey import Order, Surveyor
+from moothall.council.survey import Surveyor, SurveyOrder
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
@@ -106,7 +106,7 @@ async def test_the_grammars_are_there_inside(
 
 async def test_a_survey_is_made_inside(house: Local, prepared: Prepared) -> None:
     found = await Surveyor(house.workspaces, Limits()).survey(
-        prepared, Order(frames=((UTILS, 2),), words=("greet",), map_chars=500)
+        prepared, SurveyOrder(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
     assert f"{UTILS}:" in found.map
     assert [span.path for span in found.spans] == [UTILS]

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from moothall.bus import registry
 from moothall.bus.nats.connection import connection, log, translate_errors
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.lean import LeanClient
 from moothall.config import Bus
 from moothall.domain.topic import Channel
@@ -60,4 +60,4 @@ async def open_carrying(settings: Bus, url: str) -> AsyncIterator[Carrying]:
         carrying = Carrying(client)
         yield carrying
         with translate_errors("close"):
-            await heeding(client.flush())
+            await heed_cancel(client.flush())

@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.lean import LeanClient
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
@@ -115,7 +115,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
     client = LeanClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
-            await heeding(
+            await heed_cancel(
                 client.connect(
                     servers,
                     allow_reconnect=False,
@@ -134,7 +134,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
                 )
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        await heeding(client.close())
+        await heed_cancel(client.close())
         where = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(
@@ -149,7 +149,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
         if client.is_connected:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await heeding(client.flush())
+                    await heed_cancel(client.flush())
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 log.warning("bus closed with unsent messages", error=str(error))
         await client.leave()
@@ -159,7 +159,7 @@ _WITHOUT_DOMAIN = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeliveryPlace:
     """Where a delivered message stands: its seq in the stream, which delivery of the consumer this is, which of its own."""
 
     seq: int
@@ -167,7 +167,7 @@ class Place:
     deliveries: int
 
     @classmethod
-    def of(cls, reply: str) -> Place:
+    def of(cls, reply: str) -> DeliveryPlace:
         """Read the address for its ack, as the client does, without what nobody asks for."""
         tokens = reply.split(".")
         first = 4 if len(tokens) == _WITHOUT_DOMAIN else 6  # newer servers name domain and account first

@@ -14,8 +14,8 @@ from nats.aio.msg import Msg
 from moothall.bus import batching, dead, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
-from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, Place, Pull, log
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH
 from moothall.bus.nats.stored import Stored
 from moothall.bus.packing import Packer
@@ -37,7 +37,7 @@ class Taking:
     spec: DurableSpec
     handler: Handler
     concurrency: int
-    glance: Glance | None = None
+    glance: Glance | None
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Taking:
         finally:
             with suppress(nats.errors.Error, OSError):
                 for message in self.held.values():
-                    await heeding(message.nak())
+                    await heed_cancel(message.nak())
 
     async def _pull(self) -> None:
         capacity = self.concurrency + self.spec.prefetch
@@ -78,7 +78,7 @@ class Taking:
                             await self.freed.wait()
                         message = await pull.next(capacity - len(self.held))
                         while message is not None:
-                            if not await self._glanced(message):
+                            if not await self._show(message):
                                 self.held[message.reply] = message
                                 self.waiting.put_nowait(message)
                             message = pull.at_hand() if len(self.held) < capacity else None
@@ -88,12 +88,12 @@ class Taking:
                 log.debug("pull begins again", durable=self.spec.name, reason=str(error))
                 await asyncio.sleep(0.2)
 
-    async def _glanced(self, message: Msg) -> bool:
+    async def _show(self, message: Msg) -> bool:
         """Show it to who wants to see all in order; whether it is done with that, and answered."""
         if self.glance is None:
             return False
         try:
-            found = await self._unpacked(message)
+            found = await self._unpack(message)
         except (Permanent, Temporary):
             return False  # its handling says what becomes of it
         left: list[Recorded | Permanent] = []
@@ -149,7 +149,7 @@ class Taking:
         with suppress(BusUnavailable):
             self.since = (lost, (await self.stored.state(self.spec.stream)).last_seq)
 
-    def _is_fresh(self, message: Msg, place: Place) -> bool:
+    def _is_fresh(self, message: Msg, place: DeliveryPlace) -> bool:
         """Whether this is work that nobody can have begun."""
         lost, last_seq = self.since
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
@@ -187,13 +187,13 @@ class Taking:
             self.freed.set()
 
     async def _handle(self, message: Msg) -> None:
-        place = Place.of(message.reply)
+        place = DeliveryPlace.of(message.reply)
         if place.deliveries > 1:
             metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
             self.stored.settings,
             self.handler,
-            lambda: self._unpacked(message),
+            lambda: self._unpack(message),
             deliveries=place.deliveries,
         )
         if isinstance(verdict, Bury):
@@ -204,16 +204,16 @@ class Taking:
                 case Ack():
                     self.stored.client.put(message.reply)
                 case Bury():
-                    await heeding(message.term())
+                    await heed_cancel(message.term())
                 case Nak(delay, reason):
                     log.info("message will come again", durable=self.spec.name, after=delay, reason=reason)
-                    await heeding(message.nak(delay))
+                    await heed_cancel(message.nak(delay))
 
-    async def _unpacked(self, message: Msg) -> list[Recorded | Permanent]:
+    async def _unpack(self, message: Msg) -> list[Recorded | Permanent]:
         """Return its events that are left to be handled."""
         if (left := self.left.pop(message.reply, None)) is not None:
             return left
-        place = Place.of(message.reply)
+        place = DeliveryPlace.of(message.reply)
         extra = {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
@@ -223,7 +223,7 @@ class Taking:
         """Store the dead letter first; only then is the message given up."""
         place = message.metadata
         log.warning("dead letter", durable=self.spec.name, subject=message.subject, code=why.code, reason=why.reason)
-        origin = dead.Origin(place.stream, self.spec.name, message.subject, place.sequence.stream, place.num_delivered)
+        origin = dead.LetterOrigin(place.stream, self.spec.name, message.subject, place.sequence.stream, place.num_delivered)
         try:
             await dead.bury(self.stored, origin, message.data, why)
         except (BusUnavailable, Permanent) as error:

@@ -26,7 +26,7 @@ class Disk:
 
     def has_failed(self) -> bool:
         """Whether there is no room now, or a write has failed since this was last asked."""
-        return self._said_so() or self._free() < ROOM // 2
+        return self._log_says_so() or self._free() < ROOM // 2
 
     def _free(self) -> int:
         try:
@@ -35,7 +35,7 @@ class Disk:
             return ROOM
         return found.f_bavail * found.f_frsize
 
-    def _said_so(self) -> bool:
+    def _log_says_so(self) -> bool:
         path = self.directory / "nats-server.log"
         try:
             with path.open("rb") as file:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def heeding(call: Awaitable[T]) -> T:
+async def heed_cancel(call: Awaitable[T]) -> T:
     """Return what a call of the client returns; a cancellation that got lost in it is raised all the same.
 
     Every call of the client that may wait goes through here. The client waits with `asyncio.wait_for`, which

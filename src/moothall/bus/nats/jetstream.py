@@ -12,14 +12,14 @@ import nats.errors
 from moothall import telemetry
 from moothall.aio import beside
 from moothall.bus import batching, codec, registry
-from moothall.bus.batching import Batching, Receipt
+from moothall.bus.batching import Batching
 from moothall.bus.buckets import DOCUMENTS, bucket_of
-from moothall.bus.nats import asking, setup
+from moothall.bus.nats import requests, setup
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translate_errors
 from moothall.bus.nats.consuming import Taking
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.signalling import listen
@@ -33,7 +33,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import InvalidRequest
-from moothall.ports import Answerer, Glance, Handler
+from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
 
@@ -64,7 +64,7 @@ class JetStreamBus:
         what is returned gives the seq, or raises what `publish` raises. Waiting for it sends at once.
         """
         subject = registry.subject_of(event)
-        with _publishing(subject, event):  # about the sending: what led to the event does not wait for its ack
+        with _publish_span(subject, event):  # about the sending: what led to the event does not wait for its ack
             return await self._batching.post(subject, event)
 
     async def _send_batch(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
@@ -85,7 +85,7 @@ class JetStreamBus:
         await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
 
     async def _put(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> int:
-        with _publishing(subject, event):
+        with _publish_span(subject, event):
             return await (await self._send(subject, event, to, headers))
 
     async def _send(self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS) -> asyncio.Future[int]:
@@ -102,7 +102,7 @@ class JetStreamBus:
         stream, subjects = registry.sources(topics)
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, after_seq):
-                for recorded in await self._recorded(stream, raw):
+                for recorded in await self._events_of(stream, raw):
                     yield recorded
             return
         until = (await self._stored.state(stream)).last_seq
@@ -115,7 +115,7 @@ class JetStreamBus:
         stream, subjects = registry.sources((topic,))
         if self._at_once(subjects):
             for raw in await self._stored.found(stream, subjects, most=1):
-                for recorded in await self._recorded(stream, raw):
+                for recorded in await self._events_of(stream, raw):
                     return recorded
         async with aclosing(self.replay((topic,))) as events:
             async for recorded in events:
@@ -128,7 +128,7 @@ class JetStreamBus:
         if len(topics) == 1 and topics[0].channel is Channel.RESPONSES and self._at_once(subjects):
             async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
                 async for raw in records:
-                    for recorded in await self._recorded(stream, raw):
+                    for recorded in await self._events_of(stream, raw):
                         yield recorded
         async with aclosing(self._events(stream, subjects, after_seq, None)) as events:
             async for recorded in events:
@@ -139,10 +139,10 @@ class JetStreamBus:
     ) -> AsyncGenerator[Recorded, None]:
         async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
             async for raw in records:
-                for recorded in await self._recorded(stream, raw):
+                for recorded in await self._events_of(stream, raw):
                     yield recorded
 
-    async def _recorded(self, stream: str, raw: Raw) -> list[Recorded]:
+    async def _events_of(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
             found = await self._packer.unpack_all(raw.data)
         except InvalidRequest as error:
@@ -182,16 +182,16 @@ class JetStreamBus:
 
     async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
         """Ask whoever answers for a topic. Raises `BusUnavailable` where nobody does in time."""
-        return await asking.ask(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
+        return await requests.ask(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
 
     def ask_all(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield the answers of all who answer for a topic, until none has come for `seconds`. Raises `BusUnavailable`."""
-        return asking.ask_all(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
+        return requests.ask_all(self._client, self._stored.acks, registry.literal(topic), asked, seconds)
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
         """Answer until cancelled. `shared`: of several processes that do, one is asked."""
         subject = registry.literal(topic)
-        await asking.answer(self._client, self._stored.acks, subject, answerer, subject if shared else "")
+        await requests.answer(self._client, self._stored.acks, subject, answerer, subject if shared else "")
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
@@ -258,7 +258,7 @@ class JetStreamBus:
         return await self._stored.state(stream)
 
 
-def _publishing(subject: str, event: Event) -> telemetry.Span:
+def _publish_span(subject: str, event: Event) -> telemetry.Span:
     if not event.traceparent:  # in nobody's trace, as what the AUDIT stream is told of many calls at once: it begins none
         return telemetry.Span()
     about = {"messaging.system": "nats", "messaging.message.id": event.id, "messaging.destination.name": subject}
@@ -300,11 +300,11 @@ async def measure(stored: Stored) -> None:
     """Set the bus's figures. A bus that does not answer leaves them as they were."""
     try:
         for spec in STREAMS:
-            info = await heeding(stored.js.stream_info(spec.name))
+            info = await heed_cancel(stored.js.stream_info(spec.name))
             metrics.BUS_STORED_BYTES.set(info.state.bytes, spec.name)
             if not info.state.consumer_count:
                 continue
-            for consumer in await heeding(stored.js.consumers_info(spec.name)):
+            for consumer in await heed_cancel(stored.js.consumers_info(spec.name)):
                 if consumer.name in DURABLES:  # a reader's passing consumer is no label
                     metrics.BUS_LAG.set(consumer.num_pending or 0, consumer.name)
                     metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)

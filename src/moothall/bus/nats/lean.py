@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 
 Hear = Callable[[Msg], None]
 _LINE_ENDS = str.maketrans("\r\n", "  ")
@@ -64,13 +64,13 @@ class LeanClient(Client):
         if not self.is_connected:
             self._pending = []
             self._pending_data_size = 0
-        await heeding(self.close())
+        await heed_cancel(self.close())
 
     async def hear(self, subject: str, told: Hear, *, queue: str = "") -> Subscription:
         """Subscribe; `told` is called with each message at once, in the order in which they come. It must not fail. Of those that name the
         same `queue`, one hears a message.
         """
-        subscription = await heeding(self.subscribe(subject, queue))
+        subscription = await heed_cancel(self.subscribe(subject, queue))
         self._hearing[subscription._id] = told  # noqa: SLF001 - the client tells messages apart by it
         while not subscription._pending_queue.empty():  # noqa: SLF001 - what came before it was known who listens
             told(subscription._pending_queue.get_nowait())  # noqa: SLF001
@@ -80,7 +80,7 @@ class LeanClient(Client):
         """End what `hear` began. Raises the client's errors."""
         self._hearing.pop(subscription._id, None)  # noqa: SLF001
         if not self.is_closed:
-            await heeding(subscription.unsubscribe())
+            await heed_cancel(subscription.unsubscribe())
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         told = self._hearing.get(sid)

@@ -64,7 +64,7 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
             stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
     if not stored:
         return 0
-    used = await _used(bus)
+    used = await _find_used(bus)
     gone = {name: where for name, where in stored.items() if name not in used}
     for subject, nuid in gone.values():
         await bus.drop(BLOBS_STREAM, subject)  # first the entry: without it nobody looks for the content
@@ -72,7 +72,7 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
     return len(gone)
 
 
-async def _used(bus: JetStreamBus) -> frozenset[str]:
+async def _find_used(bus: JetStreamBus) -> frozenset[str]:
     """Every value that a record refers to, directly or by way of another value."""
     used: set[str] = set()
     for stream in (EVENTS.name, WORK.name, DEAD.name, *(bucket_stream(bucket) for bucket in BUCKETS.values())):

@@ -182,7 +182,7 @@ class _Server:
         return await self._port()
 
     async def _port(self) -> int:
-        process = self._running()
+        process = self._process()
         path = self.directory / f"nats-server_{process.pid}.ports"
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
@@ -194,7 +194,7 @@ class _Server:
             await asyncio.sleep(0.01)
         raise BusUnavailable(f"the embedded bus in {self.directory} was not ready after {START_SECONDS:.0f} s")
 
-    def _running(self) -> asyncio.subprocess.Process:
+    def _process(self) -> asyncio.subprocess.Process:
         if self.process is None:
             raise BusUnavailable("the embedded bus is not running")
         return self.process
@@ -204,7 +204,7 @@ class _Server:
         delay = 0.1
         while True:
             began = time.monotonic()
-            code = await self._running().wait()
+            code = await self._process().wait()
             log.warning("embedded bus ended; starting it again", exit_code=code)
             delay = 0.1 if time.monotonic() - began > START_SECONDS else min(delay * 2, 5.0)
             await asyncio.sleep(delay)
@@ -264,10 +264,10 @@ async def _watch(server: _Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def embedded_server(settings: Bus, directory: Path, *, port: int = -1) -> AsyncIterator[str]:
+async def embedded_server(settings: Bus, directory: Path) -> AsyncIterator[str]:
     """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a token in it).
 
-    It listens on loopback, on `port` or a free one, and is started again should it die. It dies with
+    It listens on a free port of loopback, and is started again should it die. It dies with
     this process, however that ends. Call it from a thread that lives as long: the kernel ties the
     child to the thread that started it. Raises `ConfigurationError` where the directory is in use or
     can't be written, `BusUnavailable` where the server doesn't start.
@@ -277,7 +277,7 @@ async def embedded_server(settings: Bus, directory: Path, *, port: int = -1) -> 
     except OSError as error:
         raise ConfigurationError(f"the bus directory {directory} cannot be used: {error.strerror}") from error
     try:
-        server = _Server(directory, _configure(settings, directory, token, port), lock)
+        server = _Server(directory, _configure(settings, directory, token, -1), lock)
         try:
             listening = await server.start()
             _configure(settings, directory, token, listening)

@@ -11,7 +11,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnav
 
 from moothall.bus.buckets import BUCKETS, BucketSpec
 from moothall.bus.nats.connection import reason
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
 from moothall.bus.registry import (
     DUPLICATE_WINDOW,
@@ -61,11 +61,11 @@ def _bucket_config(spec: BucketSpec, settings: Bus) -> api.StreamConfig:
 
 async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
     try:
-        await heeding(js.add_stream(config))
+        await heed_cancel(js.add_stream(config))
     except BadRequestError as error:
         if error.err_code != _OTHER_CONFIGURATION:
             raise
-        await heeding(js.update_stream(config))
+        await heed_cancel(js.update_stream(config))
 
 
 async def ensure_durable(
@@ -82,7 +82,7 @@ async def ensure_durable(
         filter_subjects=list(spec.filters),
         max_ack_pending=10_000,
     )
-    return await heeding(js.add_consumer(spec.stream, config=config))
+    return await heed_cancel(js.add_consumer(spec.stream, config=config))
 
 
 async def _take_back(js: JetStreamContext, settings: Bus, held: Sequence[DurableSpec]) -> None:
@@ -98,17 +98,17 @@ async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
     """Remove work that was acked and is still there; return how much it was. A server that is killed may keep the ack
     and lose the removal, and then it gives the work to nobody and keeps it for ever. Raises the client's errors.
     """
-    floor = (await heeding(js.consumer_info(spec.stream, spec.name))).ack_floor
+    floor = (await heed_cancel(js.consumer_info(spec.stream, spec.name))).ack_floor
     gone = 0
     for subject in spec.filters if floor is not None and floor.stream_seq else ():
         while True:
             try:
-                oldest = await heeding(js.get_msg(spec.stream, seq=1, subject=subject, next=True))
+                oldest = await heed_cancel(js.get_msg(spec.stream, seq=1, subject=subject, next=True))
             except NotFoundError:
                 break
             if not oldest.seq or oldest.seq > floor.stream_seq:
                 break
-            await heeding(js.delete_msg(spec.stream, oldest.seq))
+            await heed_cancel(js.delete_msg(spec.stream, oldest.seq))
             gone += 1
     return gone
 

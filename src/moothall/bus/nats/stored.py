@@ -21,7 +21,7 @@ from nats.js.object_store import ObjectStore
 from moothall.bus import codec
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.connection import ConsumerGone, Pull, reason, translate_errors
-from moothall.bus.nats.heeding import heeding
+from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
 from moothall.bus.nats.lean import LeanClient
 from moothall.bus.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
@@ -63,7 +63,7 @@ class Stored:
         while True:
             try:
                 async with asyncio.timeout(min(seconds, max(until - time.monotonic(), 0.1))):
-                    return await heeding(act())
+                    return await heed_cancel(act())
             except NotFoundError:
                 raise  # means something to each caller
             except nats.errors.MaxPayloadError as error:
@@ -116,7 +116,7 @@ class Stored:
     ) -> AsyncGenerator[tuple[Raw, int], None]:
         """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite at the end."""
         name = self.client.new_inbox().rpartition(".")[2]
-        info = await heeding(
+        info = await heed_cancel(
             self.js.add_consumer(
                 stream,
                 config=api.ConsumerConfig(
@@ -139,7 +139,7 @@ class Stored:
                 while True:
                     message = await pull.next(READ_BATCH)
                     if message is None:
-                        if finite and await self._drained(stream, name, expected):
+                        if finite and await self._is_drained(stream, name, expected):
                             return
                         continue
                     place = message.metadata
@@ -151,9 +151,9 @@ class Stored:
             if self.client.is_connected:
                 self._forget(stream, name)
 
-    async def _drained(self, stream: str, name: str, expected: int) -> bool:
+    async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
         """Whether nothing more will come; what was delivered and is still on its way counts as coming."""
-        info = await heeding(self.js.consumer_info(stream, name))
+        info = await heed_cancel(self.js.consumer_info(stream, name))
         return not info.num_pending and info.delivered is not None and info.delivered.consumer_seq < expected
 
     async def found(self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0) -> list[Raw]:
@@ -215,13 +215,13 @@ class Stored:
     async def drop(self, stream: str, subject: str) -> None:
         """Remove all records of one subject."""
         with translate_errors(f"drop {subject}"):
-            await heeding(self.js.purge_stream(stream, subject=subject))
+            await heed_cancel(self.js.purge_stream(stream, subject=subject))
 
     async def delete_raw(self, stream: str, seq: int) -> None:
         """Remove one message. Raises `NotFound`."""
         with translate_errors(f"delete {stream} {seq}"):
             try:
-                await heeding(self.js.delete_msg(stream, seq))
+                await heed_cancel(self.js.delete_msg(stream, seq))
             except APIError as error:
                 raise NotFound(f"{stream} has no message {seq}") from error
 
@@ -231,7 +231,7 @@ class Stored:
         if before_seq <= before.first_seq or not before.messages:
             return 0
         with translate_errors(f"prune {stream}"):
-            await heeding(self.js.purge_stream(stream, seq=before_seq))
+            await heed_cancel(self.js.purge_stream(stream, seq=before_seq))
         after = await self.state(stream)
         return before.messages + (after.last_seq - before.last_seq) - after.messages
 

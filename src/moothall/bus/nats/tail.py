@@ -53,7 +53,7 @@ class Tail:
                 for queue in queues:
                     queue.put_nowait(None)
 
-    async def _stored(self, subject: str, after_seq: int) -> list[Raw]:
+    async def _read_stored(self, subject: str, after_seq: int) -> list[Raw]:
         if after_seq >= self._since:
             return [raw for raw in self._kept if raw.subject == subject and raw.seq > after_seq]
         return await self.stored.found(self.stream, (subject,), after_seq)
@@ -66,7 +66,7 @@ class Tail:
         self._waiting.setdefault(subject, set()).add(queue)
         try:
             # Looked up only now: what is stored from here on comes through the queue.
-            for raw in await self._stored(subject, after_seq):
+            for raw in await self._read_stored(subject, after_seq):
                 yield raw
                 after_seq = raw.seq
             while not self._closed:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.repositories.detect import node, others
 from moothall.repositories.detect import python as pythons
 from moothall.repositories.detect.project import Found, Project, strings, table
@@ -33,7 +33,7 @@ _NOT_OWN = re.compile(
 class Detected:
     """How a whole repository is set up and checked. Paths are from its root; `depends` as a profile's."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SetupStep, ...] = ()
     checks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     advisory: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def _is_covered(project: Project, root: Project, found: Mapping[str, Found]) -> 
 
 def _together(own: Found | None, inner: Mapping[str, Found], notes: list[str]) -> Detected:
     """Return all projects as one profile; those in folders name their checks after them."""
-    steps: list[Step] = []
+    steps: list[SetupStep] = []
     checks: dict[str, tuple[str, ...]] = {}
     advisory, protected, reads = [], [], []
     needs: dict[str, str] = {}
@@ -174,7 +174,7 @@ def _below(folder: str, pattern: str) -> str:
     return f"/{folder}/{pattern.removeprefix('/')}" if folder and pattern.startswith("/") else pattern
 
 
-def setup_of(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], ...]:
+def setup_of(steps: tuple[SetupStep, ...]) -> tuple[tuple[str, ...], ...]:
     """Return the commands of a set-up as a person would write them, for the root."""
     return tuple(("env", f"--chdir={step.folder}", *step.argv) if step.folder else step.argv for step in steps)
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moothall.repositories.detect.hatch import hatch_words
-from moothall.repositories.detect.literals import setup_extras, setup_list
+from moothall.repositories.detect.literals import setup_extras, tests_require
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.detect.requirements import (
     DEV_GROUPS,
     OTHER_PURPOSE,
     REQUIREMENT,
+    RUNS_TESTS,
     TEST_GROUPS,
     expand_group,
+    own_extras,
     poetry,
     requirement,
 )
-from moothall.repositories.detect.sessions import session_words
+from moothall.repositories.detect.tox import session_words
 from moothall.repositories.rules import matches
 
 _FILES = (
@@ -45,7 +47,7 @@ def groups(project: Project, pyproject: Mapping[str, Any]) -> dict[str, tuple[st
     for names, filtered in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
         for where, words in (*_tables(project, pyproject, names), *_files(project, names)):
             found.setdefault(where, [word for word in words if not (filtered and _NOT_FOR_TESTS.match(word))])
-    for where, words in (*hatch_words(project, pyproject), *session_words(project, pyproject)):
+    for where, words in (*_hatch(project, pyproject), *session_words(project, pyproject)):
         found.setdefault(where, words)
     for where, words in _tables(project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, found)):
         found.setdefault(where, [word for word in words if not _NOT_FOR_TESTS.match(word)])
@@ -113,7 +115,7 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
         yield "Pipfile's dev-packages", poetry(table(project.toml("Pipfile"), "dev-packages"))
     elif names is TEST_GROUPS:
         yield "setup.cfg's tests_require", _pip_lines(project.ini("setup.cfg").get("options", {}))
-        yield "setup.py's tests_require", setup_list(project, "tests_require")
+        yield "setup.py's tests_require", tests_require(project)
 
 
 def _pip_lines(options: Mapping[str, str]) -> list[str]:
@@ -131,6 +133,26 @@ def _files(project: Project, names: tuple[str, ...]) -> Iterator[tuple[str, list
 
 def _is_for(path: str, names: tuple[str, ...]) -> bool:
     return not set(names).isdisjoint(re.split(r"[/._-]", path.lower()))
+
+
+def _hatch(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the environments for tests: those with such a name, else those whose scripts run tests, else the usual one."""
+    envs = {**table(project.toml("hatch.toml"), "envs"), **table(pyproject, "tool", "hatch", "envs")}
+    names = {word for name in TEST_GROUPS for word in (name, f"hatch-{name}")} & set(envs)
+    running = [name for name, env in envs.items() if RUNS_TESTS.search(json.dumps(table(env, "scripts"), default=str))]
+    for name in sorted(names) or [name for name in running if not OTHER_PURPOSE.search(name)] or ["default"]:
+        yield f"hatch's environment {name}", _hatch_words(envs, pyproject, name, ())
+
+
+def _hatch_words(envs: Mapping[str, Any], pyproject: Mapping[str, Any], name: str, above: tuple[str, ...]) -> list[str]:
+    env = table(envs, name)
+    template = env.get("template", "" if env.get("detached") else "default")
+    found = _hatch_words(envs, pyproject, template, (*above, name)) if template in envs and template not in (*above, name) else []
+    found += [*strings(env.get("dependencies")), *strings(env.get("extra-dependencies"))]
+    standard = table(pyproject, "dependency-groups")
+    found += [word for group in strings(env.get("dependency-groups")) for word in expand_group(standard, group, ())]
+    kept = [word for word in found if REQUIREMENT.fullmatch(word) or word == "-e" or word.startswith(".[")]
+    return kept + own_extras(strings(env.get("features")))
 
 
 def requirement_files(project: Project) -> list[str]:

@@ -53,9 +53,9 @@ def _setup(project: Project, keyword: str) -> Iterator[Any]:
             yield from (literal(given.value, names) for given in call.keywords if given.arg == keyword)
 
 
-def setup_list(project: Project, keyword: str) -> list[str]:
-    """Return the requirements of a keyword of setup()."""
-    said = next(_setup(project, keyword), None)
+def tests_require(project: Project) -> list[str]:
+    """Return the requirements that setup() names for tests."""
+    said = next(_setup(project, "tests_require"), None)
     return [word for word in strings(said) if REQUIREMENT.fullmatch(word)]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.repositories.detect.project import Found, Project, join_inside, strings, table
 
 TEXTS = ("package.json", ".nvmrc", ".node-version", ".yarnrc.yml", "pnpm-workspace.yaml")
@@ -86,17 +86,17 @@ def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]
     return manager, ""
 
 
-def _steps(project: Project, package: Mapping[str, object], manager: str, version: str, lock: str) -> Iterator[Step]:
+def _steps(project: Project, package: Mapping[str, object], manager: str, version: str, lock: str) -> Iterator[SetupStep]:
     folder = project.folder
     # Where the package's own scripts cannot run (hooks of git, browsers to download), its dependencies can still be there.
-    plain = Step(("npm", "install", *_QUIET, "--legacy-peer-deps", "--ignore-scripts"), folder)
+    plain = SetupStep(("npm", "install", *_QUIET, "--legacy-peer-deps", "--ignore-scripts"), folder)
     if manager == "npm":
-        install = Step(("npm", "install", *_QUIET), folder, instead=(plain,))
-        yield Step(("npm", "ci", *_QUIET), folder, instead=(install,)) if lock else install
+        install = SetupStep(("npm", "install", *_QUIET), folder, instead=(plain,))
+        yield SetupStep(("npm", "ci", *_QUIET), folder, instead=(install,)) if lock else install
     elif manager == "pnpm":
         yield _global(f"pnpm@{version or _pnpm(project)}", folder)
-        install = Step(("pnpm", "install", "--no-frozen-lockfile", *_STORE, "--ignore-scripts"), folder, instead=(plain,))
-        yield Step(
+        install = SetupStep(("pnpm", "install", "--no-frozen-lockfile", *_STORE, "--ignore-scripts"), folder, instead=(plain,))
+        yield SetupStep(
             ("pnpm", "install", "--frozen-lockfile" if lock else "--no-frozen-lockfile", *_STORE), folder, instead=(install,)
         )
     else:
@@ -117,7 +117,7 @@ def _pnpm(project: Project) -> str:
     return {"5": "7", "6": "8"}.get(format_[1] if format_ else "", "9")
 
 
-def _yarn(project: Project, version: str, plain: Step) -> Iterator[Step]:
+def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupStep]:
     folder = project.folder
     release = re.search(r"^yarnPath:\s*\"?([\w./-]+)", project.texts.get(".yarnrc.yml", ""), re.MULTILINE)
     if release and join_inside("", release[1]) in project.files:
@@ -128,17 +128,17 @@ def _yarn(project: Project, version: str, plain: Step) -> Iterator[Step]:
     else:
         yield _global(f"yarn@{version or '1.22.22'}", folder)
         classic = ("yarn", "install", "--non-interactive", "--silent")
-        loose = Step((*classic, "--ignore-engines", "--ignore-scripts"), folder, instead=(plain,))
-        yield Step((*classic, *(("--frozen-lockfile",) if "yarn.lock" in project.files else ())), folder, instead=(loose,))
+        loose = SetupStep((*classic, "--ignore-engines", "--ignore-scripts"), folder, instead=(plain,))
+        yield SetupStep((*classic, *(("--frozen-lockfile",) if "yarn.lock" in project.files else ())), folder, instead=(loose,))
         return
     # Its own way of linking needs a cache that lies outside the repository; node_modules need nothing.
     berry = ("env", "YARN_NODE_LINKER=node-modules", "YARN_ENABLE_TELEMETRY=0", "YARN_IGNORE_PATH=1", *yarn, "install")
-    loose = Step((*berry, "--no-immutable", "--mode=skip-build"), folder, instead=(plain,))
-    yield Step((*berry, "--immutable" if "yarn.lock" in project.files else "--no-immutable"), folder, instead=(loose,))
+    loose = SetupStep((*berry, "--no-immutable", "--mode=skip-build"), folder, instead=(plain,))
+    yield SetupStep((*berry, "--immutable" if "yarn.lock" in project.files else "--no-immutable"), folder, instead=(loose,))
 
 
-def _global(package: str, folder: str) -> Step:
-    return Step(("npm", "install", "--global", f"--prefix={_ENV}", *_QUIET, package), folder)
+def _global(package: str, folder: str) -> SetupStep:
+    return SetupStep(("npm", "install", "--global", f"--prefix={_ENV}", *_QUIET, package), folder)
 
 
 def _around_members(project: Project) -> str:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.repositories.detect.project import Found, Project, join_inside, table
 
 GO_TEXTS = ("go.mod", "go.work")
@@ -22,9 +22,9 @@ def go(project: Project) -> Found | None:
     text = project.texts.get("go.mod", "")
     asked = re.findall(r"^(?:go|toolchain)\s+(?:go)?(\d+(?:\.\d+)*)", text, re.MULTILINE)[:1]
     replaced = re.findall(r"=>\s+(\.\.?/\S*)", text)
-    steps = [] if project.any("/vendor/modules.txt") else [Step(("go", "mod", "download"), project.folder)]
+    steps = [] if project.any("/vendor/modules.txt") else [SetupStep(("go", "mod", "download"), project.folder)]
     # Runs none of the repository's code, and may fail: that it does not compile is for the checks to say.
-    steps.append(Step(("go", "test", "-exec", "true", "./..."), project.folder, optional=True))
+    steps.append(SetupStep(("go", "test", "-exec", "true", "./..."), project.folder, optional=True))
     return Found(
         steps=tuple(steps),
         checks={"tests": ("go", "test", "./...")} if project.any("*_test.go") else {},
@@ -48,7 +48,7 @@ def cargo(project: Project, packages: Sequence[str]) -> Found | None:
     elif plain:
         channel = plain
     return Found(
-        steps=(Step(("cargo", "fetch"), project.folder), *_compile_steps(project, manifest, tests, packages)),
+        steps=(SetupStep(("cargo", "fetch"), project.folder), *_compile_steps(project, manifest, tests, packages)),
         checks={"tests": tests} if project.any("*.rs") else {},
         protected=("Cargo.toml",),
         reads=tuple(name for name in (*CARGO_TEXTS, "Cargo.lock") if name in project.files),
@@ -59,13 +59,13 @@ def cargo(project: Project, packages: Sequence[str]) -> Found | None:
 
 def _compile_steps(
     project: Project, manifest: Mapping[str, Any], tests: tuple[str, ...], packages: Sequence[str]
-) -> tuple[Step, ...]:
+) -> tuple[SetupStep, ...]:
     """Compile what the tests depend on, once; not the packages themselves, of which cargo tells commits apart by time alone."""
     if not packages or not ("workspace" in manifest or any("dependencies" in key for key in manifest)):
         return ()  # a workspace's members may have them though its root has none
     forget = shlex.join(["cargo", "clean", "--quiet", *(word for name in packages for word in ("-p", name))])
     line = f"{shlex.join([*tests, '--no-run', '--quiet'])}; {forget} || rm -rf target"
-    return (Step(("sh", "-c", line), project.folder, optional=True),)
+    return (SetupStep(("sh", "-c", line), project.folder, optional=True),)
 
 
 def _paths(project: Project) -> tuple[str, ...]:

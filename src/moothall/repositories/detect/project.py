@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.errors import RepositoryError
 from moothall.repositories.rules import matches
 
@@ -61,7 +61,7 @@ class Found:
     `depends` are folders of other projects, from the repository's root; with `history`, building it asks git.
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SetupStep, ...] = ()
     checks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     advisory: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()

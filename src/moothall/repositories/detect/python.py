@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.domain.repository import Step
+from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword
@@ -57,7 +57,10 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
     return Found(
-        steps=(*_steps(project, pyproject, siblings), *((Step((*PIP, "ruff"), project.folder, optional=True),) if lint else ())),
+        steps=(
+            *_steps(project, pyproject, siblings),
+            *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
+        ),
         checks=checks,
         advisory=("lint",) if lint else (),
         protected=("ruff.toml", ".ruff.toml") if lint else (),
@@ -68,7 +71,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     )
 
 
-def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[str]) -> tuple[Step, ...]:
+def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[str]) -> tuple[SetupStep, ...]:
     """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails."""
     tool = table(pyproject, "tool")
     installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
@@ -93,23 +96,23 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[st
         wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
     folder = project.folder
     if not wanted:
-        return _as_locked(project, Step((*PIP, *must), folder))
+        return _as_locked(project, SetupStep((*PIP, *must), folder))
     words = _each_once(word for part in wanted.values() for word in _pairs(part) if word != ("pytest",))
     with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
     whole = [word for part in words for word in part]
-    pieces = tuple(Step((*PIP, *part), folder, optional=True) for part in wanted.values())
+    pieces = tuple(SetupStep((*PIP, *part), folder, optional=True) for part in wanted.values())
     # pip takes the project once: with extras where it has some
     all_of_it = (*PIP, "pytest", *needed, *whole, *(() if with_extras else own))
-    return _as_locked(project, Step(all_of_it, folder, instead=(Step((*PIP, *must), folder), *pieces)))
+    return _as_locked(project, SetupStep(all_of_it, folder, instead=(SetupStep((*PIP, *must), folder), *pieces)))
 
 
-def _as_locked(project: Project, step: Step) -> tuple[Step, ...]:
+def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
     """Return an installation with the versions that the project's lock file fixes; the step itself where these cannot be had."""
     lock = next((name for name in _LOCKS if name in project.files), None)
     if lock is None:
         return (step,)
-    read = Step((*LOCKED, lock, _VERSIONS), project.folder, optional=True)
-    return read, Step((*PIP, "-c", _VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,))
+    read = SetupStep((*LOCKED, lock, _VERSIONS), project.folder, optional=True)
+    return read, SetupStep((*PIP, "-c", _VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,))
 
 
 _CONFIGURED = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")

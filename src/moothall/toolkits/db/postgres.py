@@ -21,8 +21,9 @@ from psycopg.types import TypeInfo
 from psycopg.types.string import TextLoader
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
+from moothall.network.proxy import Streams
 from moothall.toolkits.answering import Output
-from moothall.toolkits.db.relay import Relay, Streams, relaying
+from moothall.toolkits.db.relay import Relay, relaying
 from moothall.toolkits.db.rows import Table
 from moothall.toolkits.db.settings import Db
 

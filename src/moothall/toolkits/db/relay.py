@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-_CHUNK = 65_536
+from moothall.network.proxy import CHUNK, Streams, pump
+
 _CONNECTIONS = 4  # a client's own, and those by which it cancels
 _ACCEPTING = 5
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Flooded(OSError):
@@ -40,8 +39,8 @@ class Relay:
             upstream = await self.connect()
             self._open.add(upstream[1])
             async with asyncio.TaskGroup() as both:
-                both.create_task(_pass(reader, upstream[1]), name="relay-out")
-                both.create_task(self._count(upstream[0], writer), name="relay-in")
+                both.create_task(pump(reader, upstream[1], lambda _: None), name="relay-out")
+                both.create_task(pump(upstream[0], writer, self._spend), name="relay-in")
         except* _Flooded:
             self.flooded = True
         except* OSError as errors:
@@ -51,14 +50,10 @@ class Relay:
                 self._open.discard(one)
                 one.transport.abort()
 
-    async def _count(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while some := await reader.read(_CHUNK):
-            self.left -= len(some)
-            if self.left < 0:
-                raise _Flooded
-            writer.write(some)
-            await writer.drain()
-        writer.write_eof()
+    def _spend(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _Flooded
 
     async def close(self) -> None:
         """End every connection."""
@@ -70,18 +65,11 @@ class Relay:
             await asyncio.sleep(0)
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while some := await reader.read(_CHUNK):
-        writer.write(some)
-        await writer.drain()
-    writer.write_eof()
-
-
 @asynccontextmanager
 async def relaying(connect: Callable[[], Awaitable[Streams]], most: int) -> AsyncIterator[Relay]:
     """Relay to what `connect` opens until the context ends; at most `most` bytes come back in all."""
     relay = Relay(connect, most)
-    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0, limit=_CHUNK)
+    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0, limit=CHUNK)
     relay.port = server.sockets[0].getsockname()[1]
     try:
         yield relay

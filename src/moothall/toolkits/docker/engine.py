@@ -27,7 +27,7 @@ def socket_of(host: str) -> str:
     return path
 
 
-class Engine:
+class DockerEngine:
     """One session with an engine."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -80,11 +80,11 @@ class Engine:
 
 
 @asynccontextmanager
-async def engine_at(host: str) -> AsyncIterator[Engine]:
+async def engine_at(host: str) -> AsyncIterator[DockerEngine]:
     """Open a session with an engine."""
     connector = aiohttp.UnixConnector(socket_of(host), force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        yield Engine(session)
+        yield DockerEngine(session)
 
 
 def quote_name(text: str) -> str:

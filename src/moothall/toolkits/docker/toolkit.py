@@ -22,7 +22,7 @@ from moothall.telemetry import get_logger
 from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.docker import dockerfile
 from moothall.toolkits.docker.context import Context, pack
-from moothall.toolkits.docker.engine import Engine, engine_at, quote_name, socket_of
+from moothall.toolkits.docker.engine import DockerEngine, engine_at, quote_name, socket_of
 from moothall.toolkits.docker.settings import Docker
 
 log = get_logger(__name__)
@@ -105,19 +105,19 @@ class DockerTools:
                     return await mine.rm(str(args["container"]))
 
 
-async def _remove(engine: Engine, owner: str) -> None:
+async def _remove(engine: DockerEngine, owner: str) -> None:
     for kind in ("containers", "images"):
         for thing in await _list_labelled(engine, kind, f"{_OWNER}={owner}"):
             await _ensure_gone(engine, kind, thing["Id"])
 
 
-async def _list_labelled(engine: Engine, kind: str, label: str) -> list[dict[str, Any]]:
+async def _list_labelled(engine: DockerEngine, kind: str, label: str) -> list[dict[str, Any]]:
     every = {"all": "1"} if kind == "containers" else {}
     found: list[dict[str, Any]] = await engine.ask("GET", f"/{kind}/json", query={**every, "filters": {"label": [label]}})
     return found or []
 
 
-async def _ensure_gone(engine: Engine, kind: str, thing: str) -> None:
+async def _ensure_gone(engine: DockerEngine, kind: str, thing: str) -> None:
     with suppress(NotFound, InvalidRequest):  # somebody else removes it, too
         await engine.ask(
             "DELETE", f"/{kind}/{quote_name(thing)}", query={"force": "1", **({"v": "1"} if kind == "containers" else {})}
@@ -155,7 +155,7 @@ async def _lines(content: Any) -> AsyncIterator[Mapping[str, Any]]:
 class _Mine:
     """What a workspace may do with the engine."""
 
-    def __init__(self, engine: Engine, settings: Docker, owner: str, making: asyncio.Lock) -> None:
+    def __init__(self, engine: DockerEngine, settings: Docker, owner: str, making: asyncio.Lock) -> None:
         self._engine, self._settings, self._owner, self._making = engine, settings, owner, making
 
     async def build(self, context: Context, tag: str) -> Output:

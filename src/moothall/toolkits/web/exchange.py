@@ -34,7 +34,7 @@ class TooLarge(Permanent):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What came back. `url` is where the last redirect led; `cut` says that `body` is only the beginning."""
 
     status: int
@@ -55,7 +55,7 @@ class Exchange:
 
     async def call(
         self, method: str, text: str, *, headers: Mapping[str, str], body: bytes, most: int, cutting: bool = False
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Call and return the answer, redirects followed. At most `most` bytes of body: more is cut, or `TooLarge`.
 
         Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go, `CallFailed`, `TooLarge`.
@@ -95,7 +95,7 @@ class Exchange:
                 refused.append(error)
                 raise
 
-        guard = None if self._destinations.named(url) else open_socket
+        guard = None if self._destinations.is_named(url) else open_socket
         connector = aiohttp.TCPConnector(socket_factory=guard, force_close=True, use_dns_cache=False)
         try:
             async with (
@@ -112,7 +112,7 @@ class Exchange:
         except (aiohttp.ClientError, ValueError) as error:
             raise CallFailed(f"{url.host}: {type(error).__name__}: {str(error)[:300]}") from error
 
-    async def _read(self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool) -> Answer:
+    async def _read(self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool) -> HttpAnswer:
         shown = {name.lower(): value[:500] for name, value in response.headers.items() if name.lower() in _SHOWN}
         whole, cut = bytearray(), False
         if method != "HEAD":
@@ -124,7 +124,7 @@ class Exchange:
                     cut = True
                     del whole[most:]
                     break
-        return Answer(
+        return HttpAnswer(
             response.status, str(response.url), shown, response.content_type, response.charset or "utf-8", bytes(whole), cut
         )
 

@@ -12,7 +12,7 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
-from moothall.toolkits.web.exchange import Answer, Exchange
+from moothall.toolkits.web.exchange import Exchange, HttpAnswer
 from moothall.toolkits.web.page import read_page
 from moothall.toolkits.web.settings import Http
 
@@ -56,7 +56,7 @@ class WebTools:
         )
         return _output_of(answer)
 
-    async def _get(self, url: str) -> Answer:
+    async def _get(self, url: str) -> HttpAnswer:
         return await self._exchange.call("GET", url, headers={}, body=b"", most=self._settings.response_bytes, cutting=True)
 
     async def _download(self, call: ToolCall, workspace: Workspace) -> Output:
@@ -106,19 +106,19 @@ def _text(one: Mapping[str, object], name: str) -> str:
     return str(one.get(name) or "")[:_FOUND_CHARS]
 
 
-def _decode(answer: Answer) -> str:
+def _decode(answer: HttpAnswer) -> str:
     try:
         return answer.body.decode(answer.charset, errors="replace")
     except LookupError:  # a charset that nobody knows
         return answer.body.decode(errors="replace")
 
 
-def _is_text(answer: Answer) -> bool:
+def _is_text(answer: HttpAnswer) -> bool:
     kind = answer.content_type
     return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml"))
 
 
-def _output_of(answer: Answer) -> Output:
+def _output_of(answer: HttpAnswer) -> Output:
     readable = _is_text(answer)
     return {
         "status": answer.status,
@@ -131,7 +131,7 @@ def _output_of(answer: Answer) -> Output:
     }
 
 
-def _page(answer: Answer) -> Output:
+def _page(answer: HttpAnswer) -> Output:
     if not _is_text(answer):
         raise CallFailed(f"{answer.url} is {answer.content_type}, not a page; http.download stores it as a file")
     html = "html" in answer.content_type

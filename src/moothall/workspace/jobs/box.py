@@ -14,7 +14,7 @@ from typing import Any
 from moothall.config import Settings
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
-from moothall.repositories.changes import Caps, same
+from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.clone import Change
 from moothall.sandbox.spawn import drop_uid
 from moothall.sandbox.spec import interpreter
@@ -83,7 +83,7 @@ class JobBox(Box):
         self._carrying = asyncio.create_task(self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}")
         host = self._cluster.host
         await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
-        await self._connected()
+        await self._wait_connected()
         self._control = await Link.over(await self._trunk.open(CONTROL))
         await self._control.ready
         hands = await Link.over(await self._trunk.open(HANDS))
@@ -98,7 +98,7 @@ class JobBox(Box):
         if self.place.reach:
             self._port = int((await self._tell("port"))["port"])
 
-    async def _connected(self) -> None:
+    async def _wait_connected(self) -> None:
         """Wait until the link is heard. Raises `WorkspaceFailed` once that will never be."""
         coming, lost = (
             asyncio.create_task(self._trunk.connected.wait()),
@@ -185,7 +185,7 @@ class JobBox(Box):
             fields["argv"] = (self.python, *argv[1:])
         return await super().request(op, wall_seconds=wall_seconds, asked=asked, **fields)
 
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
         said = await self._tell("changes", files=list(base_files), caps=[caps.file_bytes, caps.total_bytes, caps.entries])
         found = [
@@ -276,7 +276,7 @@ class CodeBox(Box):
         except (ConnectionError, WorkspaceFailed) as error:
             raise SandboxUnavailable(f"blocks of Python cannot be run in {self._beside.job}: {error}") from error
 
-    async def changes(self, base_files: Sequence[str], caps: Caps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Those of the pod."""
         return await self._beside.changes(base_files, caps)
 

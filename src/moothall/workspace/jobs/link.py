@@ -20,7 +20,7 @@ from typing import Any
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
 from moothall.inside.protocol import Frames, ProtocolError, pack
 from moothall.network.proxy import listener
-from moothall.repositories.changes import Caps, Stamp, collect_tree, measure, stamp, stamps
+from moothall.repositories.changes import ChangeCaps, Stamp, collect_tree, measure, stamp, stamps
 from moothall.workspace.jobs import archive
 from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
 
@@ -48,7 +48,7 @@ class Folders:
 
 
 @dataclass(slots=True)
-class Link:
+class PodLink:
     """A link on its folders. `names`: the containers beside it, by the stream of each; `proxied`: the first opens a way out."""
 
     folders: Folders
@@ -147,7 +147,7 @@ class Link:
                     "full": size > int(request["most"]) + self._size or entries > len(self._before) + _ENTRIES,
                 }
             case "changes":
-                return self._changes(request["files"], Caps(*request["caps"]))
+                return self._changes(request["files"], ChangeCaps(*request["caps"]))
             case "port":
                 return {"status": "success", "port": self._port}
             case "pack":
@@ -180,7 +180,7 @@ class Link:
     def _is_written(self, path: str, status: os.stat_result) -> bool:
         return self._before.get(path) != stamp(status)
 
-    def _changes(self, files: Sequence[str], caps: Caps) -> dict[str, Any]:
+    def _changes(self, files: Sequence[str], caps: ChangeCaps) -> dict[str, Any]:
         found = collect_tree(self.folders.tree, self._before, files, caps)
         return {
             "status": "success",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moothall.workspace.jobs.link import Folders, Link
+from moothall.workspace.jobs.link import Folders, PodLink
 from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, Carrier, Streams, Trunk
 from support.pods import Queues
 
@@ -124,7 +124,7 @@ async def test_a_trunk_that_has_ended_opens_nothing() -> None:
 
 async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
     queues = Queues()
-    link = Link(Folders(links=tmp_path), {HANDS: "hands"})
+    link = PodLink(Folders(links=tmp_path), {HANDS: "hands"})
     async with asyncio.timeout(20):
         await link.run(Carrier(queues.send, queues.hear), "pod", first=0.05)
     assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"

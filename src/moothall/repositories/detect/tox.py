@@ -37,7 +37,7 @@ def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tu
         tox = Project("", frozenset(), {"tox.ini": legacy}).ini("tox.ini")
     keys = ("deps", "extras", "dependency_groups", "commands")
     envs = {
-        section.removeprefix("testenv").lstrip(":"): {key: _referred(tox, env.get(key, "")) for key in keys}
+        section.removeprefix("testenv").lstrip(":"): {key: _resolve(tox, env.get(key, "")) for key in keys}
         for section, env in tox.items()
         if section.partition(":")[0] == "testenv"
     }
@@ -87,12 +87,12 @@ def _expand(text: str) -> list[str]:
     return ["".join(words) for words in product(*choices[:11])]
 
 
-def _referred(tox: Mapping[str, Mapping[str, str]], text: str, deep: int = 0) -> list[str]:
+def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, deep: int = 0) -> list[str]:
     """Return the lines of a value with those that it refers to: '{[base]deps}'."""
     found: list[str] = []
     for line in text.split("\n"):
         other = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
-        found += _referred(tox, tox.get(other[1], {}).get(other[2], ""), deep + 1) if other and deep < _DEEPEST else [line]
+        found += _resolve(tox, tox.get(other[1], {}).get(other[2], ""), deep + 1) if other and deep < _DEEPEST else [line]
     return found
 
 
@@ -152,7 +152,7 @@ def _nox(text: str, pyproject: Mapping[str, Any]) -> list[str]:
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[0] == session:
                 words = [word for arg in call.args for word in _argument(arg, names)]
-                found += _install_lines(_installed(ast.unparse(call.func).rpartition(".")[2], words), pyproject)
+                found += _install_lines(_words_installed(ast.unparse(call.func).rpartition(".")[2], words), pyproject)
     return found
 
 
@@ -164,7 +164,7 @@ def _is_named_for_tests(function: ast.FunctionDef) -> bool:
     )
 
 
-def _installed(method: str, words: list[str]) -> list[str]:
+def _words_installed(method: str, words: list[str]) -> list[str]:
     """Return what a session installs by a call of one of its methods: itself, or by uv, poetry, pdm or pip."""
     if method == "install":
         return words
