@@ -6,14 +6,14 @@ import os
 import re
 
 from moothall.inside.paths import ToolFailure
-from moothall.inside.syntax import parse
+from moothall.inside.syntax import line_start, parse
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from moothall.inside.define import Wanted
     from moothall.inside.syntax import Definition
+    from moothall.inside.wanted import Wanted
 
 _STRINGS = frozenset({"string", "template_string", "raw_string_literal", "string_literal", "interpreted_string_literal"})
 _COMMENTS = frozenset({"comment", "line_comment", "block_comment"})
@@ -149,11 +149,6 @@ def _end_of_body(data: bytes, holder: Definition, language: str) -> Spot:
     if data[line:close].strip():
         return close, close, b"\n" + indent, b"\n" + outer, indent
     return line, line, gap + indent, b"\n", indent
-
-
-def line_start(data: bytes, at: int) -> int:
-    """Return where the line of an offset begins."""
-    return data.rfind(b"\n", 0, at) + 1
 
 
 def _indent(data: bytes, at: int) -> bytes:

@@ -275,3 +275,8 @@ def first_error(root: Node) -> Node | None:
         if below is None:
             return node
         node = below
+
+
+def line_start(data: bytes, at: int) -> int:
+    """Return where the line of an offset begins."""
+    return data.rfind(b"\n", 0, at) + 1

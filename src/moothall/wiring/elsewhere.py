@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.aio import beside
@@ -46,17 +47,17 @@ def home_of(settings: Settings) -> Home | None:
     return home
 
 
-def sees(settings: Settings, home: Home) -> bool:
+def sees(data_dir: Path, home: Home) -> bool:
     """Whether this process sees the data directory of the house."""
     try:
-        return (settings.data_dir / _MARK).read_text(encoding="ascii") == home.mark
+        return (data_dir / _MARK).read_text(encoding="ascii") == home.mark
     except FileNotFoundError:
         return False
 
 
-def disk_of(settings: Settings) -> str:
+def disk_of(data_dir: Path) -> str:
     """Name this data directory: the same for all that share it. Raises `ConfigurationError`."""
-    return digest(ensure_token(settings.data_dir, "disk.id"))[:_DISK_CHARS]
+    return digest(ensure_token(data_dir, "disk.id"))[:_DISK_CHARS]
 
 
 def for_hosts(settings: Settings) -> Settings:

@@ -52,7 +52,7 @@ async def host_main(
     """
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node nobody else has made it
     secrets = secret_values(settings)
-    configure_logs(settings.log, _log_file(settings, name), secrets)
+    configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
     if settings.ray.address is not None and settings.workspace.kind == "local":  # on this machine the house has checked them
         await check_walls(settings.sandbox)
 
@@ -72,12 +72,12 @@ async def host_beside(
     name: str, ready: Callable[[], None], *, settings: Settings, bus: Bus, bus_url: str, model_url: str
 ) -> None:
     """Host in the process that opened `bus` and checked the walls, until cancelled. What it logs goes to a file, as a host's elsewhere."""
-    log_apart(settings.log, _log_file(settings, name))
+    log_apart(settings.log, _log_file(settings.data_dir, name))
     await _host(name, ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
 
 
-def _log_file(settings: Settings, name: str) -> Path:
-    return settings.data_dir / "logs" / f"{name}.log"
+def _log_file(data_dir: Path, name: str) -> Path:
+    return data_dir / "logs" / f"{name}.log"
 
 
 async def _host(
@@ -97,8 +97,8 @@ async def _host(
         writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
         if home is not None:
             writer, far = (
-                f"{writer}-{disk_of(settings)}",
-                None if sees(settings, home) else bus,
+                f"{writer}-{disk_of(settings.data_dir)}",
+                None if sees(settings.data_dir, home) else bus,
             )  # each disk has chains of its own
         audit = await stack.enter_async_context(
             AuditLog(

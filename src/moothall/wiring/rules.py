@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moothall.aio import beside
-from moothall.config import Settings
+from moothall.config import Guard, Settings
 from moothall.errors import ConfigurationError
 from moothall.guard.approvals import Approvals, public_key
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
@@ -48,7 +48,7 @@ async def open_rules(
     off = Switches(bus.bucket(SWITCHES_BUCKET), catalogue)
     revoked = Revocations(bus.bucket(REVOKED_BUCKET))
     own = await asyncio.to_thread(keys_of, settings) if keys is None else keys
-    waiting = parking_of(settings, bus, own)
+    waiting = parking_of(settings.guard, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(own.guard, longest_token(settings), revoked=revoked.any)
     async with AsyncExitStack() as stack:
@@ -93,9 +93,9 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
     }
 
 
-def parking_of(settings: Settings, bus: Bus, keys: Keys) -> Parking:
+def parking_of(guard: Guard, bus: Bus, keys: Keys) -> Parking:
     """Return what waits for operators; not read yet."""
-    approvals = Approvals(keys.guard, settings.guard.approval_seconds, public=keys.approvals)
+    approvals = Approvals(keys.guard, guard.approval_seconds, public=keys.approvals)
     return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
@@ -106,7 +106,7 @@ def longest_token(settings: Settings) -> float:
 
 def read_table(settings: Settings, catalogue: Mapping[str, ToolSpec]) -> Grants:
     """Return who is granted what. Raises `ConfigurationError`."""
-    file = _folder(settings) / ROLES_FILE
+    file = _folder(settings.guard) / ROLES_FILE
     if settings.guard.policies is not None and not file.exists():
         file = policies_folder() / ROLES_FILE
     try:
@@ -131,7 +131,7 @@ async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
         return
     from moothall.policy.rego import Rego
 
-    folder = _folder(settings)
+    folder = _folder(settings.guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):
         folder = policies_folder()
     engine = Rego(folder)  # here and not beside the loop: an engine belongs to the thread that makes it
@@ -141,8 +141,8 @@ async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
         engine.close()
 
 
-def _folder(settings: Settings) -> Path:
-    folder = settings.guard.policies
+def _folder(guard: Guard) -> Path:
+    folder = guard.policies
     if folder is None:
         return policies_folder()
     if not folder.is_dir():
@@ -208,6 +208,6 @@ async def parking(settings: Settings) -> AsyncIterator[Parking]:
 
     keys = await asyncio.to_thread(keys_of, settings)
     async with open_log(settings, lambda _: None) as bus:
-        known = parking_of(settings, bus, keys)
+        known = parking_of(settings.guard, bus, keys)
         await known.refresh()
         yield known

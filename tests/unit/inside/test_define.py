@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moothall.inside.define import define, parts_of
+from moothall.inside.define import define
 from moothall.inside.files import TOOLS
 from moothall.inside.paths import ToolFailure
 from moothall.inside.syntax import ENDINGS, definitions, language_of, parse
 from moothall.inside.texts import TextLimits
+from moothall.inside.wanted import parts_of
 
 PYTHON = '''import os
 

@@ -79,17 +79,17 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "elsewhere").symlink_to(tmp_path)
     one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
-    assert disk_of(one) == disk_of(same) != disk_of(other)
+    assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
     assert home_of(one) is None  # all hosts are processes of this machine
     far = load_settings(data_dir=tmp_path / "data", ray=Ray(address="head:6379"), guard=Guard.model_validate({"key": "k" * 32}))
     home = home_of(far)
     assert home is not None
-    assert sees(one, home)
-    assert sees(same, home)
-    assert not sees(other, home)
+    assert sees(one.data_dir, home)
+    assert sees(same.data_dir, home)
+    assert not sees(other.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
     assert home_of(far) is not None  # the house starts anew
-    assert not sees(settings(tmp_path / "copy"), home_of(far) or home)
+    assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
 
 

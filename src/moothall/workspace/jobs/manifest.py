@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from moothall.config import Settings
+from moothall.config import Runner, Settings
 from moothall.inside.confinement import BOOT
 from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.box import Place
@@ -28,9 +28,9 @@ _RESTRICTED = {
 }
 
 
-def containers(place: Place, settings: Settings) -> dict[int, str]:
+def containers(place: Place, runner: Runner) -> dict[int, str]:
     """Return the containers beside the link, by their stream: one for tools, and one for blocks of CPython on the same files."""
-    blocks = bool(place.tree) and settings.runner.enabled and settings.runner.full
+    blocks = bool(place.tree) and runner.enabled and runner.full
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
@@ -43,7 +43,7 @@ def shown(place: Place) -> dict[str, str]:
 def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest. `host`: which process it works for; `bus`: the environment by which the link reaches the bus."""
     jobs = settings.jobs
-    beside = containers(place, settings)
+    beside = containers(place, settings.runner)
     labels = {LABEL: NAME, HOST: host}
     folders = shown(place)
     volumes = ("tree", "env", "config", *folders, *(f"link-{one}" for one in beside.values()))
