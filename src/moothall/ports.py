@@ -205,6 +205,12 @@ CountTokens = Callable[[str], Awaitable[int]]
 """Returns how many tokens the model that is asked makes of a text."""
 
 
+Hear = Callable[[Sequence[str]], Awaitable[Sequence[str] | None]]
+"""Is told the lines that a program has printed since it was last asked, and returns those that the program reads next; None: it is to end.
+Raises nothing.
+"""
+
+
 class Workspace(Protocol):
     """An isolated checkout where tools act."""
 
@@ -239,6 +245,12 @@ class Workspace(Protocol):
     async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
         """Run a block in CPython, where it can read the workspace's files. What it writes there itself is gone when it ends: it
         changes the workspace by tools alone. Raises what `ask` raises.
+        """
+        ...
+
+    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+        """Run a program among the workspace's files, and carry lines between it and `hear`. Return why it ended, where it did by itself
+        or had to be stopped, after `seconds` or `most` bytes too; else nothing. What it writes to files stays only where `keeps` says so.
         """
         ...
 

@@ -25,6 +25,7 @@ from moothall.guard.gate import Gate
 from moothall.guard.grants import grant_for
 from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext
+from moothall.ports import Hear
 
 
 def in_seconds(seconds: float) -> datetime:
@@ -83,6 +84,11 @@ class Room:
         """There is no Python here."""
         del block, ask
         return CodeRun(ToolStatus.ERROR, error="no CPython is here")
+
+    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+        """There are no programs here."""
+        del argv, hear, seconds, most, keeps
+        return "no program is here"
 
     async def patch(self, message: str) -> Patch:
         """Nothing changed."""

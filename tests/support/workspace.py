@@ -26,7 +26,7 @@ from moothall.guard.paths import covers
 from moothall.inside import cases, checks, files, texts
 from moothall.inside.paths import ToolFailure
 from moothall.inside.plugins import FOLDER as REPORTERS
-from moothall.ports import NOTHING
+from moothall.ports import NOTHING, Hear
 from support.repos import Repo
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
@@ -264,6 +264,11 @@ class TempWorkspace:
             return CodeRun(ToolStatus.ERROR, error=ran.stderr[-500:])
         printed, _, value = f"\n{ran.stdout.rstrip()}".rpartition("\n")
         return CodeRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
+
+    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+        """There is no sandbox here in which a program could be run."""
+        del argv, hear, seconds, most, keeps
+        return "no program is here"
 
     async def patch(self, message: str) -> Patch:
         """Return what differs from the base."""

@@ -11,6 +11,7 @@ from moothall.cli.flow import run_
 from moothall.cli.options import example
 from moothall.cli.requeue import requeue
 from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.take import take
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -28,6 +29,7 @@ def tools() -> None:
 
 tools.add_command(requeue)
 tools.add_command(run_)
+tools.add_command(take)
 
 
 @tools.command("list", epilog=example("moothall tools list --role dev", "moothall tools list --query search --json"))
@@ -40,7 +42,7 @@ tools.add_command(run_)
     "--profile",
     "profiles",
     multiple=True,
-    help="core, coding, reading, remote, code, network, data, containers, wasm; may be repeated.",
+    help="core, coding, reading, remote, code, network, data, containers, wasm, mcp; may be repeated.",
 )
 @click.option("--role", default="", help="Only what this role's agents are offered.")
 @click.option("--safe", is_flag=True, help="Nothing that runs code or acts beyond the workspace.")

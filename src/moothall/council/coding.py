@@ -118,4 +118,4 @@ class Coding:
 
 def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
     """Return each tool with the names of its arguments in order."""
-    return {spec.name: tuple(spec.arguments.model_fields) for spec in specs}
+    return {spec.name: spec.argument_names for spec in specs}

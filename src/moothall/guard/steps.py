@@ -23,6 +23,7 @@ from moothall.tools.arguments import canonical
 from moothall.tools.catalogue import CATALOGUE, ToolSpec, is_granted, offered
 
 _MAX_REQUEST_ID = 200
+_CHOICES = 20  # that are named where another was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +173,17 @@ def _right(spec: ToolSpec) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    return f"list of {_type(field['items'])}s" if field["type"] == "array" else str(field["type"])
+    if ways := field.get("anyOf"):
+        return " or ".join(map(_type, ways))
+    if choices := field.get("enum"):
+        return f"one of {', '.join(map(str, choices[:_CHOICES]))}"
+    if field.get("type") == "array":
+        return f"list of {_type(field.get('items', {}))}s"
+    return str(field.get("type", "anything"))
 
 
 def _wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
-    known = list(spec.arguments.model_fields)
+    known = spec.argument_names
     wrong = []
     for item in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(part)[:60] for part in item["loc"])

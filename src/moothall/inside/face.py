@@ -33,6 +33,10 @@ class Face:
         self._tools = tools
         self._ask = ask
         self._agents = agents
+        self._named: dict[tuple[str, str], str] = {}
+        for tool in tools:
+            group, _, name = tool.partition(".")
+            self._named.setdefault((group, _attribute(name)), tool)
         groups = {name.partition(".")[0] for name in tools}
         if any(tool in tools for tool in _WS.values()):
             groups.add("ws")
@@ -46,7 +50,7 @@ class Face:
             return [name for name, tool in _WS.items() if tool in self._tools]
         if group == "agents":
             return ["run"] if self._agents else []
-        return [name.partition(".")[2] for name in self._tools if name.startswith(f"{group}.")]
+        return [name for of, name in self._named if of == group]
 
     def call(self, group: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer a call of the code. Raises `ToolError`; `AttributeError` and `TypeError` for what cannot be asked."""
@@ -56,7 +60,7 @@ class Face:
             return getattr(self, f"_{name}")(*args, **kwargs)
         if group == "agents":
             return self._run(*args, **kwargs)
-        return self._tool(f"{group}.{name}", args, kwargs)
+        return self._tool(self._named[group, name], args, kwargs)
 
     def _tool(self, tool: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
         known = self._tools[tool]
@@ -103,6 +107,11 @@ class Face:
         narrower = {} if tools is None else {"tools": list(tools)}
         answers = self._asked("agents.run", {"prompts": [prompts] if single else list(prompts), **narrower})["answers"]
         return answers[0] if single else answers
+
+
+def _attribute(name: str) -> str:
+    """Return the rest of a tool's name as Python can say it: `mcp.notes.add-line` is `mcp.notes_add_line`."""
+    return "".join(sign if sign.isalnum() else "_" for sign in name)
 
 
 def _whole(content: str, rows: int, *, ended: bool) -> bool:

@@ -10,6 +10,7 @@ from moothall.toolkits.browser.family import BrowserFamily
 from moothall.toolkits.db.family import DbFamily
 from moothall.toolkits.docker.family import DockerFamily
 from moothall.toolkits.family import Family
+from moothall.toolkits.mcp.family import McpFamily
 from moothall.toolkits.web.family import WebFamily
 
 if TYPE_CHECKING:  # as in `family`
@@ -22,6 +23,7 @@ FAMILIES: Final[tuple[Family[Any], ...]] = (
     BrowserFamily(),
     DbFamily(),
     DockerFamily(),
+    McpFamily(),
 )
 
 

@@ -154,9 +154,14 @@ class ToolSpec:
         return self.output.model_json_schema()
 
     @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of the arguments, in order."""
+        return tuple(field.alias or name for name, field in self.arguments.model_fields.items())
+
+    @property
     def signature(self) -> str:
         """As in `files.read(path, start?, lines?)`."""
-        fields = self.arguments.model_fields.items()
+        fields = zip(self.argument_names, self.arguments.model_fields.values(), strict=True)
         return f"{self.name}({', '.join(name + ('' if field.is_required() else '?') for name, field in fields)})"
 
 
@@ -178,8 +183,15 @@ def _plain(shape: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any
     for key, value in shape.items():
         if key == "properties":
             plain[key] = {name: _plain(field, shared) for name, field in value.items()}
+        elif key == "anyOf":
+            ways = [
+                way for inner in value if (way := _plain(inner, shared)) != {"type": "null"}
+            ]  # what may be left out need not be null
+            plain |= ways[0] if len(ways) == 1 else {key: ways}
         elif key not in {"title", "default", "description"}:
-            plain[key] = _plain(value, shared) if key == "items" else value
+            plain[key] = (
+                _plain(value, shared) if key in {"items", "additionalProperties"} and isinstance(value, Mapping) else value
+            )
     return plain
 
 
@@ -187,5 +199,5 @@ def _lower(shape: dict[str, Any], most: int) -> None:
     if "maxLength" in shape:
         shape["maxLength"] = min(shape["maxLength"], most)
     within = [shape[name] for name in ("items", "additionalProperties") if isinstance(shape.get(name), dict)]
-    for inner in (*shape.get("properties", {}).values(), *within):
+    for inner in (*shape.get("properties", {}).values(), *within, *shape.get("anyOf", ())):
         _lower(inner, most)

@@ -75,7 +75,7 @@ class Executions:
         offered = {spec.name: spec for spec in self._visits.gate.offered(capability.tenant, capability.grant)}
         if unknown := [name for name in order.tools if name not in self._visits.gate.catalogue]:
             raise InvalidRequest(f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them")
-        tools = {name: tuple(offered[name].arguments.model_fields) for name in order.tools if name in offered}
+        tools = {name: offered[name].argument_names for name in order.tools if name in offered}
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
         try:

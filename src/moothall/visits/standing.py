@@ -12,7 +12,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
-from moothall.ports import Workspace, Workspaces
+from moothall.ports import Hear, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.spec import Danger, ToolSpec
 
@@ -120,6 +120,11 @@ class StandingWorkspace:
     async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
         """Run a block in CPython. It asks for calls meanwhile, so that it takes no turn of its own."""
         return await (await asyncio.shield(self._opened)).run_code(block, ask)
+
+    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+        """Run a program that is talked to. It is not run again where the executor dies."""
+        async with self._turn:
+            return await (await asyncio.shield(self._opened)).converse(argv, hear, seconds=seconds, most=most, keeps=keeps)
 
     def _reopen(self, lost: Workspace) -> None:
         """Wake the keeper; callers wait from now on for the next one."""

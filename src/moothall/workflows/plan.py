@@ -213,7 +213,7 @@ def _check_output(where: str, reference: Reference, source: ToolSpec) -> None:
 
 def _check_arguments(where: str, spec: ToolSpec, arguments: Mapping[str, Any], *, exact: bool) -> None:
     """With references in them only the names can be checked; the gate checks the rest once they are filled in."""
-    fields = spec.arguments.model_fields
+    fields = dict(zip(spec.argument_names, spec.arguments.model_fields.values(), strict=True))
     for name in arguments:
         if name not in fields:
             raise InvalidRequest(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import py_compile
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 from moothall import inside
+from moothall.inside import syntax
 from moothall.inside.plugins import FOLDER as REPORTERS
 
 INSIDE = "/opt/moothall"
@@ -39,3 +41,9 @@ def bundle(folder: Path) -> None:
         target = folder / "plugins" / source.name
         shutil.copyfile(source, target)
         target.chmod(0o644)
+
+
+def grammars() -> tuple[tuple[Path, str], ...]:
+    """Return what a sandbox is shown of the packages that read source code, and where."""
+    found = {name: find_spec(name) for name in syntax.PACKAGES}
+    return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)

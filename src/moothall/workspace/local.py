@@ -10,14 +10,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Self
 
 from cachetools import LRUCache
 
 from moothall.aio import seconds_until
-from moothall.config import Settings
+from moothall.config import Sandbox, Settings
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.ids import digest
@@ -34,9 +32,9 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.inside import checks, syntax
+from moothall.inside import checks
 from moothall.inside.fullpython import COMMAND
-from moothall.ports import NOTHING
+from moothall.ports import NOTHING, Hear
 from moothall.repositories import proof, rules
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import Change, TrustedClone
@@ -46,8 +44,11 @@ from moothall.tools import sessions
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, result_of, tests_output
 from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
-from moothall.workspace.box import Box
+from moothall.workspace.box import Box, Place
+from moothall.workspace.bundle import grammars
+from moothall.workspace.conversing import converse
 from moothall.workspace.gittools import GitState, git_tool
+from moothall.workspace.localbox import LocalBox
 from moothall.workspace.pool import MakeBox, Pool
 from moothall.workspace.wasm import Shelf, answer_of
 
@@ -241,12 +242,7 @@ class LocalWorkspace:
         runner, sandbox = self._settings.runner, self._settings.sandbox
         seconds = min(seconds_until(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
-        place = replace(
-            self._box.place,
-            key=f"{self._box.name}-code",
-            tree=(self._box.upper, *self._box.place.tree),
-            limits=sandbox.model_copy(update={"memory_bytes": memory}),
-        )
+        place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
         asking = Asking(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
         python = f"{ENVIRONMENT}/bin/python" if place.env and place.python is None else self._box.python
@@ -269,6 +265,23 @@ class LocalWorkspace:
             return CodeRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
         return full_run(answer, runner.output_bytes)
 
+    def _place_beside(self, what: str, limits: Sandbox) -> Place:
+        """Return the place of one more box on the same files; what it writes is its own."""
+        place = self._box.place
+        return replace(place, key=f"{self._box.name}-{what}", tree=(self._box.upper, *place.tree), limits=limits)
+
+    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+        """Run a program that is talked to. See `ports.Workspace`."""
+        if keeps:
+            return await converse(self._box, argv, hear, seconds, most)
+        apart = isinstance(self._box, LocalBox)  # in a pod, what is beside works on the very files
+        before = [] if apart else await self.changes()
+        async with self._pool.started(self._place_beside("program", self._settings.sandbox), beside=self._box) as box:
+            why = await converse(box, argv, hear, seconds, most)
+        if not apart and await self.changes() != before:
+            await self.restore(before)
+        return why
+
     def _about(self) -> dict[str, Any]:
         limits, kernel = self._settings.sandbox, os.uname()
         return {
@@ -290,12 +303,6 @@ class LocalWorkspace:
         fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
         keyword = arguments.get("keyword", "")
         return checks.command(own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds)
-
-
-def _grammars() -> tuple[tuple[Path, str], ...]:
-    """What a sandbox is shown of the packages that read source code."""
-    found = {name: find_spec(name) for name in syntax.PACKAGES}
-    return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +337,7 @@ class LocalWorkspaces:
         self._remotes = remotes
         self._shelf = Shelf(settings)
         self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
-        self.pool = Pool(settings, (*self._shelf.binds, *_grammars()), make)
+        self.pool = Pool(settings, (*self._shelf.binds, *grammars()), make)
 
     async def __aenter__(self) -> Self:
         await self._shelf.fill()

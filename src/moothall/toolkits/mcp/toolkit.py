@@ -1,0 +1,93 @@
+"""`mcp.*`: tools of MCP servers, called as they were when the operator took them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from moothall.config import Settings, secret_values
+from moothall.domain.secrets import scrub_all
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.errors import CallFailed, NotFound
+from moothall.network.destinations import Destinations
+from moothall.ports import Workspace
+from moothall.toolkits.answering import Output, answer_within
+from moothall.toolkits.mcp.settings import Mcp, Server
+from moothall.toolkits.mcp.spec import Offer, Taken, files_for
+from moothall.toolkits.web.settings import Http
+
+if TYPE_CHECKING:  # the SDK costs start time, and few have servers
+    from mcp import Client
+
+
+class McpTools:
+    """The toolkit of the category `mcp`. See `ports.Toolkit`. A server is started, or connected to, for each call."""
+
+    def __init__(self, settings: Settings, own: Mcp, http: Http, tools: Sequence[Taken] = ()) -> None:
+        self._own, self._sandbox = own, settings.sandbox
+        self._destinations = Destinations.read(http.allow, only=http.only_allowed)
+        self._tools = {one.spec.name: one for one in tools}
+        self._secrets = secret_values(own)
+        self._slots = asyncio.Semaphore(own.at_once)
+
+    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
+        """Call it until the call's deadline or `mcp.seconds`. What may have changed something elsewhere when its time was over has an
+        unknown outcome.
+        """
+        del tenant  # who may use a server is seen to before
+        known = self._tools[call.tool]
+        late = ToolStatus.OUTCOME_UNKNOWN if known.spec.outside and "change" in known.spec.tags else ToolStatus.TIMEOUT
+        return await answer_within(call, self._own.seconds, self._output(call, known, workspace), late=late)
+
+    async def _output(self, call: ToolCall, known: Taken, workspace: Workspace) -> Output:
+        server = self._own.servers[known.server]
+        files = files_for(server, known.spec.danger)
+        async with (
+            self._slots,
+            self._client(known.server, None if files == "none" else workspace, keeps=files == "write") as client,
+        ):
+            from moothall.toolkits.mcp.client import offers_of, run
+
+            now = next((one for one in await offers_of(client) if one.name == known.offer.name), None)
+            if now is None or now.digest != known.offer.digest:
+                what = "has no such tool any more" if now is None else "describes this tool otherwise than when it was taken"
+                raise CallFailed(
+                    f"the MCP server {known.server} {what}; `moothall tools take {known.server}` takes what it has now"
+                )
+            output: Output = scrub_all(await run(client, now.name, call.arguments), known=self._secrets)
+        return output
+
+    async def offers(self, name: str) -> tuple[Offer, ...]:
+        """Ask a server what it offers now. Raises `NotFound`, `CallFailed`, `Refused`, `SandboxUnavailable`."""
+        if name not in self._own.servers:
+            names = ", ".join(self._own.servers) or "none"
+            raise NotFound(f"no MCP server {name[:60]!r} is set; there are: {names} ([mcp.servers.NAME])")
+        try:
+            async with asyncio.timeout(self._own.seconds), self._client(name, None, keeps=False) as client:
+                from moothall.toolkits.mcp.client import offers_of
+
+                return await offers_of(client)
+        except TimeoutError as error:
+            raise CallFailed(f"the MCP server {name} gave no whole list within {self._own.seconds:g} s (mcp.seconds)") from error
+
+    @asynccontextmanager
+    async def _client(self, name: str, workspace: Workspace | None, *, keeps: bool) -> AsyncIterator[Client]:
+        server, own = self._own.servers[name], self._own
+        try:
+            from moothall.toolkits.mcp.client import connected
+        except ModuleNotFoundError as error:
+            raise CallFailed("MCP's library is not installed: pip install 'moothall[mcp]'") from error
+        async with connected(name, lambda ended: self._link(server, workspace, ended, keeps=keeps), own.seconds) as client:
+            yield client
+
+    def _link(self, server: Server, workspace: Workspace | None, ended: Any, *, keeps: bool) -> Any:
+        from moothall.toolkits.mcp import links
+
+        most = self._own.receive_bytes
+        if server.url:
+            return links.over_http(server, self._destinations, most, ended)
+        if workspace is None:
+            return links.in_sandbox(server, self._sandbox, most, ended)
+        return links.in_workspace(server, workspace, self._own.seconds, most, ended, keeps=keeps)

@@ -1,0 +1,86 @@
+"""A seat that uses a tool of an MCP server: taken, granted, run among its files, and in the winner's diff."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from house import SOLVED, Command, git, scripted, turn
+from moothall.guard.grants import policies_folder
+from moothall.repositories.sample import make_sample_repository
+from moothall.testing.model import Answer, Fault, scripted_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TASK = "Add hello_world() function to src/utils.py"
+
+
+def writing(text: str) -> Answer:
+    """A seat that asks for the whole file once and again, until it hears that it may not."""
+
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        del headers
+        if any("is not granted to this seat" in str(message["content"]) for message in body["messages"]):
+            return '{"thought": "", "finish": "I may not."}'
+        return turn("mcp.notes.put", path="src/utils.py", text=text)
+
+    return answer
+
+
+async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> None:
+    tools, policies, repo = tmp_path / "tools", tmp_path / "policies", tmp_path / "repo"
+    tools.mkdir()
+    shutil.copy(SUPPORT / "mcp_server.py", tools)
+    await make_sample_repository(repo)
+    shutil.copytree(policies_folder(), policies)
+    server = {"command": ["python", f"{tools}/mcp_server.py"], "files": "write", "tools": {"get": {"danger": "read"}}}
+    async with scripted_model(scripted(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))) as model:
+        command = Command(tmp_path / "data", model.base_url)
+        command.extra = {
+            "MOOTHALL_MCP__SERVERS": json.dumps({"notes": server}),
+            "MOOTHALL_SANDBOX__TOOLCHAINS": json.dumps([sys.prefix, str(tools)]),
+            "MOOTHALL_GUARD__POLICIES": str(policies),
+        }
+        looked = await command("tools", "take", "notes", "--look")
+        assert (looked.code, "mcp.notes.put" in looked.out, "new" in looked.out) == (0, True, True), looked.err
+        assert "mcp." not in (await command("tools", "list")).out, "to look takes nothing"
+        took = await command("tools", "take", "notes")
+        assert "6 tools taken" in took.err, took
+        again = await command("tools", "take", "notes", "--look")
+        assert "new" not in again.out.split()
+        listed = {one["id"]: one for one in (await command("tools", "list", "--category", "mcp", "--json")).document}
+        assert listed["mcp.notes.put"]["danger"] == "execute"
+        assert listed["mcp.notes.get"]["danger"] == "read"
+        shown = await command("tools", "show", "mcp.notes.put")
+        assert shown.out.startswith("mcp.notes.put(path, text, times?, model_kind?)\nof an MCP server, which says of it:"), (
+            shown.out
+        )
+        assert "mcp." not in (await command("tools", "list", "--role", "dev")).out, "granted to nobody"
+
+        refused = await command("deliberate", TASK, "--repo", str(repo), "--task-id", "not-granted", "--agents", "1", "--json")
+        assert refused.code == 1, refused.out
+        table = yaml.safe_load((policies / "roles.yaml").read_text(encoding="utf-8"))
+        table["roles"]["dev"]["tools"]["mcp.notes.*"] = ["read", "execute"]
+        (policies / "roles.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
+        assert "mcp.notes.put" in (await command("tools", "list", "--role", "dev")).out
+        won = await command("deliberate", TASK, "--repo", str(repo), "--task-id", "granted", "--agents", "1", "--json")
+    assert won.code == 0, (won.out, won.err)
+    assert won.document["status"] == "COMPLETED"
+    assert "hello_world" in git(repo, "show", f"{won.document['branch']}:src/utils.py")
+    records = [
+        json.loads(line)
+        for file in (tmp_path / "data" / "audit" / "local").glob("*.jsonl")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    ends = {(one["task_id"], one["status"]) for one in records if one.get("tool") == "mcp.notes.put" and one["phase"] == "finish"}
+    assert ("granted", "success") in ends
+    assert {status for task, status in ends if task == "not-granted"} == {"blocked"}
+    assert (await command("audit", "verify")).code == 0
