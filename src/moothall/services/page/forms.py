@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.services.identity import call_as
 from moothall.services.page.sessions import Session, Sessions
@@ -51,17 +52,18 @@ async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
+def sign_in_form(sessions: Sessions, status: int = 200, said: str = "", why: str = "") -> Response:
+    """Return the page that asks who somebody is; `said` is what was wrong, `why` more of it."""
+    return page("sign_in.html", status, said=said, why=why, people=sessions.has_people, elsewhere=sessions.elsewhere)
+
+
 def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
     """Answer those who are signed in, and send others to sign in."""
 
     async def check_session(request: Request) -> Response:
         session = sessions.find(request.cookies.get(COOKIE, ""))
         if session is None:
-            return (
-                redirect("/sign-in")
-                if request.method == "GET"
-                else page("sign_in.html", 403, said="ended", people=sessions.has_people)
-            )
+            return redirect("/sign-in") if request.method == "GET" else sign_in_form(sessions, 403, "ended")
         call_as(session.who)
         answered = await plainly(lambda asked: answer(asked, session), session)(request)
         if isinstance(answered, ServerSentEvents):
@@ -69,6 +71,18 @@ def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitab
         return answered
 
     return check_session
+
+
+def onward(request: Request) -> str:
+    """Return where somebody goes who has signed in: to the story that they asked for, or to the board."""
+    story_id = request.query_params.get("story", "")
+    return f"/stories/{story_id}" if is_id(story_id) else "/"
+
+
+def set_session(answer: Response, request: Request, session: Session, seconds: float) -> None:
+    """Give a browser its session."""
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, session.id, round(seconds), httponly=True, samesite="strict", secure=secure)
 
 
 async def _while_signed_in(lines: AsyncGenerator[str, None], session: Session, sessions: Sessions) -> AsyncGenerator[str, None]:
