@@ -163,8 +163,9 @@ class Web(Section):
     tls_key: Path | None = None
     body_bytes: int = Field(4_000_000, ge=1000, description="one request's body; more is refused")
     body_seconds: float = Field(30.0, gt=0, description="one request's body, from its head to its end")
-    calls: int = Field(256, ge=1, description="requests in flight; more are refused")
-    connections: int = Field(512, ge=1, description="open connections; what is more is closed")
+    calls: int = Field(256, ge=1, description="requests in flight, but for those who listen to events; more are refused")
+    readers: int = Field(2000, ge=1, description="who listens to server-sent events; more are refused")
+    connections: int = Field(4096, ge=1, description="open connections; what is more is closed")
     head_bytes: int = Field(16_384, ge=1000, description="a request's first line and headers; more is refused")
     head_seconds: float = Field(20.0, gt=0, description="from a connection's beginning to its first request; then it is closed")
     keep_seconds: float = Field(75.0, gt=0, description="how long a connection is kept that asks for nothing more")

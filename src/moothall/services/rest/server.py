@@ -122,7 +122,7 @@ def application(
         routes=routes,
         middleware=[
             Middleware(edge.observe, routes),
-            Middleware(edge.answer_errors, settings.calls),
+            Middleware(edge.answer_errors, settings.calls, settings.readers),
             Middleware(edge.called_rightly, settings.host, settings.hosts),
             Middleware(edge.authenticate, bearers, is_open),
             Middleware(edge.with_its_client),
