@@ -111,6 +111,7 @@ async def provider(**more: Any) -> AsyncIterator[Provider]:
         Route("/token", made.token, methods=["POST"]),
         Route("/keys", made.show_keys),
         Route("/leave", made.leave),
+        Route("/favicon.ico", made.leave),
     ]
     async with serving(
         Starlette(routes=routes), Address("a provider", "test", "127.0.0.1", 0, 0), Limits(grace_seconds=0.2)

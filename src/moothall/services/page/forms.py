@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moothall import telemetry
 from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.services.identity import call_as
@@ -21,6 +22,19 @@ from moothall.services.status import http_status_of
 
 COOKIE, _FIELDS = "moothall-session", 20
 _FORM = "application/x-www-form-urlencoded"
+
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
+_NEXT = {
+    403: "Nothing was changed. Somebody with another role may do it; whoever runs this house gives roles.",
+    404: "It may have been of another tenant, or never there.",
+    409: "Somebody else was faster. Go back and load the page again to see how it stands now.",
+    429: "There are many requests just now. Wait a moment and try again.",
+    500: "What was recorded before is safe. Try again; if it stays so, tell whoever runs this house.",
+    503: "A part of the house does not answer just now. What was recorded is safe; try again in a moment.",
+}
+
+log = telemetry.get_logger(__name__)
 
 Answer = Callable[[Request, Session], Awaitable[Response]]
 
@@ -106,6 +120,23 @@ def plainly(
             status, said = error.status, error.message
         except MoothallError as error:
             status, said = http_status_of(error), error.message
-        return page("wrong.html", status, session=session, title=HTTPStatus(status).phrase, said=said)
+        except Exception:  # the edge of the page
+            log.exception("a page failed by a bug", path=request.url.path)
+            status, said = 500, "This page failed by a bug of ours; the server's log says more."
+        return wrong_page(status, said, session, again=request.method == "GET")
 
     return answered
+
+
+def wrong_page(status: int, said: str, session: Session | None = None, *, again: bool = False) -> Response:
+    """Return what went wrong as a page, and what to do about it; `again`: the same may be asked once more."""
+    passing = status in _PASSING
+    return page(
+        "wrong.html",
+        status,
+        session=session,
+        title=HTTPStatus(status).phrase,
+        said=said,
+        next=_NEXT.get(status, _GO_BACK),
+        again=again and passing,
+    )

@@ -53,7 +53,13 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions, provider: Pr
 def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     async def board(_request: Request, session: Session) -> Response:
         columns = by_state(await doors.board.cards(session.who))
-        return page("board.html", session=session, columns=[(state, columns[state]) for state in lifecycle().order], waits=waits)
+        return page(
+            "board.html",
+            session=session,
+            columns=[(state, columns[state]) for state in lifecycle().order],
+            waits=waits,
+            moves=moves,
+        )
 
     async def new(request: Request, session: Session) -> Response:
         if request.method == "GET":
@@ -127,7 +133,7 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         given = await sent(request, session)
         story_id = request.path_params["id"]
         await doors.board.move(story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip())
-        return redirect(f"/stories/{story_id}")
+        return redirect("/" if given.get("back") == "board" else f"/stories/{story_id}")
 
     return [
         Route("/stories/{id}", signed_in(story, sessions)),

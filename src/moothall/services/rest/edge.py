@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moothall import errors, telemetry
 from moothall.errors import RateLimited
 from moothall.services.identity import WHO_ASKS, Bearers, call_as, is_loopback
+from moothall.services.page.forms import wrong_page
 from moothall.services.rest.documents import EVENTS, Turned, problem
 from moothall.services.status import RETRY_SECONDS, http_status_of
 from moothall.telemetry import metrics
@@ -96,9 +97,16 @@ async def not_served(request: Request, error: Exception) -> Response:
         allowed = sorted({method for route in there for method in route.methods or ()})
         said = f"{path} takes {', '.join(allowed)}, not {request.method[:20]}"
         response_headers["Allow"] = ",".join(allowed)
+    if request.method == "GET" and wants_page(request.scope):
+        return wrong_page(error.status_code, said)
     response = problem(error.status_code, _CODES.get(error.status_code, "INVALID_REQUEST"), said)
     response.headers.update(response_headers)
     return response
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a browser asks, for somebody to look at."""
+    return "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def called_rightly(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:

@@ -115,8 +115,10 @@ def application(
     routes = [*state_routes(doors), *tool_routes(doors), *stories, _links(sessions), *rpc_routes(services_of(doors)), *pages]
 
     def is_open(scope: Scope) -> bool:
-        """Whether a path is anybody's, or the page's, which asks for a session instead of a token."""
-        return scope["path"] in OPEN_PATHS or any(route.matches(scope)[0] is not Match.NONE for route in pages)
+        """Whether a path is anybody's, or the page's, which asks for a session instead of a token, or one that nothing is at."""
+        if scope["path"] in OPEN_PATHS or any(route.matches(scope)[0] is not Match.NONE for route in pages):
+            return True
+        return edge.wants_page(scope) and all(route.matches(scope)[0] is Match.NONE for route in routes)
 
     app = Starlette(
         routes=routes,
