@@ -205,5 +205,10 @@ document.addEventListener("visibilitychange", () => {
   unlisten();
   if (!document.hidden) { follow(); listen(); }
 });
-setInterval(() => { if (Number(main.dataset.every) && !document.hidden) renew().catch(() => tell(false)); }, rest);
+// Where one request failed, the next that is answered says that the server is there.
+setInterval(() => {
+  if (document.hidden) return;
+  if (!here) take().then(() => tell(true), () => {});
+  else if (Number(main.dataset.every)) renew().catch(() => tell(false));
+}, rest);
 if (!document.hidden) { follow(); listen(); }
