@@ -25,6 +25,7 @@ from benchmarks import agents, commands, growth, micro, results, scaling, soak, 
 from benchmarks.contest import RIVALS, contest, streamed
 from benchmarks.lending import transfer
 from benchmarks.packs import SERVER, packs
+from benchmarks.readers import readers
 from benchmarks.report import write
 from benchmarks.served import GRAPH_LATER, served
 from benchmarks.stub import running_stub
@@ -117,6 +118,13 @@ async def _lending(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     return await transfer(folder, megabytes, 1 if asked.quick else 3)
 
 
+async def _readers(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    count, deliberations = (100, 40) if asked.quick else (1000, 400)
+    _tell(f"{count} readers of the board while councils run")
+    async with running_stub() as stub:
+        return await readers(folder, stub, count, deliberations)
+
+
 async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("one node and two, each part with its slice of a core, beside the model of capacity")
     return await scaling.measure(folder, seconds=2.0 if asked.quick else 8.0, tell=_tell)
@@ -139,6 +147,7 @@ PARTS: dict[str, Part] = {
     "packs": _packs,
     "commands": _commands,
     "lending": _lending,
+    "readers": _readers,
     "scaling": _scaling,
 }
 

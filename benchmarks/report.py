@@ -49,6 +49,8 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         sections.append(_commands(document["commands"]))
     if "lending" in document:
         sections.append(_lending(document["lending"]))
+    if "readers" in document:
+        sections.append(_readers(document["readers"]))
     if "soak" in document:
         sections.append(_soak(document["soak"]))
     sections.append(_how(document))
@@ -263,6 +265,28 @@ def _lending(found: Mapping[str, Any]) -> str:
 {found["megabytes"]} MB that do not compress, from the house to a host through the bus, as a bundle in parts; in turn with git's own clone from the same packed one, on this disk.
 
 {table(("", "s", "of a clone"), rows)}"""
+
+
+def _readers(found: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            words,
+            *(figure(found[f"{name}_{what}"]) for name in ("without", "with")),
+            f"{found[f'with_{what}'] / found[f'without_{what}']:.2f}",
+        )
+        for words, what in (
+            ("deliberations a second", "rate"),
+            ("CPU ms of one, all processes", "cpu"),
+            ("CPU ms a second of serve", "serve"),
+        )
+    ]
+    return f"""## Many who look on
+
+{found["readers"]:,} browsers look at the board (server-sent events, a connection each) while councils run, eight at once with answers after 50 ms, and each second
+something happens on the board; {found["deliberations"]} deliberations without and as many with them, in turn, on one `serve`. A reader costs it {figure(found["kilobytes"])} KB. From the request that changes the
+board until a reader hears of it: {figure(found["heard_p50"] * 1000)} ms in the middle, {figure(found["heard_max"] * 1000)} ms for the last. The readers are a process of their own on the same cores.
+
+{table(("", "without", "with", "ratio"), rows)}"""
 
 
 def _soak(found: Mapping[str, Any]) -> str:

@@ -1,12 +1,13 @@
-"""Running something beside a block of code, starting slow parts side by side, the time that is left, and what groups of errors hold."""
+"""Running something beside a block of code, one source for all who listen to it, the time that is left, and what groups of errors hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from contextvars import Context
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from moothall.errors import MoothallError
 
@@ -86,3 +87,66 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
                 holder.cancel()
             elif not value.cancelled():
                 value.exception()  # whoever awaited it has heard; where nobody did, another part failed first
+
+
+class _Ear(Generic[T]):
+    """What somebody who listens has not taken yet."""
+
+    def __init__(self, items: list[T]) -> None:
+        self.items = items
+        self.there = asyncio.Event()
+        self.over = False
+        self.error: BaseException | None = None
+
+
+class Fan(Generic[T]):
+    """One source for all who listen to the same. It runs while anybody does; who is slow gets more at a time, and holds nobody up."""
+
+    def __init__(self, source: Callable[[], AsyncGenerator[T, None]]) -> None:
+        self._source = source
+        self._ears: set[_Ear[T]] = set()
+        self._latest: list[T] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def listen(self) -> AsyncGenerator[list[T], None]:
+        """Yield what came since the last step, the latest that there was before first of all, until the source ends. Raises what it does."""
+        ear = _Ear(list(self._latest))
+        self._ears.add(ear)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), context=Context())  # it is nobody's of those who listen
+        try:
+            while True:
+                items, ear.items = ear.items, []
+                if items:
+                    yield items
+                elif ear.error is not None:
+                    raise ear.error
+                elif ear.over:
+                    return
+                else:
+                    ear.there.clear()
+                    await ear.there.wait()
+        finally:
+            self._ears.discard(ear)
+            if not self._ears and self._running is not None:
+                self._running.cancel()
+                self._running, self._latest = None, []
+
+    async def _run(self) -> None:
+        error = None
+        try:
+            async with aclosing(self._source()) as items:
+                async for item in items:
+                    self._latest = [item]
+                    for ear in self._ears:
+                        ear.items.append(item)
+                        ear.there.set()
+        except Exception as failed:  # noqa: BLE001 - whoever listens hears of it
+            error = failed
+        finally:
+            if self._running is asyncio.current_task():  # else nobody listened any more
+                self._running, self._latest = None, []
+                ears, self._ears = self._ears, set()
+                for ear in ears:
+                    ear.error, ear.over = error, True
+                    ear.there.set()

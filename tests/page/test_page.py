@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, expect
 from served import Served, served
+from steps import AC, BRIEF, look, stands, write
 
-from house import Command, git, scripted
+from house import Command, git
 from moothall.services.page.people import People
-from moothall.testing.model import scripted_model
-from world import BIDI, HOSTILE, VIEWPORTS, Reader, browser, by_words, commits, make_command, make_repository, reader
+from world import BIDI, HOSTILE, Reader, commits, reader
 
+pytest_plugins = ["given"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-BRIEF = "As a greeter, I want a function that greets the world, so that I need not type it."
-AC = (
-    "Given the module, when hello_world() is called, then it returns 'Hello, World!'",
-    "Given an empty input, when hello_world() is called, then nothing is raised",
-)
-PICTURES = os.environ.get("MOOTHALL_PICTURES", "")
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def chromium() -> AsyncIterator[Browser]:
-    async with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return make_repository(tmp_path / "project")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def command(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
-    async with scripted_model(scripted(by_words)) as server:
-        command = make_command(tmp_path, server.base_url)
-        added = await command("repo", "add", str(repo), "--id", "project")
-        assert added.code == 0, added.err
-        yield command
-
-
-async def until(told: Callable[[], Awaitable[bool]], seconds: float = 90) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(seconds):
-        while not await told():
-            await asyncio.sleep(0.2)
-
-
-async def stands(who: Reader, state: str, button: str = "") -> None:
-    """Wait until a story stands in a state, and until somebody may press a button there."""
-
-    async def so() -> bool:
-        await who.page.reload()
-        now = (await who.page.inner_text("strong.state")).lower()
-        return now == state and (not button or await who.page.get_by_role("button", name=button).first.is_enabled())
-
-    try:
-        await until(so)
-    except TimeoutError:
-        raise AssertionError(f"it never stood in {state!r} with {button!r}:\n{await who.text()}") from None
-
-
-async def write(who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC) -> list[int]:
-    """Write a story with the coach beside it; return the points as criteria were added."""
-    await who.open("/stories/new")
-    await who.page.get_by_label("Title").fill(title)
-    await who.page.get_by_label("Brief").fill(brief)
-    await who.page.get_by_label("Repository").fill("project")
-    points = []
-    for count in range(len(criteria) + 1):
-        await who.page.get_by_label("Criteria").fill("\n".join(criteria[:count]))
-        await who.press("Score")
-        points.append(int((await who.page.inner_text("#score")).split()[2]))
-    await who.press("Create")
-    return points
 
 
 async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Command, repo: Path) -> None:
@@ -195,7 +130,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         story = who.page.url
         await stands(who, "design", "Accept design")
         await who.page.get_by_role("link", name="Change these tasks").click()
-        await _look(who, "plan")
+        await look(who, "plan")
         await who.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await who.press("Save")
@@ -209,7 +144,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await stands(who, "build")
         await expect(who.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
         await expect(who.page.get_by_role("img", name="Which task builds on which")).to_be_visible()
-        await _look(who, "story-building")
+        await look(who, "story-building")
         await who.page.get_by_role("link", name="evidence of").first.click()
         await other.page.goto(who.page.url)
         for page in (who.page, other.page):
@@ -220,14 +155,14 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
         await other.press("Tell them")
         await expect(who.page.get_by_text("nobody has heard it yet")).to_be_visible()
-        await _look(who, "council-running")
+        await look(who, "council-running")
         await other.page.get_by_text("Cancel this deliberation").click()
         await other.press("Cancel it for good")
         for page in (who.page, other.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await who.page.goto(story)
         await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(2, timeout=30_000)
-        await _look(who, "story-failed")
+        await look(who, "story-failed")
         assert who.wrong == other.wrong == []
 
 
@@ -237,12 +172,12 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(chro
         async with served(command) as house:
             who.web = house.link.partition("/sign-in")[0]
             await who.open("/sign-in")
-            await _look(who, "sign-in-account")
+            await look(who, "sign-in-account")
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("no horse battery")
             await who.page.keyboard.press("Enter")
             await expect(who.page.get_by_role("alert")).to_have_text("Nobody has this name and this password.")
-            await _look(who, "sign-in-refused")
+            await look(who, "sign-in-refused")
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("correct horse battery")
             await who.page.keyboard.press("Enter")
@@ -252,22 +187,6 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(chro
             await expect(who.page.get_by_role("button", name="Sign out alice")).to_be_visible()
             await who.press("Sign out")
             await expect(who.page.get_by_role("heading", name="Sign in")).to_be_visible()
-
-
-async def _look(who: Reader, name: str) -> None:
-    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits, and it is taken a picture of where those are wanted."""
-    found = []
-    for viewport, (width, height) in VIEWPORTS.items():
-        await who.page.set_viewport_size({"width": width, "height": height})
-        for scheme in ("light", "dark"):
-            await who.page.emulate_media(color_scheme=scheme)
-            found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
-            wide = await who.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-            if wide > 0:
-                found.append(f"{name} {viewport}: {wide} px wider than the window")
-            if PICTURES:
-                await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
-    assert found == []
 
 
 async def _views(house: Served, who: Reader) -> dict[str, str]:
@@ -306,10 +225,10 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
 async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(chromium: Browser, command: Command) -> None:
     async with served(command) as house, reader(chromium) as who:
         await who.page.goto(f"http://{house.web}/sign-in")
-        await _look(who, "sign-in")
+        await look(who, "sign-in")
         for name, path in (await _views(house, who)).items():
             await who.open(path)
-            await _look(who, name)
+            await look(who, name)
 
 
 async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:

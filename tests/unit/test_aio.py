@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from moothall.aio import PATIENCE, said, start_beside
-from moothall.errors import ConfigurationError
+from moothall.aio import PATIENCE, Fan, said, start_beside
+from moothall.errors import BusUnavailable, ConfigurationError
 
 
 async def test_parts_start_side_by_side_and_close() -> None:
@@ -93,3 +93,66 @@ async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
         await asyncio.sleep(0)
     del loop.time
     assert told == ["waiting for the bus"]
+
+
+async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_a_time() -> None:
+    begun, ended, go = 0, 0, asyncio.Queue[int | None]()
+
+    async def source() -> AsyncGenerator[int, None]:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            while (item := await go.get()) is not None:
+                yield item
+        finally:
+            ended += 1
+
+    fan = Fan(source)
+    one, other = fan.listen(), fan.listen()
+    go.put_nowait(1)
+    assert await anext(one) == [1]
+    assert await anext(other) == [1]  # it came later, and hears the latest first
+    for item in (2, 3, 4):
+        go.put_nowait(item)
+    while not go.empty():
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert await anext(one) == [2, 3, 4]
+    await one.aclose()
+    assert (begun, ended) == (1, 0)
+    await other.aclose()
+    await asyncio.sleep(0.01)
+    assert (begun, ended) == (1, 1)  # nobody listens any more
+    again = fan.listen()
+    go.put_nowait(5)
+    assert await anext(again) == [5]
+    go.put_nowait(None)
+    assert await anext(again, None) is None
+    assert (begun, ended) == (2, 2)
+
+
+async def test_who_listens_hears_how_the_source_failed() -> None:
+    async def source() -> AsyncGenerator[int, None]:
+        yield 1
+        raise BusUnavailable("the bus was closed")
+
+    fan = Fan(source)
+    listening = fan.listen()
+    assert await anext(listening) == [1]
+    with pytest.raises(BusUnavailable):
+        await anext(listening)
+    assert await anext(fan.listen()) == [1]  # and it may be tried again
+
+
+async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:
+    async def source() -> AsyncGenerator[int, None]:
+        yield 1
+        await asyncio.Event().wait()
+
+    fan = Fan(source)
+    first = fan.listen()
+    assert await anext(first) == [1]
+    await first.aclose()
+    second = fan.listen()
+    assert await asyncio.wait_for(anext(second), 5) == [1]
+    await second.aclose()

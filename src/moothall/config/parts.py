@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -162,8 +163,9 @@ class Web(Section):
     tls_key: Path | None = None
     body_bytes: int = Field(4_000_000, ge=1000, description="one request's body; more is refused")
     body_seconds: float = Field(30.0, gt=0, description="one request's body, from its head to its end")
-    calls: int = Field(256, ge=1, description="requests in flight; more are refused")
-    connections: int = Field(512, ge=1, description="open connections; what is more is closed")
+    calls: int = Field(256, ge=1, description="requests in flight, but for those who listen to events; more are refused")
+    readers: int = Field(2000, ge=1, description="who listens to server-sent events; more are refused")
+    connections: int = Field(4096, ge=1, description="open connections; what is more is closed")
     head_bytes: int = Field(16_384, ge=1000, description="a request's first line and headers; more is refused")
     head_seconds: float = Field(20.0, gt=0, description="from a connection's beginning to its first request; then it is closed")
     keep_seconds: float = Field(75.0, gt=0, description="how long a connection is kept that asks for nothing more")
@@ -176,6 +178,51 @@ class Web(Section):
     )
     session_seconds: float = Field(43_200.0, gt=0, description="how long a browser stays signed in")
     link_seconds: float = Field(600.0, gt=0, description="how long the link that `serve` prints signs in, once")
+
+
+class Oidc(Section):
+    """Signing in at the page by an OpenID provider: docs/doors.md. No issuer: by link, token and account alone."""
+
+    issuer: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="as its tokens name it, e.g. https://id.example.org/realms/main; http:// only on loopback",
+    )
+    client_id: str = ""
+    client_secret: SecretStr | None = Field(None, description="none for a public client; PKCE is used with and without")
+    client_secret_file: Path | None = None
+    url: str = Field(
+        "",
+        pattern="^(https?://[^/?#]+)?$",
+        description="where browsers find the page, e.g. https://moothall.example.org; empty: as they call it, on loopback. With /sign-in/oidc/done it "
+        "is the address that the provider has to allow",
+    )
+    scopes: tuple[str, ...] = Field(
+        ("profile",), description="asked for beside openid, so that the ID token has the claims below"
+    )
+    name_claim: str = Field(
+        "sub", min_length=1, description="who it is, in the log and on the page; one that people cannot choose"
+    )
+    tenant_claim: str = Field("", description="whose data somebody sees, an id; empty: the tenant below")
+    tenant: str = "local"
+    roles_claim: str = Field(
+        "groups", min_length=1, description="what somebody belongs to; a dot leads inside, as in realm_access.roles"
+    )
+    roles: Mapping[str, tuple[Literal["po", "qa", "architect", "operator", "reader"], ...]] = Field(
+        {}, description="what each of these may do here; reader: look, write stories and comment. Who has none is not let in"
+    )
+    seconds: float = Field(10.0, gt=0, description="one question put to the provider")
+    sign_in_seconds: float = Field(600.0, gt=0, description="from leaving for the provider to coming back")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.issuer is None and (self.client_id or self.roles):
+            raise ValueError("oidc.issuer is missing: without it nobody signs in by a provider")
+        if self.issuer is not None and not self.client_id:
+            raise ValueError("oidc.client_id is missing: it is what the provider calls this server")
+        if self.issuer is not None and not any(self.roles.values()):
+            raise ValueError('oidc.roles is empty, so nobody could sign in; say what a group may do, such as {"product": ["po"]}')
+        return self
 
 
 class Graph(Section):

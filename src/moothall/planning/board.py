@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from moothall.aio import Fan
 from moothall.domain.budget import NO_BUDGET, Budget, check_budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
@@ -30,6 +31,16 @@ COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
 """How a plan, and the check of a story's result as a whole, end where all is well; how what can't be delivered ends."""
 _GATES = ("accept", "reject")
 """How the events begin by which people decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a story, which stands as `card` says then. Without one: `seq` is where the board stands."""
+
+    seq: int
+    type: str = ""
+    card: Card | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ class Board:
 
     def __init__(self, bus: Log) -> None:
         self._bus = bus
+        self._moments = Fan(self._happening)
 
     async def create(
         self, draft: coach.Draft, who: Principal, *, key: str, repository: str = "", rigor: str = "", budget: Budget = NO_BUDGET
@@ -161,17 +173,39 @@ class Board:
             write(EventType.STORY_COMMENTED, story_id, data, ordinal=digest(who.name, key), tenant=who.tenant)
         )
 
-    async def watch(self, after_seq: int, who: Principal) -> AsyncGenerator[tuple[int, str, Card], None]:
-        """Yield what happens to a tenant's stories after `after_seq`, until closed: seq, the event's type, the story as it stands then."""
-        cards: dict[str, Card] = {}
-        async with aclosing(self._bus.follow((Channel.STORIES.all,))) as events:
+    async def watch(self, after_seq: int | None, who: Principal) -> AsyncGenerator[list[Moment], None]:
+        """Yield what happens to a tenant's stories after `after_seq` until closed, what came at once together. None: from now on, which is
+        when the first comes, empty. However many watch, the bus is read once.
+        """
+        async with aclosing(self._moments.listen()) as moments:
+            told = await anext(moments)
+            seen, stands = after_seq, told[0].seq
+            if seen is None:
+                yield []
+            elif seen < stands and (
+                missed := [moment async for moment in self._happened({}) if seen < moment.seq <= stands and _of(moment, who)]
+            ):
+                yield missed
+            seen = max(stands, seen or 0)
+            while told:
+                if found := [moment for moment in told if moment.seq > seen and _of(moment, who)]:
+                    yield found
+                told = await anext(moments, [])
+
+    async def _happening(self) -> AsyncGenerator[Moment, None]:
+        """Say where the board stands, then what happens on it."""
+        cards: dict[tuple[str, str], Card] = {}
+        seq = 0
+        async for moment in self._happened(cards):
+            seq = moment.seq
+        yield Moment(seq)
+        async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
-                event, story_id = recorded.event, recorded.event.data.get("story_id")
-                if event.tenant != who.tenant or not isinstance(story_id, str):
-                    continue
-                card = cards[story_id] = fold(cards.get(story_id, Card(Story(story_id))), recorded, who.tenant)
-                if recorded.seq > after_seq and card.created:
-                    yield recorded.seq, event.type, card
+                yield _happened(cards, recorded)
+
+    async def _happened(self, cards: dict[tuple[str, str], Card]) -> AsyncGenerator[Moment, None]:
+        async for recorded in self._bus.replay((Channel.STORIES.all,)):
+            yield _happened(cards, recorded)
 
     async def move(
         self, story_id: str, event: str, who: Principal, *, comment: str = "", system: bool = False, seen: int | None = None
@@ -219,6 +253,20 @@ class Board:
         if card.decided == card.moved or (decision := _decision(card)) is None:
             return card
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
+
+
+def _happened(cards: dict[tuple[str, str], Card], recorded: Recorded) -> Moment:
+    """Return what happened, of the stories so far, which are told of it."""
+    event, story_id = recorded.event, recorded.event.data.get("story_id")
+    if not isinstance(story_id, str):
+        return Moment(recorded.seq)
+    key = (event.tenant, story_id)
+    card = cards[key] = fold(cards.get(key, Card(Story(story_id))), recorded, event.tenant)
+    return Moment(recorded.seq, event.type, card, event.tenant)
+
+
+def _of(moment: Moment, who: Principal) -> bool:
+    return moment.card is not None and moment.card.created and moment.tenant == who.tenant
 
 
 def _decision(card: Card) -> Event | None:

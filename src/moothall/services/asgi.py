@@ -22,7 +22,7 @@ from moothall.errors import ConfigurationError
 
 log = telemetry.get_logger(__name__)
 
-_BACKLOG = 128
+_BACKLOG = 1024
 _SILENT = logging.CRITICAL + 1
 _GLANCE_SECONDS = 0.02
 _LAST_SECONDS = 5.0
@@ -154,6 +154,7 @@ async def serving(app: ASGIApp, address: Address, limits: Limits, context: ssl.S
         **options,
     )
     config.load()
+    _make_room(limits.connections)
     state = ServerState()
     state.default_headers = [(b"date", b""), (b"server", b"moothall")]
     listening = await _listen(config, state, address, limits, context)
@@ -163,6 +164,16 @@ async def serving(app: ASGIApp, address: Address, limits: Limits, context: ssl.S
         if listening:
             listening.close()
         await _drain(state, limits.grace_seconds)
+
+
+def _make_room(connections: int) -> None:
+    """Let the process have as many files as connections, and as many again for all else, as far as it may."""
+    import resource  # there is none on Windows, where there is no such limit either
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections if hard == resource.RLIM_INFINITY else min(hard, 2 * connections)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _listen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from moothall.domain.budget import Account, Amount, Budget
@@ -122,8 +123,11 @@ class Planning(pb_grpc.PlanningServiceServicer):
         """Follow the board from after a seq; a caller that goes away only detaches."""
         if request.after_seq < 0:
             raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
-        async for seq, kind, card in self._board.watch(request.after_seq, caller()):
-            yield pb.WatchStoriesResponse(seq=seq, event=kind, story=_story(card))
+        async with aclosing(self._board.watch(request.after_seq, caller())) as told:
+            async for moments in told:
+                for moment in moments:
+                    if moment.card is not None:
+                        yield pb.WatchStoriesResponse(seq=moment.seq, event=moment.type, story=_story(moment.card))
 
 
 def _story(card: Card) -> pb.Story:

@@ -40,6 +40,7 @@ from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.identity import read_tokens
 from moothall.services.page.people import People
+from moothall.services.page.provider import Provider
 from moothall.services.rest.server import Served, http_server
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
@@ -181,5 +182,6 @@ async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, P
 
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
     people = People(settings.data_dir)
-    async with http_server(settings.web, doors, tokens, configured=configured, people=people) as served:
+    provider = Provider(settings.oidc) if settings.oidc.issuer else None
+    async with http_server(settings.web, doors, tokens, configured=configured, people=people, provider=provider) as served:
         yield served

@@ -234,3 +234,18 @@ async def test_without_accounts_a_token_is_asked_for_alone(serve: Serve, people:
         shown = (await browser.get("/sign-in")).text
         assert 'name="password"' not in shown
         assert "moothall account add NAME" in shown
+
+
+def test_a_session_that_another_process_ends_is_over_at_once(tmp_path: Path) -> None:
+    here, there, ann = (
+        People(tmp_path, hasher=CHEAP),
+        People(tmp_path, hasher=CHEAP),
+        Principal("ann", LOCAL.tenant, roles=frozenset({"po"})),
+    )
+    here.add("ann", GOOD, roles=["po"])
+    first, second = (here.sign_in("ann", GOOD, 60, 10) or "" for _ in range(2))
+    assert (here.find(first), here.find(second)) == (ann, ann)
+    there.sign_out(first)
+    assert (here.find(first), here.find(second)) == (None, ann)
+    there.change_password("ann", OTHER)
+    assert here.find(second) is None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moothall.aio import Fan
 from moothall.collector.lanes import ENDED, Lane
 from moothall.collector.overview import seat_of
 from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, new_task_id
+from moothall.domain.ids import check_id, key_of, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.errors import NotFound
 from moothall.planning.saying import may_act
@@ -29,6 +32,8 @@ from moothall.services.page.shown import page, seen
 from moothall.services.rest.documents import ServerSentEvents
 
 REFRESH_SECONDS = 3
+_PACE_SECONDS = 0.25
+"""Between two words that something happened: what came meanwhile is in the second."""
 
 
 def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
@@ -59,57 +64,69 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         told["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
         return page("deliberation.html", session=session, **told)
 
-    return [
-        Route("/councils/{id}", signed_in(council, sessions)),
-        *_live_routes(doors, sessions),
-    ]
+    return [Route("/councils/{id}", signed_in(council, sessions)), _changes(doors, sessions), _text(doors, sessions)]
 
 
-def _live_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def _changes(doors: Doors, sessions: Sessions) -> Route:
+    shared: WeakValueDictionary[str, Fan[int]] = WeakValueDictionary()  # however many look, it is read once
+
     async def changes(request: Request, session: Session) -> Response:
         """Say that something happened in the council, as server-sent events, from now on; after its end, on the board."""
-        task_id = check_id(request.path_params["id"], "task_id")
-        seen = (await doors.tasks.progress(task_id, session.who)).seq
+        task_id, who = check_id(request.path_params["id"], "task_id"), session.who
+        seen = (await doors.tasks.progress(task_id, who)).seq
+
+        async def happened() -> AsyncGenerator[int, None]:
+            async with aclosing(doors.desk.watch(task_id, seen, who)) as moments:
+                async for recorded in moments:
+                    yield recorded.seq
+
+        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(happened))
 
         async def told() -> AsyncGenerator[str, None]:
             yield ": the council\n"
-            async with aclosing(doors.desk.watch(task_id, seen, session.who)) as moments:
-                async for recorded in moments:
-                    yield f"data: {recorded.seq}\n"
-            async with aclosing(follow_board(doors, session.who)) as lines:
+            async with aclosing(fan.listen()) as moments:
+                async for seqs in moments:
+                    yield f"data: {seqs[-1]}\n"
+                    await asyncio.sleep(_PACE_SECONDS)
+            async with aclosing(follow_board(doors, who)) as lines:
                 async for line in lines:
                     yield line
 
         return ServerSentEvents(told())
 
+    return Route("/councils/{id}/changes", signed_in(changes, sessions))
+
+
+def _text(doors: Doors, sessions: Sessions) -> Route:
+    shared: WeakValueDictionary[str, Fan[tuple[str, str]]] = WeakValueDictionary()
+
     async def text(request: Request, session: Session) -> Response:
         """Tell what seats are writing, as server-sent events of JSON; at once empty where the council is over."""
-        task_id = check_id(request.path_params["id"], "task_id")
-        over = (await doors.desk.result(task_id, session.who)).status.ended
+        task_id, who = check_id(request.path_params["id"], "task_id"), session.who
+        over = (await doors.desk.result(task_id, who)).status.ended
+        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(lambda: doors.desk.growing(task_id, who)))
 
         async def told() -> AsyncGenerator[str, None]:
             yield ": what seats write\n"
             if over:
                 return
-            async with aclosing(doors.desk.growing(task_id, session.who)) as moments:
-                async for seat, words in moments:
-                    yield f"data: {json.dumps({'seat': seat, 'text': seen(words)})}\n"
+            async with aclosing(fan.listen()) as moments:
+                async for said in moments:
+                    for seat, words in dict(said).items():  # of each seat the latest
+                        yield f"data: {json.dumps({'seat': seat, 'text': seen(words)})}\n"
 
         return ServerSentEvents(told())
 
-    return [
-        Route("/councils/{id}/text", signed_in(text, sessions)),
-        Route("/councils/{id}/changes", signed_in(changes, sessions)),
-    ]
+    return Route("/councils/{id}/text", signed_in(text, sessions))
 
 
 async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None]:
-    """Yield a line for whatever happens on a tenant's board from now on."""
-    seen = max((card.seq for card in await doors.board.cards(who)), default=0)
-    yield ": the board\n"
-    async with aclosing(doors.board.watch(seen, who)) as moments:
-        async for seq, _, _ in moments:
-            yield f"data: {seq}\n"
+    """Yield a line for whatever happens on a tenant's board from now on; what happens at once is one."""
+    async with aclosing(doors.board.watch(None, who)) as told:
+        async for moments in told:
+            yield f"data: {moments[-1].seq}\n" if moments else ": the board\n"
+            if moments:
+                await asyncio.sleep(_PACE_SECONDS)
 
 
 def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]:

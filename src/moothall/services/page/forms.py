@@ -11,6 +11,8 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moothall import telemetry
+from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.services.identity import call_as
 from moothall.services.page.sessions import Session, Sessions
@@ -20,6 +22,19 @@ from moothall.services.status import http_status_of
 
 COOKIE, _FIELDS = "moothall-session", 20
 _FORM = "application/x-www-form-urlencoded"
+
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
+_NEXT = {
+    403: "Nothing was changed. Somebody with another role may do it; whoever runs this house gives roles.",
+    404: "It may have been of another tenant, or never there.",
+    409: "Somebody else was faster. Go back and load the page again to see how it stands now.",
+    429: "There are many requests just now. Wait a moment and try again.",
+    500: "What was recorded before is safe. Try again; if it stays so, tell whoever runs this house.",
+    503: "A part of the house does not answer just now. What was recorded is safe; try again in a moment.",
+}
+
+log = telemetry.get_logger(__name__)
 
 Answer = Callable[[Request, Session], Awaitable[Response]]
 
@@ -51,17 +66,18 @@ async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
+def sign_in_form(sessions: Sessions, status: int = 200, said: str = "", why: str = "") -> Response:
+    """Return the page that asks who somebody is; `said` is what was wrong, `why` more of it."""
+    return page("sign_in.html", status, said=said, why=why, people=sessions.has_people, elsewhere=sessions.elsewhere)
+
+
 def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
     """Answer those who are signed in, and send others to sign in."""
 
     async def check_session(request: Request) -> Response:
         session = sessions.find(request.cookies.get(COOKIE, ""))
         if session is None:
-            return (
-                redirect("/sign-in")
-                if request.method == "GET"
-                else page("sign_in.html", 403, said="ended", people=sessions.has_people)
-            )
+            return redirect("/sign-in") if request.method == "GET" else sign_in_form(sessions, 403, "ended")
         call_as(session.who)
         answered = await plainly(lambda asked: answer(asked, session), session)(request)
         if isinstance(answered, ServerSentEvents):
@@ -69,6 +85,18 @@ def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitab
         return answered
 
     return check_session
+
+
+def onward(request: Request) -> str:
+    """Return where somebody goes who has signed in: to the story that they asked for, or to the board."""
+    story_id = request.query_params.get("story", "")
+    return f"/stories/{story_id}" if is_id(story_id) else "/"
+
+
+def set_session(answer: Response, request: Request, session: Session, seconds: float) -> None:
+    """Give a browser its session."""
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, session.id, round(seconds), httponly=True, samesite="strict", secure=secure)
 
 
 async def _while_signed_in(lines: AsyncGenerator[str, None], session: Session, sessions: Sessions) -> AsyncGenerator[str, None]:
@@ -92,6 +120,23 @@ def plainly(
             status, said = error.status, error.message
         except MoothallError as error:
             status, said = http_status_of(error), error.message
-        return page("wrong.html", status, session=session, title=HTTPStatus(status).phrase, said=said)
+        except Exception:  # the edge of the page
+            log.exception("a page failed by a bug", path=request.url.path)
+            status, said = 500, "This page failed by a bug of ours; the server's log says more."
+        return wrong_page(status, said, session, again=request.method == "GET")
 
     return answered
+
+
+def wrong_page(status: int, said: str, session: Session | None = None, *, again: bool = False) -> Response:
+    """Return what went wrong as a page, and what to do about it; `again`: the same may be asked once more."""
+    passing = status in _PASSING
+    return page(
+        "wrong.html",
+        status,
+        session=session,
+        title=HTTPStatus(status).phrase,
+        said=said,
+        next=_NEXT.get(status, _GO_BACK),
+        again=again and passing,
+    )

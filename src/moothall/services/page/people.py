@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import sqlite3
 import unicodedata
@@ -18,7 +19,7 @@ from time import time
 
 from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import check_id
@@ -26,6 +27,7 @@ from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, N
 
 ROLES = ("po", "qa", "architect", "operator")
 _SHORTEST, _LONGEST = 12, 200
+_KEPT = 10_000
 _TABLES = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS person (
@@ -44,6 +46,8 @@ class People:
     def __init__(self, folder: Path, clock: Callable[[], float] = time, hasher: PasswordHasher | None = None) -> None:
         self._path = folder / "accounts.db"
         self._clock = clock
+        self._seen: tuple[int, bytes] = (0, b"")
+        self._found: LRUCache[str, tuple[float, Principal]] = LRUCache(_KEPT)
         self._hasher = hasher or PasswordHasher()
 
     def add(self, name: str, password: str, *, tenant: str = LOCAL.tenant, roles: Sequence[str] = ()) -> None:
@@ -106,19 +110,42 @@ class People:
         return session_id if made else None
 
     def find(self, session_id: str) -> Principal | None:
-        """Return whose session it is, if it still is one."""
+        """Return whose session it is, if it still is one. As long as nobody has written to the file it is read once, for who listens asks with
+        every word.
+        """
         if not session_id or not self._is_there():
             return None
-        with self._open() as file:
-            asked = "SELECT name, tenant, roles FROM session JOIN person USING (name) WHERE id = ? AND ends > ?"
-            row = file.execute(asked, (_digest(session_id), self._clock())).fetchone()
-        return _principal(*row) if row else None
+        if (stamp := self._stamp()) != self._seen:
+            self._seen = stamp
+            self._found.clear()
+        if (found := self._found.get(session_id)) is None:
+            with self._open() as file:
+                asked = "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE id = ?"
+                row = file.execute(asked, (_digest(session_id),)).fetchone()
+            if row is None:
+                return None
+            found = self._found[session_id] = (row[0], _principal(*row[1:]))
+        return found[1] if found[0] > self._clock() else None
 
     def sign_out(self, session_id: str) -> None:
         """End a session, if it is one."""
         if self._is_there():
             with self._writing() as file:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
+
+    def _stamp(self) -> tuple[int, bytes]:
+        """Return what is another after every change: which file it is, and SQLite's own count in it (offset 24 of its header)."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                stat, head = os.fstat(file.fileno()), file.read(28)
+        except OSError as error:
+            raise ConfigurationError(f"the accounts {self._path} cannot be used: {error}") from error
+        self._check(stat)
+        return stat.st_ino, head[24:]
+
+    def _check(self, stat: os.stat_result) -> None:
+        if stat.st_mode & 0o077:
+            raise ConfigurationError(f"the accounts {self._path} can be read by others; run: chmod 600 {self._path}")
 
     def _is_there(self) -> bool:
         """Whether anything was ever written: the tables come with the first bytes."""
@@ -142,8 +169,7 @@ class People:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            if self._path.stat().st_mode & 0o077:
-                raise ConfigurationError(f"the accounts {self._path} can be read by others; run: chmod 600 {self._path}")
+            self._check(self._path.stat())
             with closing(sqlite3.connect(self._path)) as file:
                 file.execute("PRAGMA foreign_keys = ON")
                 yield file

@@ -27,6 +27,7 @@ from moothall.services.page.drawing import draw
 from moothall.services.page.forms import sent, signed_in
 from moothall.services.page.house import house_routes
 from moothall.services.page.parked import parked_routes
+from moothall.services.page.provider import Provider
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
 from moothall.services.page.signing import signing_routes
@@ -34,10 +35,10 @@ from moothall.services.page.tracing import tracing_routes
 from moothall.services.rest.documents import ServerSentEvents
 
 
-def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions) -> Sequence[Route]:
+def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions, provider: Provider | None = None) -> Sequence[Route]:
     """Return what a browser gets; all but signing in and the stylesheet ask for a session."""
     return [
-        *signing_routes(bearers, sessions),
+        *signing_routes(bearers, sessions, provider),
         *_board_routes(doors, sessions),
         *_story_routes(doors, sessions),
         *changing_routes(doors, sessions),
@@ -52,7 +53,13 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions) -> Sequence[
 def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     async def board(_request: Request, session: Session) -> Response:
         columns = by_state(await doors.board.cards(session.who))
-        return page("board.html", session=session, columns=[(state, columns[state]) for state in lifecycle().order], waits=waits)
+        return page(
+            "board.html",
+            session=session,
+            columns=[(state, columns[state]) for state in lifecycle().order],
+            waits=waits,
+            moves=moves,
+        )
 
     async def new(request: Request, session: Session) -> Response:
         if request.method == "GET":
@@ -126,7 +133,7 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         given = await sent(request, session)
         story_id = request.path_params["id"]
         await doors.board.move(story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip())
-        return redirect(f"/stories/{story_id}")
+        return redirect("/" if given.get("back") == "board" else f"/stories/{story_id}")
 
     return [
         Route("/stories/{id}", signed_in(story, sessions)),

@@ -1,6 +1,6 @@
 """Who is signed in at the page. A browser holds a random id, never a token or a password.
 
-Who came with a token or a link is signed out by a restart of the server; who came with a password is not.
+Who came with a token, by a link or from a provider is signed out by a restart of the server; who came with a password is not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A browser that is signed in. `form` is the secret that its forms carry, which pages of others cannot know."""
+    """A browser that is signed in. `form` is the secret that its forms carry, which pages of others cannot know; `leave` is where it may sign out
+    at its provider, too.
+    """
 
     who: Principal
     id: str = field(default_factory=_secret, repr=False)
     form: str = field(default_factory=_secret, repr=False)
+    leave: str = ""
 
     def sent(self, form: str) -> bool:
         """Whether a form of this session was sent."""
@@ -39,12 +42,19 @@ class Session:
 
 
 class Sessions:
-    """Those of tokens and links: at most `most`, the one used longest ago goes first; each ends after `seconds`, a link after `link_seconds`.
+    """Those of tokens, links and a provider (`elsewhere` names one): at most `most`, the one used longest ago goes first; each ends after `seconds`, a link after `link_seconds`.
     Those of `people` are as many, and lie in their file.
     """
 
     def __init__(
-        self, most: int, seconds: float, link_seconds: float, clock: Callable[[], float] = monotonic, people: People | None = None
+        self,
+        most: int,
+        seconds: float,
+        link_seconds: float,
+        clock: Callable[[], float] = monotonic,
+        *,
+        people: People | None = None,
+        elsewhere: str = "",
     ) -> None:
         self._known: TTLCache[str, Session] = TTLCache(most, seconds, clock)
         self._links: TTLCache[str, Principal] = TTLCache(most, link_seconds, clock)
@@ -52,6 +62,7 @@ class Sessions:
         self._checking = asyncio.Semaphore(_AT_ONCE)
         self._most = most
         self.seconds = seconds
+        self.elsewhere = elsewhere
 
     @property
     def has_people(self) -> bool:
@@ -66,9 +77,9 @@ class Sessions:
             made = await asyncio.to_thread(self._people.sign_in, name, password, self.seconds, self._most)
         return None if made is None else self.find(made)
 
-    def open(self, who: Principal) -> Session:
+    def open(self, who: Principal, leave: str = "") -> Session:
         """Sign somebody in."""
-        session = Session(who)
+        session = Session(who, leave=leave)
         self._known[session.id] = session
         return session
 

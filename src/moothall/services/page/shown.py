@@ -58,7 +58,7 @@ _TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "sp
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
     """Return a page."""
-    given = {"session": None, "refresh": 0, "changes": "/changes", "growing": ""} | told
+    given = {"session": None, "refresh": 0, "changes": "/changes", "growing": "", "onward": ""} | told
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
 
 

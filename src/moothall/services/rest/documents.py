@@ -21,6 +21,7 @@ from moothall import errors
 from moothall.domain.codec import wrong
 
 JSON = "application/json; charset=utf-8"
+EVENTS = "text/event-stream"
 
 B = TypeVar("B", bound="Body")
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Lines(Response):
 class ServerSentEvents(Lines):
     """Lines that are whole server-sent events; the head is sent at once, before there is any."""
 
-    media_type = "text/event-stream"
+    media_type = EVENTS
 
 
 async def lines(facts: AsyncGenerator[T, None], told: Callable[[T], str]) -> Lines:

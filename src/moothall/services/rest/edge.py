@@ -16,8 +16,10 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moothall import errors, telemetry
+from moothall.errors import RateLimited
 from moothall.services.identity import WHO_ASKS, Bearers, call_as, is_loopback
-from moothall.services.rest.documents import Turned, problem
+from moothall.services.page.forms import wrong_page
+from moothall.services.rest.documents import EVENTS, Turned, problem
 from moothall.services.status import RETRY_SECONDS, http_status_of
 from moothall.telemetry import metrics
 
@@ -30,22 +32,39 @@ _PLAIN = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 """No answer is kept by a cache or guessed at by a browser, unless its handler says otherwise."""
 
 
-def answer_errors(app: ASGIApp, calls: int) -> ASGIApp:
-    """Turn whatever goes wrong behind it into an answer, and refuse what is more than `calls` at a time."""
-    in_hand = 0
+def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
+    """Turn whatever goes wrong behind it into an answer, and refuse what is more than `calls` at a time. Who listens to events is no call any
+    more once that has begun, but one of so many `readers`.
+    """
+    in_hand, listening = 0, 0
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal in_hand
+        nonlocal in_hand, listening
         if in_hand >= calls:
             refusal = problem(429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS)
             return await refusal(scope, receive, send)
+        listens = False
+
+        async def sent(message: Message) -> None:
+            nonlocal in_hand, listening, listens
+            if message["type"] == "http.response.start" and Headers(raw=message["headers"]).get("content-type", "").startswith(
+                EVENTS
+            ):
+                if listening >= readers:
+                    raise RateLimited(f"{readers} readers listen to events; try again")
+                in_hand, listening, listens = in_hand - 1, listening + 1, True
+            await send(message)
+
         in_hand += 1
         try:
-            await app(scope, receive, send)
+            await app(scope, receive, sent)
         except Exception as error:  # noqa: BLE001 - the edge of the process; where an answer has begun, uvicorn ends the connection
             await _response_for(scope, error)(scope, receive, send)
         finally:
-            in_hand -= 1
+            if listens:
+                listening -= 1
+            else:
+                in_hand -= 1
 
     return answer
 
@@ -78,9 +97,16 @@ async def not_served(request: Request, error: Exception) -> Response:
         allowed = sorted({method for route in there for method in route.methods or ()})
         said = f"{path} takes {', '.join(allowed)}, not {request.method[:20]}"
         response_headers["Allow"] = ",".join(allowed)
+    if request.method == "GET" and wants_page(request.scope):
+        return wrong_page(error.status_code, said)
     response = problem(error.status_code, _CODES.get(error.status_code, "INVALID_REQUEST"), said)
     response.headers.update(response_headers)
     return response
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a browser asks, for somebody to look at."""
+    return "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def called_rightly(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:

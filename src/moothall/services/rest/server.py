@@ -18,13 +18,14 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from moothall import config
+from moothall import config, telemetry
 from moothall.domain.identity import LOCAL, Principal
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, Temporary
 from moothall.services.asgi import Address, Limits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, caller, is_loopback
 from moothall.services.page.people import People
+from moothall.services.page.provider import Provider
 from moothall.services.page.routes import page_routes
 from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
@@ -33,6 +34,8 @@ from moothall.services.rest.documents import JSON, document, lines, message, tol
 from moothall.services.rest.openapi import Operation, openapi
 from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.services.rest.stories import story_operations
+
+log = telemetry.get_logger(__name__)
 
 DEFAULT_PORT = 8080
 
@@ -47,16 +50,25 @@ class Served:
 
 @asynccontextmanager
 async def http_server(
-    settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], *, configured: bool, people: People | None = None
+    settings: config.Web,
+    doors: Doors,
+    tokens: Mapping[str, Principal],
+    *,
+    configured: bool,
+    people: People | None = None,
+    provider: Provider | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve until the context ends; yields where, with port 0 where the default one is taken, which is logged. `people` sign in with passwords.
+    """Serve until the context ends; yields where, with port 0 where the default one is taken, which is logged. `people` sign in with passwords,
+    others at a `provider`.
 
     `configured`: the tokens are the operator's own, not the one of the first run. Raises `ConfigurationError` for a chosen
-    port that is taken, and on anything but loopback without TLS and configured tokens.
+    port that is taken, on anything but loopback without TLS and configured tokens, and for a provider that is not what it should be.
     """
     if not tokens or not all(tokens):
         raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
     context = _tls(settings, configured=configured)
+    if provider is not None:
+        await _check_provider(provider, settings)
     limits = Limits(
         connections=settings.connections,
         head_bytes=settings.head_bytes,
@@ -66,8 +78,14 @@ async def http_server(
         grace_seconds=settings.grace_seconds,
     )
     address = Address("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
-    sessions = Sessions(settings.sessions, settings.session_seconds, settings.link_seconds, people=people)
-    async with serving(application(settings, doors, tokens, sessions), address, limits, context) as port:
+    sessions = Sessions(
+        settings.sessions,
+        settings.session_seconds,
+        settings.link_seconds,
+        people=people,
+        elsewhere=provider.name if provider else "",
+    )
+    async with serving(application(settings, doors, tokens, sessions, provider), address, limits, context) as port:
         whole = port and context is None and is_loopback(settings.host) and LOCAL in tokens.values()
         link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
         try:
@@ -76,23 +94,37 @@ async def http_server(
             doors.stopping.set()
 
 
-def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], sessions: Sessions) -> Starlette:
+async def _check_provider(provider: Provider, settings: config.Web) -> None:
+    """Raise `ConfigurationError` for a provider that is wrong; one that is away may come."""
+    if not provider.settings.url and not is_loopback(settings.host):
+        raise ConfigurationError(f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find the page")
+    try:
+        await provider.check()
+    except Temporary as error:
+        log.warning("nobody can sign in by the provider for now", setting="oidc.issuer", reason=error.message)
+
+
+def application(
+    settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], sessions: Sessions, provider: Provider | None = None
+) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = Bearers(tokens)
-    pages = page_routes(doors, bearers, sessions)
+    pages = page_routes(doors, bearers, sessions, provider)
     operations = story_operations(doors)
     stories = [*(operation.route for operation in operations), _described(operations)]
     routes = [*state_routes(doors), *tool_routes(doors), *stories, _links(sessions), *rpc_routes(services_of(doors)), *pages]
 
     def is_open(scope: Scope) -> bool:
-        """Whether a path is anybody's, or the page's, which asks for a session instead of a token."""
-        return scope["path"] in OPEN_PATHS or any(route.matches(scope)[0] is not Match.NONE for route in pages)
+        """Whether a path is anybody's, or the page's, which asks for a session instead of a token, or one that nothing is at."""
+        if scope["path"] in OPEN_PATHS or any(route.matches(scope)[0] is not Match.NONE for route in pages):
+            return True
+        return edge.wants_page(scope) and all(route.matches(scope)[0] is Match.NONE for route in routes)
 
     app = Starlette(
         routes=routes,
         middleware=[
             Middleware(edge.observe, routes),
-            Middleware(edge.answer_errors, settings.calls),
+            Middleware(edge.answer_errors, settings.calls, settings.readers),
             Middleware(edge.called_rightly, settings.host, settings.hosts),
             Middleware(edge.authenticate, bearers, is_open),
             Middleware(edge.with_its_client),

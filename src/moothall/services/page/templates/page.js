@@ -1,6 +1,7 @@
 "use strict";
 // Keeps what is shown as the house has it: a change on the board or in a council, or time while a council runs, fetches this page anew and
-// puts its parts marked data-live in place of those shown. All of it works without this: then a page is as it was when it was loaded.
+// puts its parts marked data-live in place of those shown. Cards of the board are dragged, the coach reads along, and what cannot be sent is kept.
+// All of it works without this: then a page is as it was when it was loaded, and a card moves by its buttons.
 const main = document.querySelector("main");
 const rest = 3000;
 const focusable = "a, button, summary, input, textarea, select, [tabindex]";
@@ -9,6 +10,8 @@ let source = null;
 let words = null;
 let renewing = false;
 let again = false;
+let here = true;
+let lifted = null;
 
 function isWrittenIn(part) {
   return part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)
@@ -29,13 +32,14 @@ function put(next, part) {
 async function take() {
   const answer = await fetch(location.href, { redirect: "manual" });
   if (answer.type === "opaqueredirect") location.reload(); // not signed in any more
+  if (answer.status === 429 || answer.status === 503) setTimeout(() => renew().catch(() => tell(false)), rest * (1 + Math.random()));
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   main.dataset.every = fresh.querySelector("main").dataset.every;
   if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) unlisten();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== part.innerHTML && !isWrittenIn(part)) put(document.importNode(next, true), part);
+    if (next && next.innerHTML !== part.innerHTML && !isWrittenIn(part) && !part.contains(lifted)) put(document.importNode(next, true), part);
   }
 }
 
@@ -54,7 +58,109 @@ async function renew() {
 }
 
 function tell(connected) {
+  if (here && !connected) document.getElementById("since").textContent = new Date().toLocaleTimeString();
+  here = connected;
   document.getElementById("offline").hidden = connected;
+  document.body.classList.toggle("away", !connected);
+}
+
+function say(text) {
+  const told = document.getElementById("told");
+  told.hidden = !text;
+  told.textContent = text;
+}
+
+function busy(is) {
+  document.body.classList.toggle("busy", is);
+}
+
+// Sends a form as its button would, and returns the page that it leads to.
+async function send(form, name, value) {
+  const fields = new URLSearchParams(new FormData(form));
+  fields.set(name, value);
+  const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields });
+  return { ok: answer.ok, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
+}
+
+function way(column) {
+  return lifted && column && lifted.querySelector(`[data-to="${column.dataset.state}"]`);
+}
+
+// Where a card may go is what the house says on its buttons; whether it goes there, the house decides anew.
+async function move(button) {
+  say("");
+  busy(true);
+  try {
+    const { ok, page } = await send(button.form, "event", button.value);
+    if (!ok) say(page.querySelector("main [role=alert]")?.textContent ?? "It was not moved.");
+    await renew();
+  } catch {
+    tell(false);
+  } finally {
+    busy(false);
+  }
+}
+
+function lay() {
+  lifted?.classList.remove("lifted");
+  lifted = null;
+  for (const column of document.querySelectorAll("[data-state]")) column.classList.remove("way", "shut", "over");
+}
+
+document.addEventListener("dragstart", (event) => {
+  lifted = event.target.closest?.("[data-card]") ?? null;
+  if (!lifted) return;
+  event.dataTransfer.effectAllowed = "move";
+  event.dataTransfer.setData("text/plain", lifted.dataset.card);
+  lifted.classList.add("lifted");
+  for (const column of document.querySelectorAll("[data-state]")) {
+    const button = way(column);
+    if (button) column.classList.add(button.disabled ? "shut" : "way");
+  }
+});
+document.addEventListener("dragover", (event) => {
+  const column = event.target.closest?.("[data-state]");
+  for (const other of document.querySelectorAll(".over")) if (other !== column) other.classList.remove("over");
+  if (!way(column)) return;
+  event.preventDefault();
+  column.classList.add("over");
+});
+document.addEventListener("drop", (event) => {
+  const button = way(event.target.closest?.("[data-state]"));
+  if (!button) return;
+  event.preventDefault();
+  lay();
+  if (button.disabled) say(`It stays where it is: ${button.dataset.why}`);
+  else move(button);
+});
+document.addEventListener("dragend", () => { lay(); renew().catch(() => tell(false)); });
+
+// Nothing is lost to a server that is away: a form is sent where somebody answers, and once.
+document.addEventListener("submit", (event) => {
+  if (here && !document.body.classList.contains("busy")) { busy(true); return; }
+  event.preventDefault();
+  if (!here) document.getElementById("offline").focus();
+});
+addEventListener("pageshow", () => busy(false)); // also of a page that a browser kept
+addEventListener("offline", () => tell(false));
+document.getElementById("retry").addEventListener("click", () => { take().then(() => tell(true), () => tell(false)); });
+
+// The coach reads along, a moment after the last word.
+for (const form of document.querySelectorAll("[data-scores]")) {
+  const place = document.getElementById(form.dataset.scores);
+  let pause = 0;
+  form.addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(async () => {
+      try {
+        const { ok, page } = await send(form, "do", "score");
+        const fresh = page.getElementById(form.dataset.scores);
+        if (ok && fresh) place.replaceChildren(...document.importNode(fresh, true).children);
+      } catch {
+        tell(false);
+      }
+    }, 400);
+  });
 }
 
 function follow() {
@@ -99,5 +205,10 @@ document.addEventListener("visibilitychange", () => {
   unlisten();
   if (!document.hidden) { follow(); listen(); }
 });
-setInterval(() => { if (Number(main.dataset.every) && !document.hidden) renew().catch(() => tell(false)); }, rest);
+// Where one request failed, the next that is answered says that the server is there.
+setInterval(() => {
+  if (document.hidden) return;
+  if (!here) take().then(() => tell(true), () => {});
+  else if (Number(main.dataset.every)) renew().catch(() => tell(false));
+}, rest);
 if (!document.hidden) { follow(); listen(); }

@@ -1,0 +1,69 @@
+"""What people do at the page, over and over, and how it is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from world import VIEWPORTS, Reader
+
+BRIEF = "As a greeter, I want a function that greets the world, so that I need not type it."
+AC = (
+    "Given the module, when hello_world() is called, then it returns 'Hello, World!'",
+    "Given an empty input, when hello_world() is called, then nothing is raised",
+)
+PICTURES = os.environ.get("MOOTHALL_PICTURES", "")
+
+
+async def until(told: Callable[[], Awaitable[bool]], seconds: float = 90) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(seconds):
+        while not await told():
+            await asyncio.sleep(0.2)
+
+
+async def stands(who: Reader, state: str, button: str = "") -> None:
+    """Wait until a story stands in a state, and until somebody may press a button there."""
+
+    async def so() -> bool:
+        await who.page.reload()
+        now = (await who.page.inner_text("strong.state")).lower()
+        return now == state and (not button or await who.page.get_by_role("button", name=button).first.is_enabled())
+
+    try:
+        await until(so)
+    except TimeoutError:
+        raise AssertionError(f"it never stood in {state!r} with {button!r}:\n{await who.text()}") from None
+
+
+async def write(who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC) -> list[int]:
+    """Write a story with the coach beside it; return the points as criteria were added."""
+    await who.open("/stories/new")
+    await who.page.get_by_label("Title").fill(title)
+    await who.page.get_by_label("Brief").fill(brief)
+    await who.page.get_by_label("Repository").fill("project")
+    points = []
+    for count in range(len(criteria) + 1):
+        await who.page.get_by_label("Criteria").fill("\n".join(criteria[:count]))
+        await who.press("Score")
+        points.append(int((await who.page.inner_text("#score")).split()[2]))
+    await who.press("Create")
+    return points
+
+
+async def look(who: Reader, name: str) -> None:
+    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits, and it is taken a picture of where those are wanted."""
+    found = []
+    for viewport, (width, height) in VIEWPORTS.items():
+        await who.page.set_viewport_size({"width": width, "height": height})
+        for scheme in ("light", "dark"):
+            await who.page.emulate_media(color_scheme=scheme)
+            found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
+            wide = await who.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            if wide > 0:
+                found.append(f"{name} {viewport}: {wide} px wider than the window")
+            if PICTURES:
+                await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
+    assert found == []

@@ -1,0 +1,71 @@
+"""The same story with the real small model on this machine's CPU: nothing is scripted but the product owner."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+from served import served
+from steps import AC, BRIEF, stands, until, write
+
+from house import git
+from moothall.model.weights import fetch_weights
+from moothall.repositories.sample import make_sample_repository
+from moothall.settings import load_settings
+from world import Reader, make_command, reader
+
+pytest_plugins = ["given"]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+ROUNDS = 3
+
+
+async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(chromium: Browser, tmp_path: Path) -> None:
+    """The model is small: a story may end without a winner, and the page says so; three in a row do not."""
+    settings = load_settings()
+    weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)
+    await make_sample_repository(tmp_path / "project")
+    command = make_command(tmp_path, "")
+    command.extra["MOOTHALL_LLM__MODEL_PATH"] = os.fspath(weights)
+    added = await command("repo", "add", str(tmp_path / "project"), "--id", "project")
+    assert added.code == 0, added.err
+    async with served(command) as house, reader(chromium) as who:
+        await who.sign_in(house.link)
+        for number in range(ROUNDS):
+            await write(who, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1])
+            await who.press("Refine")
+            await who.press("Submit")
+            await stands(who, "design", "Accept design")
+            await who.press("Accept design")
+            if await _built(who):
+                break
+        else:
+            pytest.fail(f"no story was built:\n{await who.text()}")
+        await who.page.get_by_role("link", name="evidence of").first.click()
+        await expect(who.page.get_by_text("(winner)")).to_be_visible()
+        assert "proven" in await who.text()
+        await who.page.go_back()
+        await who.press("Accept test")
+        await stands(who, "docs", "Accept")
+        await who.press("Accept")
+        await stands(who, "done")
+        branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
+        assert "def hello_world" in git(tmp_path / "project", "show", f"{branch}:src/utils.py")
+        assert who.wrong == []
+
+
+async def _built(who: Reader) -> bool:
+    """Wait until the story may be accepted, or says what to do as nobody solved it."""
+
+    async def ended() -> bool:
+        await who.page.reload()
+        return "What next:" in await who.text() or await _may_accept(who)
+
+    await until(ended, 500)
+    return await _may_accept(who)
+
+
+async def _may_accept(who: Reader) -> bool:
+    button = who.page.get_by_role("button", name="Accept test")
+    return await button.count() > 0 and await button.first.is_enabled()

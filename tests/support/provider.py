@@ -1,0 +1,120 @@
+"""A small OpenID provider on loopback: everybody who comes is signed in, and what it signs may be changed to see what is taken."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qs, unquote_plus, urlencode
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from moothall.services.asgi import Address, Limits, serving
+
+CLIENT, SECRET = "moothall", "the secret of this client"
+Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
+"""Makes the ID token of claims, header and the provider's key."""
+
+
+@cache
+def keys(whose: str) -> Mapping[str, Any]:
+    """Return the keys of somebody, made once."""
+    del whose
+    return {"one": rsa.generate_private_key(public_exponent=65537, key_size=2048), "two": ec.generate_private_key(ec.SECP256R1())}
+
+
+def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """Sign what is to be signed."""
+    return jwt.encode(claims, key, algorithm=header["alg"], headers=header)
+
+
+@dataclass(slots=True)
+class Provider:
+    """What it has, says and signs. `codes` are those that were not redeemed yet."""
+
+    claims: dict[str, Any] = field(default_factory=lambda: {"sub": "ann", "groups": ["product"]})
+    about: dict[str, Any] = field(default_factory=dict)
+    forge: Forge = honest
+    kid: str = "one"
+    issuer: str = ""
+    codes: dict[str, dict[str, str]] = field(default_factory=dict)
+    asked: list[dict[str, str]] = field(default_factory=list)
+    keys: Mapping[str, Any] = field(default_factory=lambda: keys("the provider"))
+    published: tuple[str, ...] = ("one", "two")
+
+    async def describe(self, _request: Request) -> Response:
+        told = {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/keys",
+            "end_session_endpoint": f"{self.issuer}/leave",
+            "code_challenge_methods_supported": ["S256"],
+        }
+        return JSONResponse(told | self.about)
+
+    async def authorize(self, request: Request) -> Response:
+        """Sign the browser's person in without a word."""
+        asked = dict(request.query_params)
+        self.asked.append(asked)
+        code = secrets.token_urlsafe(16)
+        self.codes[code] = asked
+        return RedirectResponse(f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}", 302)
+
+    async def token(self, request: Request) -> Response:
+        """Redeem a code once, of the client that asked for it, with the verifier of its challenge."""
+        form = {name: values[-1] for name, values in parse_qs((await request.body()).decode()).items()}
+        basic = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
+        if tuple(unquote_plus(part) for part in basic.split(":")) != (CLIENT, SECRET):
+            return JSONResponse({"error": "invalid_client"}, 401)
+        asked = self.codes.pop(form["code"], None)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).rstrip(b"=").decode()
+        if asked is None or (asked["code_challenge"], asked["redirect_uri"]) != (challenge, form["redirect_uri"]):
+            return JSONResponse({"error": "invalid_grant"}, 400)
+        now = int(time.time())
+        claims = {"iss": self.issuer, "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": asked["nonce"], **self.claims}
+        key = self.keys[self.kid]
+        header = {"alg": "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256", "kid": self.kid}
+        return JSONResponse({"access_token": "none", "token_type": "Bearer", "id_token": self.forge(claims, header, key)})
+
+    async def show_keys(self, _request: Request) -> Response:
+        shown = []
+        for kid in self.published:
+            public = self.keys[kid].public_key()
+            made = RSAAlgorithm if isinstance(public, rsa.RSAPublicKey) else ECAlgorithm
+            shown.append(made.to_jwk(public, as_dict=True) | {"kid": kid, "use": "sig"})
+        return JSONResponse({"keys": shown})
+
+    async def leave(self, _request: Request) -> Response:
+        return Response("You are signed out.", media_type="text/html")
+
+
+@asynccontextmanager
+async def provider(**more: Any) -> AsyncIterator[Provider]:
+    """Serve one until the context ends."""
+    made = Provider(**more)
+    routes = [
+        Route("/.well-known/openid-configuration", made.describe),
+        Route("/authorize", made.authorize),
+        Route("/token", made.token, methods=["POST"]),
+        Route("/keys", made.show_keys),
+        Route("/leave", made.leave),
+        Route("/favicon.ico", made.leave),
+    ]
+    async with serving(
+        Starlette(routes=routes), Address("a provider", "test", "127.0.0.1", 0, 0), Limits(grace_seconds=0.2)
+    ) as port:
+        made.issuer = f"http://127.0.0.1:{port}"
+        yield made
