@@ -11,9 +11,10 @@ from pathlib import Path
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview
 from moothall.config import Settings
-from moothall.council.desk import Defaults, Desk
+from moothall.council.desk import Desk
+from moothall.council.request import Defaults
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import check_id, is_id
+from moothall.domain.ids import check_id, is_id, seat_named
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import TaskView
 from moothall.domain.task import RepositoryRef
@@ -25,6 +26,8 @@ from moothall.wiring.bus import Tell, open_log
 from moothall.wiring.trusted import trusted_repositories
 
 _CANCEL_SECONDS = 10.0
+_LOOKED_AT = 200
+_NONE = TaskView("", DeliberationStatus.PENDING)
 
 
 class Tasks:
@@ -40,6 +43,16 @@ class Tasks:
         """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
         under_way = [] if state in {"ended", "failed"} else await self._under_way()
         return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
+
+    async def last_asked(self, repository: str, without: str = "") -> str:
+        """Return the task that was asked last of one agent about a repository ('': about text), `without` one; '' for none."""
+        views = [view for view in await self.latest(limit=_LOOKED_AT) if (view.protocol, view.repository) == ("ask", repository)]
+        return max((view for view in views if view.task_id != without), key=lambda view: view.requested, default=_NONE).task_id
+
+    async def thread(self, task_id: str) -> Sequence[TaskView]:
+        """Return the tasks of its conversation, the first first. Raises `NotFound`."""
+        under_way = await self._under_way()
+        return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
 
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
         """Return how tasks stand, by id; what is not known is left out."""
@@ -179,12 +192,9 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
             names = ", ".join(result.seat for result in outcome.results) or "none, nobody proposed anything"
             raise NotFound(f"{outcome.task_id} has no winner; name a seat: {names}")
         return winner
+    named = seat_named(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
-        if (
-            seat == result.seat
-            or result.seat.endswith(f"-{seat}")
-            or (seat.isdigit() and result.seat.endswith(f"-{int(seat):03d}"))
-        ):
+        if result.seat == named:
             return result
     names = ", ".join(result.seat for result in outcome.results) or "none"
     raise NotFound(f"no proposal of a seat {seat!r} in {outcome.task_id}; there are {names}")
