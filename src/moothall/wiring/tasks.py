@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview
@@ -22,8 +23,12 @@ from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
+from moothall.wiring.asking import Change, files_here, files_of
 from moothall.wiring.bus import Tell, open_log
 from moothall.wiring.trusted import trusted_repositories
+
+if TYPE_CHECKING:  # whoever has a house has imported it
+    from moothall.wiring.house import House
 
 _CANCEL_SECONDS = 10.0
 _LOOKED_AT = 200
@@ -50,9 +55,17 @@ class Tasks:
         return max((view for view in views if view.task_id != without), key=lambda view: view.requested, default=_NONE).task_id
 
     async def thread(self, task_id: str) -> Sequence[TaskView]:
-        """Return the tasks of its conversation, the first first. Raises `NotFound`."""
+        """Return the tasks of its conversation, the first first, itself last; none where it is not known any more."""
         under_way = await self._under_way()
-        return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
+        try:
+            return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
+        except NotFound:
+            return ()
+
+    async def changes(self, task_id: str) -> Sequence[Change]:
+        """Return the diffs of its conversation, the first first."""
+        ends = [(await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)]
+        return [Change(diff, base) for outcome, base in ends if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
         """Return how tasks stand, by id; what is not known is left out."""
@@ -110,6 +123,11 @@ class Tasks:
             except InvalidRequest:
                 continue  # the collector has said so
         return state
+
+
+def tasks_of(settings: Settings, house: House) -> Tasks:
+    """Return the tasks that a house knows."""
+    return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=house.attached)
 
 
 @asynccontextmanager
@@ -204,8 +222,6 @@ async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | N
     """Return the work tree that a task's diff belongs to: its repository's, or, where that is not on this machine, the one round
     the current folder.
     """
-    from moothall.wiring.asking import files_here, files_of
-
     if about is None:
         return None
     try:
