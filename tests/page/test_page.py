@@ -189,6 +189,35 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(chro
             await expect(who.page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+async def ask(who: Reader, question: str) -> None:
+    """Ask one agent about the repository, and wait for the field for the next question."""
+    await who.open("/ask")
+    await who.page.get_by_label("Question or task").fill(question)
+    await who.page.get_by_label("Repository").fill("project")
+    await who.press("Ask")
+    await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+
+
+async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(chromium: Browser, command: Command) -> None:
+    async with served(command) as house, reader(chromium) as who:
+        await who.sign_in(house.link)
+        await ask(who, f"Add hello_world {HOSTILE}")
+        first = who.page.url
+        assert "+def hello_world" in await who.text()
+        await who.page.get_by_label("The next question").focus()
+        await who.page.keyboard.type("Say it in French too: bonjour")
+        await who.page.keyboard.press("Tab")
+        await who.page.keyboard.press("Enter")
+        await who.page.wait_for_url(lambda url: url != first)
+        await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+        shown = await who.text()
+        assert "Asked before" in shown
+        assert "Say it in French too" in shown
+        assert await who.page.title() != "owned"
+        assert await who.violations() == []
+        assert who.wrong == []
+
+
 async def _views(house: Served, who: Reader) -> dict[str, str]:
     """Make a story that stands in its check, one in backlog, and return the views by name."""
     await who.sign_in(house.link)
@@ -203,14 +232,20 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
     await stands(who, "test", "Accept test")
     council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute("href")
     lines = await who.page.get_by_role("link", name="Where do its lines come from?").get_attribute("href")
+    origins = await who.page.get_by_role("link", name="What the graph knows of it").get_attribute("href")
+    task = await who.page.get_by_role("link", name="evidence of").first.get_attribute("href")
+    await ask(who, "Add hello_world")
+    answer = who.page.url.removeprefix(who.web)
     return {
+        "ask": "/ask",
+        "answer": answer,
         "board": "/",
         "new-story": "/stories/new",
         "story": story.removeprefix(who.web),
         "backlog": waiting.removeprefix(who.web),
         "council": str(council),
         "remark": f"{council}?on=1.9",
-        "task": str(await who.page.get_by_role("link", name="evidence of").first.get_attribute("href")),
+        "task": str(task),
         "wrong": "/stories/nowhere",
         "health": "/house",
         "audit": "/house/audit",
@@ -218,7 +253,7 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
         "budgets": "/house/budgets",
         "parked": "/house/parked",
         "origin": f"{lines}&path=src/utils.py&line=4",
-        "graph": str(await who.page.get_by_role("link", name="What the graph knows of it").get_attribute("href")),
+        "graph": str(origins),
     }
 
 

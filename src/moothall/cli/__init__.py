@@ -24,6 +24,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diff": ("tasks:diff", "Print the winner's diff, or another seat's."),
         "apply": ("tasks:apply", "Apply that diff to your files."),
         "cancel": ("tasks:cancel", "Stop a task."),
+        "fork": ("fork:fork", "Run a task again from one of its turns."),
         "steer": ("tasks:steer", "Tell the seats of a running task something."),
         "rm": ("tasks:rm", "Remove a task with its branch."),
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -16,27 +17,67 @@ from moothall.cli.options import example, json_option, repository_options, text_
 from moothall.cli.plain import plain, teller
 from moothall.cli.run import errors_spoken, result_of, settings_of
 from moothall.config import Settings
+from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.wiring.early import Named, check_early
 
 if TYPE_CHECKING:  # imported once the model server has answered
     from rich.console import Console
 
+    from moothall.cli.narrator import Narrator
+    from moothall.wiring.asking import Change
+
 _LONG = 20_000
+_LAST = "\0"  # of --continue without a task
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What came of it; `files` is where its diff can be applied."""
+    """What came of it; `files` is where its diff can be applied, as the last of `changes`."""
 
     outcome: Outcome
     files: Path | None
+    changes: Sequence[Change]
 
 
-@click.command(epilog=example('moothall ask "What does the retry decorator do?"'))
-@click.argument("prompt")
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What is asked and where. `request` is what each question has in common; `goes_on` the task whose conversation goes on, '' for
+    the last one, None for a new one.
+    """
+
+    settings: Settings
+    request: DeliberationRequest
+    named: Named
+    goes_on: str | None = None
+    server: str = ""
+    token_file: Path | None = None
+    quiet: bool = False
+    verbose: bool = False
+
+    def narrator(self) -> Narrator:
+        """Return who tells of one question."""
+        from moothall.cli.narrator import Narrator
+
+        return Narrator(quiet=self.quiet, verbose=self.verbose, thoughts=True)
+
+
+@click.command(
+    epilog=example('moothall ask "What does the retry decorator do?"', 'moothall ask --continue "And where is it used?"')
+)
+@click.argument("prompt", default="")
+@click.option(
+    "--continue",
+    "goes_on",
+    is_flag=False,
+    flag_value=_LAST,
+    default=None,
+    metavar="[TASK]",
+    shell_complete=complete.tasks,
+    help="Go on from TASK, or from what was asked last about this repository: what was said is known, and the files are as it left them.",
+)
 @repository_options
 @text_option
 @click.option(
@@ -66,6 +107,7 @@ def ask(
     context: click.Context,
     *,
     prompt: str,
+    goes_on: str | None,
     repo: str,
     ref: str,
     profile: Path | None,
@@ -82,7 +124,8 @@ def ask(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply.
+    """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply. Without PROMPT, on a terminal, you
+    are asked for it, and for the next.
 
     It is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
 
@@ -101,15 +144,20 @@ def ask(
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
     named = Named(repo, ref, text, profile)
+    prompt, goes_on = _meant(prompt, goes_on)
     if server and model:
         raise InvalidRequest("a server elsewhere chooses the model itself, by the role; leave --model out")
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
-    if server:
-        asked = result_of(_ask_server(settings, request, named, server, token_file, quiet=as_json, verbose=verbose))
-    else:
-        asked = result_of(_ask(settings, request, named, quiet=as_json, verbose=verbose))
-    outcome, diff = asked.outcome, _diff(asked.outcome)
+    asking = Asking(settings, replace(request, description=prompt), named, goes_on, server, token_file, as_json, verbose)
+    if not prompt:
+        if as_json or yes or task_id or not sys.stdin.isatty():
+            raise InvalidRequest(
+                'nothing is asked: say it (moothall ask "…"), or type it on a terminal, without --json, --yes and --task-id'
+            )
+        sys.exit(result_of(_talk(asking)))
+    asked = result_of(_ask(asking))
+    outcome, diff = asked.outcome, asked.outcome.diff
     if not server:
         complete.remember(settings.data_dir, outcome.task_id)
     if not as_json:
@@ -121,59 +169,46 @@ def ask(
         if diff and asked.files is None:
             click.echo("not applied: the repository's files are not on this machine", err=True)
         elif diff and asked.files is not None and _is_wanted(yes=yes, quiet=as_json):
-            applied = _apply(settings, asked.files, diff)
+            applied = _apply(settings, asked.files, asked.changes)
     finally:
         if as_json:
             _document(out, outcome, applied)
     sys.exit(exit_code(outcome, answers=True))
 
 
-async def _ask(settings: Settings, request: DeliberationRequest, named: Named, *, quiet: bool, verbose: bool) -> _Asked:
-    asked = await check_early(settings, request, named, teller(quiet=quiet))
+def _meant(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
+    """Return the question and the task whose conversation goes on: what follows --continue is the question where it is no id and none
+    comes after it.
+    """
+    if goes_on is None or goes_on == _LAST:
+        return prompt, None if goes_on is None else ""
+    return (prompt, goes_on) if prompt or is_id(goes_on) else (goes_on, "")
+
+
+async def _ask(asking: Asking) -> _Asked:
+    asked = await _check_early(asking, asking.request)
     # Only now, as in `deliberate`.
-    from moothall.cli.council import hold_council
-    from moothall.cli.narrator import Narrator
-    from moothall.wiring.asking import asked_about, files_of, unseen
-    from moothall.wiring.house import open_house
+    from moothall.cli.asking import opened
 
-    narrator = Narrator(quiet=quiet, verbose=verbose, thoughts=True)
-    repository = await asked_about(settings, named)
-    if repository is not None:
-        if said := await unseen(settings, repository, named.profile):
-            narrator.note(said)
-    elif not named.text:
-        narrator.note("you are in no repository: this is about text alone")
-    # Not on the configured default repository either: what is asked about is where one is.
-    request = replace(request, repository=repository, about_text=repository is None)
+    narrator = asking.narrator()
     with narrator.watching():
-        async with open_house(settings, narrator.say, asked=asked) as house:
-            outcome = await hold_council(house.desk, request, narrator.take)
-    return _Asked(outcome, files_of(settings, repository) if repository else None)
+        async with opened(asking, narrator.say, narrator.note, asked=asked) as door:
+            outcome = await door.put(asking.request.description, narrator)
+    return _Asked(outcome, door.files, door.changes)
 
 
-async def _ask_server(
-    settings: Settings,
-    request: DeliberationRequest,
-    named: Named,
-    server: str,
-    token_file: Path | None,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> _Asked:
-    """Ask a server elsewhere. What it has is not what is here: its diff is applied to the files that one is in, if it fits."""
-    from moothall.cli.council import hold_council
-    from moothall.cli.narrator import Narrator
-    from moothall.wiring.asking import files_here, kernel_of, names
+async def _talk(asking: Asking) -> int:
+    asked = await _check_early(asking, replace(asking.request, description="?"))
+    from moothall.cli.talk import talk
 
-    named.check()
-    narrator = Narrator(quiet=quiet, verbose=verbose, thoughts=True)
-    files = None if named.text else await files_here(settings, named.repo)
-    repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
-    request = replace(request, repository=repository, about_text=repository is None)
-    async with kernel_of(settings, server, token_file) as kernel:
-        with narrator.watching():
-            return _Asked(await hold_council(kernel, request, narrator.take), files)
+    return await talk(asking, asked=asked)
+
+
+async def _check_early(asking: Asking, request: DeliberationRequest) -> bool:
+    if asking.server:
+        asking.named.check()
+        return False
+    return await check_early(asking.settings, request, asking.named, teller(quiet=asking.quiet))
 
 
 def _is_wanted(*, yes: bool, quiet: bool) -> bool:
@@ -190,16 +225,12 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
         return False
 
 
-def _apply(settings: Settings, files: Path, diff: str) -> tuple[str, ...]:
+def _apply(settings: Settings, files: Path, changes: Sequence[Change]) -> tuple[str, ...]:
     from moothall.wiring.asking import take_over
 
-    paths = result_of(take_over(settings, files, diff))
+    paths = result_of(take_over(settings, files, *changes))
     click.echo(f"applied to {', '.join(plain(path, 80) for path in paths)}", err=True)
     return paths
-
-
-def _diff(outcome: Outcome) -> str:
-    return outcome.results[0].diff if outcome.winner_id and outcome.results else ""
 
 
 def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:

@@ -36,19 +36,19 @@ async def hold_council(
 ) -> Outcome:
     """Submit and follow to the end; `take` is given every event. Interrupted, it cancels the deliberation and waits until its hands are still."""
     ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
-    request = replace(request, task_id=request.task_id or new_task_id())
+    task_id = request.task_id or (new_task_id() if request.fork is None else "")  # a fork's follows from those that there are
     try:
-        await desk.submit(request, LOCAL)
+        task_id = (await desk.submit(replace(request, task_id=task_id), LOCAL)).task_id
         ours = True
-        return await _follow(desk, request.task_id, take)
+        return await follow(desk, task_id, take)
     except BaseException:
-        if ours:
+        if ours and task_id:
             with suppress(MoothallError):
-                await asyncio.shield(_cancel(desk, request.task_id))
+                await asyncio.shield(_cancel(desk, task_id))
         raise
 
 
-async def _follow(desk: Desk | RemoteKernel, task_id: str, take: Callable[[Recorded], Awaitable[None] | None]) -> Outcome:
+async def follow(desk: Desk | RemoteKernel, task_id: str, take: Callable[[Recorded], Awaitable[None] | None]) -> Outcome:
     """Give every event until the decision and return that."""
     async for recorded in desk.watch(task_id, 0, LOCAL):
         if (taken := take(recorded)) is not None:

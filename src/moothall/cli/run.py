@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -93,6 +93,19 @@ def run(main: Coroutine[Any, Any, int], waits: str = "") -> None:
     sys.exit(result_of(main, waits))
 
 
+_INTERRUPTS: list[Callable[[], object]] = []
+
+
+@contextmanager
+def on_interrupt(do: Callable[[], object]) -> Iterator[None]:
+    """Let Ctrl-C do this, and not end the command, until the block ends."""
+    _INTERRUPTS.append(do)
+    try:
+        yield
+    finally:
+        _INTERRUPTS.remove(do)
+
+
 def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0) -> T:
     """Run to the end and return its result. What it `waits` for is said on stderr, once, where that takes `after` seconds.
 
@@ -105,8 +118,11 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for mypy: we are inside a coroutine
 
-        def stop() -> None:
+        def stop(number: signal.Signals) -> None:
             nonlocal interrupted
+            if number is signal.SIGINT and _INTERRUPTS:
+                _INTERRUPTS[-1]()
+                return
             # Ray's own handler, while Ray starts, aborts a process that has not ended 3 seconds after a SIGTERM.
             signal.alarm(0)
             if not interrupted:
@@ -115,7 +131,7 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop, number)
         return await main
 
     # A thread's, since modules that are loaded hold the loop up.

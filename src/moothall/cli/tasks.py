@@ -108,9 +108,15 @@ async def _show(settings: Settings, task: str, *, as_json: bool) -> int:
         task_id = await tasks.find(task)
         outcome = await tasks.outcome(task_id)
         live = next((view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None)
+        thread = await tasks.thread(task_id)
     if as_json:
         click.echo(document(outcome))
-    elif outcome.status.ended or live is None:
+        return 0
+    for view in thread[:-1]:
+        click.echo(f"after {view.task_id}: {' '.join(plain(view.description).split())}")
+    if thread and thread[-1].forked:
+        click.echo(f"another run of {thread[-1].forked}")
+    if outcome.status.ended or live is None:
         show_outcome(Console(highlight=False), outcome)
     else:
         click.echo(_row(live, 40))
@@ -161,18 +167,20 @@ def apply(context: click.Context, *, task: str, seat: str) -> None:
 
 async def _apply(settings: Settings, task: str, seat: str) -> int:
     from moothall.errors import InvalidRequest
-    from moothall.wiring.asking import take_over
+    from moothall.wiring.asking import Change, take_over
     from moothall.wiring.tasks import choose_result, files_for, open_tasks
 
     async with open_tasks(settings, _say) as tasks:
         task_id = await tasks.find(task)
         result, about = choose_result(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
+        this = next(reversed(await tasks.thread(task_id)), None)
+        before = await tasks.changes(this.follows) if this and this.follows else ()
     if not result.diff:
         raise InvalidRequest(f"{result.seat} of {task_id} changed nothing: there is no diff to apply")
     files = await files_for(settings, about)
     if files is None:
         raise InvalidRequest("the repository's files are not on this machine; go to a clone of it, or use `moothall diff`")
-    paths = await take_over(settings, files, result.diff)
+    paths = await take_over(settings, files, *before, Change(result.diff, this.base_sha if this else ""))
     click.echo(f"{task_id}, {result.seat}{'' if result.proven else ' (unproven)'}: applied to {files}")
     for path in paths:
         click.echo(f"  {plain(path, 200)}")

@@ -83,6 +83,16 @@ class Overview:
         known = {**{view.task_id: view for view in self._live(who.tenant, ended)}, **ended}
         return {name: known[key] for name in task_ids if (key := key_of(name, who.tenant)) in known}
 
+    async def thread(self, task_id: str, who: Principal) -> Sequence[TaskView]:
+        """Return the tasks of a conversation up to one, the first first, as far as they are known. Raises `NotFound`, also for another tenant's."""
+        found = [await self.get(task_id, who)]
+        while (before := found[0].follows) and len(found) < _FOLLOWED:
+            try:
+                found.insert(0, await self.get(before, who))
+            except NotFound:
+                break  # it was removed
+        return found
+
     async def progress(self, task_id: str, who: Principal) -> Progress:
         """Return how far a deliberation is, seat by seat. Read from the log since it was last asked for. Raises `NotFound`, also for
         another tenant's.
@@ -187,6 +197,8 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
         base_sha=d.base_sha or "",
         principal=d.principal,
         requested=time,
+        follows=own_id(d.follows, d.tenant),
+        forked=own_id(d.fork.task_id, d.tenant) if d.fork else "",
     )
 
 

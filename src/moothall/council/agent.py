@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 
 from moothall import telemetry
 from moothall.config import Limits, Llm
 from moothall.council.checking import State, look
-from moothall.council.coding import Coding, TurnContext
+from moothall.council.coding import Coding
 from moothall.council.context import is_test
 from moothall.council.conversation import Conversation, Voice
+from moothall.council.course import Course, Said, Workplace, brief_of, why_not
 from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.examples import broken
 from moothall.council.facts import Facts
@@ -32,9 +32,7 @@ from moothall.domain.proposal import Operation
 from moothall.domain.repository import Patch, Prepared
 from moothall.domain.secrets import brings_secret
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused
-from moothall.guard.gate import Gate
 from moothall.guard.paths import first_covered
-from moothall.guard.seat import SeatContext
 from moothall.ranking.joined import joined_secrets
 from moothall.tools.catalogue import ToolSpec
 
@@ -43,6 +41,7 @@ _COPIED = (
     "That is the example from the instructions, and it was not run: it has nothing to do with this task. Read the task again, and "
     "reply with actions on the files that it is about."
 )
+_GO_ON = "This is not the end: look at the task once more, and go on from here."
 _HELD = "{!r} may not be changed by this role; put it back as it was"
 _NOT_TAKEN_OVER = (
     "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
@@ -50,56 +49,10 @@ _NOT_TAKEN_OVER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """Where an agent works: its seat in a workspace, behind the gate, on a base. `also` are cases that are run after each change,
-    whatever it touches.
-    """
-
-    context: SeatContext
-    gate: Gate
-    prepared: Prepared
-    also: AbstractSet[str] = frozenset()
-
-    def at(self, step: str) -> TurnContext:
-        """Return where one turn acts."""
-        return TurnContext(self.context, self.gate, step)
-
-
-@dataclass(slots=True)
-class _Course:
-    """An attempt under way. `over`: it ends with this turn; `circle`: because it goes in circles."""
-
-    place: Workplace
-    state: State
-    steps: list[TurnStep] = field(default_factory=list)
-    best: Draft | None = None
-    malformed: int = 0
-    refusals: int = 0
-    stale: frozenset[str] = frozenset()
-    summary: str = ""
-    circle: str = ""
-    over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A reply: the turn's place (phase, round, number), and its text."""
-
-    phase: str
-    round: int
-    turn: int
-    text: str = ""
-
-    @property
-    def step(self) -> str:
-        """As in call ids."""
-        return f"{self.phase}/{self.round}.{self.turn}"
-
-
 class Agent:
     """One seat's loop. Its conversation and operations go on from the proposal into the revisions. `asked`: it may end with an
     answer and no change. `example`: the actions of the worked example, which are no answer. `function`: the one function that the task is about.
+    `resumes`: the recorded turn, as <phase>/<round>.<turn>, after which it goes on, however that one ended.
     """
 
     def __init__(
@@ -119,6 +72,7 @@ class Agent:
         asked: bool = False,
         example: Sequence[Action] = (),
         function: Function | None = None,
+        resumes: str = "",
     ) -> None:
         self.seat = seat
         self.role = role
@@ -140,6 +94,7 @@ class Agent:
         self._coding = coding
         self._asked = asked
         self._example = tuple(example)
+        self._resumes = resumes
         self._attempt = 1
 
     def place(self) -> tuple[int, int]:
@@ -157,14 +112,18 @@ class Agent:
 
     async def answer(self, phase: str, round_: int, deadline: datetime) -> Draft:
         """Return an answer in text; raises `MalformedReplies` and what the model raises."""
-        for turn in range(1, self._limits.malformed_replies + 2):
-            at = _Said(phase, round_, turn)
+        begun = int(self._resumes.rpartition(".")[2]) if self._resumes.startswith(f"{phase}/{round_}.") else 0
+        for turn in range(1, begun + self._limits.malformed_replies + 2):
+            at = Said(phase, round_, turn)
             with self._turn(at):
                 said, text = await self.talk.ask(at.step, deadline, may_finish=True)
                 if isinstance(said, Turn) and said.finish is not None:
                     await self._tell_turn(at, said.thought)
                     self.talk.add(text, "", "answered")
-                    return Draft(said.finish.strip())
+                    if turn > begun:
+                        return Draft(said.finish.strip())
+                    self.talk.tell(_GO_ON)
+                    continue
                 wrong = (
                     said if isinstance(said, str) else "There are no tools here: reply with finish, which is the whole answer."
                 )
@@ -179,10 +138,13 @@ class Agent:
         Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and what model, budget and
         workspace raise. Changes that are not green are returned too: the gates decide.
         """
-        course = _Course(place, State(start.patch, green=start.green) if start else State())
+        course = Course(place, State(start.patch, green=start.green) if start else State())
         turn = turns.start
         for turn in turns:
-            at = _Said(phase, round_, turn)
+            at = Said(phase, round_, turn)
+            resumes = at.step == self._resumes
+            if resumes:
+                course.stay()
             with self._turn(at):
                 may_finish = self._asked or course.state.changed or turn - turns.start >= _LOOKING
                 try:
@@ -206,11 +168,13 @@ class Agent:
                     await self._finish(course, at, said.finish.strip(), said.thought)
                 else:
                     await self._do(course, at, said)
+            if resumes and course.stay():
+                self.talk.tell(_GO_ON)
             if course.over or course.circle:
                 break
         return Attempt(self._end(course, len(turns)), turn, course.circle, course.state.refused)
 
-    async def _unusable(self, course: _Course, at: _Said, wrong: str) -> None:
+    async def _unusable(self, course: Course, at: Said, wrong: str) -> None:
         """Say what was wrong with a reply that is no turn."""
         course.malformed += 1
         course.steps.append(TurnStep(digest(at.text), course.state.tree, malformed=True))
@@ -221,10 +185,10 @@ class Agent:
                 raise MalformedReplies(f"{course.malformed} replies were no turn; the last: {wrong[:300]}")
             course.over = True
 
-    async def _finish(self, course: _Course, at: _Said, summary: str, thought: str) -> None:
+    async def _finish(self, course: Course, at: Said, summary: str, thought: str) -> None:
         """End, or say why it is too early for that."""
         course.summary, state = summary, course.state
-        objection = _objection(course, answered=self._asked and bool(summary))
+        objection = why_not(course, answered=self._asked and bool(summary))
         if not objection or (state.changed and course.refusals >= self._limits.malformed_replies):
             await self._tell_turn(at, thought)
             self.talk.add(at.text, "", "finished")
@@ -237,7 +201,7 @@ class Agent:
         if course.refusals > self._limits.malformed_replies:
             raise NoChanges("the seat says that it is done and has changed nothing")
 
-    async def _do(self, course: _Course, at: _Said, said: Turn) -> None:
+    async def _do(self, course: Course, at: Said, said: Turn) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
         place = course.place
         did = await do(said, self._coding, place.at(at.step))
@@ -262,13 +226,13 @@ class Agent:
         repeated = again(course.steps)
         # Small models get stuck in such turns: what they repeat is not offered in the next.
         course.stale = frozenset(action.tool for action in said.actions) if repeated else frozenset()
-        self.talk.add(at.text, self._report(did, state, place.prepared, ran=ran, again=repeated), _brief(did, state))
+        self.talk.add(at.text, self._report(did, state, place.prepared, ran=ran, again=repeated), brief_of(did, state))
         if ran and state.changed and (course.best is None or state.worth >= course.best.worth):
             course.best = Draft(said.thought or "(no summary)", state.patch, state.green, state.worth)
         if course.over:
             course.summary = said.thought
 
-    def _end(self, course: _Course, turns: int) -> Draft | None:
+    def _end(self, course: Course, turns: int) -> Draft | None:
         """Return what an attempt came to: its last state where that is good, or was meant to be the end; else its best."""
         state, best, summary = course.state, course.best, course.summary
         if state.refused is not None and not (best and best.green) and not course.circle:
@@ -290,7 +254,7 @@ class Agent:
             joined_secrets(patch.diff, {}, tests, self._model.clean).certain
         )
 
-    async def _look(self, course: _Course, did: Did, message: str) -> tuple[State, bool]:
+    async def _look(self, course: Course, did: Did, message: str) -> tuple[State, bool]:
         """Commit what changed and run the checks near it. Return how it stands, and whether checks were run."""
         state, context = course.state, course.place.context
         if not did.may_have_changed:
@@ -335,7 +299,7 @@ class Agent:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
-    def _turn(self, at: _Said) -> telemetry.Span:
+    def _turn(self, at: Said) -> telemetry.Span:
         about: dict[str, str | int] = {
             "moothall.seat": self.seat,
             "moothall.phase": at.phase,
@@ -346,7 +310,7 @@ class Agent:
 
     async def _tell_turn(
         self,
-        at: _Said,
+        at: Said,
         thought: str = "",
         *,
         operations: Sequence[Operation] = (),
@@ -377,21 +341,3 @@ class Agent:
             stuck=found,
         )
         return found
-
-
-def _objection(course: _Course, *, answered: bool) -> str:
-    """Why a seat may not finish yet, or nothing."""
-    state, prepared = course.state, course.place.prepared
-    if state.refused is not None:
-        return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
-    if not state.changed:
-        return "" if answered else "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
-    if not state.green:
-        red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
-        return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
-    return ""
-
-
-def _brief(did: Did, state: State) -> str:
-    checks = ", ".join(f"{name} {run.verdict}" for name, run in state.runs.items())
-    return f"{did.brief}; {checks}" if checks else did.brief

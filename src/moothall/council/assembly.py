@@ -145,8 +145,16 @@ class Council:
         most = self.parts.limits.attempts
         return most if self.function is None else min(most, self.parts.llm.function_attempts)
 
+    def approach(self, sitting: Sitting) -> str:
+        """Return the way in which a seat goes about it; '' for its own. That of a fork is the one it has from where it comes."""
+        if self.d.fork is not None:
+            return self.d.fork.approach
+        return self.approaches[sitting.number] if self.approaches else ""
+
     def warmth(self, seat: str) -> float:
         """Return a seat's own temperature: the first is the surest (a quarter of the setting), the last the boldest."""
+        if self.d.fork is not None:
+            return self.d.fork.temperature
         last = len(self.d.seats) - 1
         share = self.d.seats.index(seat) / last if last else 0.0
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
@@ -260,7 +268,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         example=prompts.example_of(shown),
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
-        sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats)),
+        sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)),
         seats=seats,
         function=None if d.is_answer("") else function,
         bench=_bench(d, prepared, parts, facts) if prepared else None,

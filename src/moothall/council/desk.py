@@ -5,36 +5,27 @@ Stateless over the bus, so any process that reaches the bus can have one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.config import Limits, Models
-from moothall.council import params
-from moothall.council.choices import checks_of, models_of
+from moothall.council.forking import forked
+from moothall.council.request import Defaults, digest_of, plan
 from moothall.council.roster import Roster
 from moothall.council.text import tokens
+from moothall.council.thread import conversation, decided, going_on, requested, told_of
 from moothall.domain.briefing import BriefingRequest
-from moothall.domain.budget import Budget, check_budget
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import dump, load
-from moothall.domain.council import Council
-from moothall.domain.event import Data, EventType, Recorded
+from moothall.domain.event import Data, Event, EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of, new_task_id, own_id, read_role, seat_id
+from moothall.domain.ids import check_id, digest, key_of, own_id, read_role
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.protocol import PROTOCOLS
-from moothall.domain.task import (
-    DEFAULT_SEATS,
-    Deliberation,
-    DeliberationRequest,
-    RepositoryRef,
-    check_deliberation,
-)
+from moothall.domain.task import Deliberation, DeliberationRequest, Fork, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound
 from moothall.ports import Bus, Repositories
@@ -43,22 +34,17 @@ from moothall.telemetry.events import write, write_of
 log = telemetry.get_logger(__name__)
 
 _REMEMBERED = 10_000
-_NAMED = ("task_id", "call_id", "agent_id")
+_NAMED = ("task_id", "call_id", "agent_id", "follows")
 """What in an event's data is a task's key, or begins with it."""
+_TALK_SHARE = 4
+"""A conversation so far has this part of the model's window."""
+_ID_CHARS = 63
+_FIRST = "first"
+"""Which words to a deliberation are those that came with its request."""
 
 
 Tell = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
 """`Briefings.tell`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What fills the zeros of a request."""
-
-    limits: Limits
-    repository: str = ""
-    seed: int = 0
-    models: Models = field(default_factory=Models)
 
 
 class Desk:
@@ -94,18 +80,24 @@ class Desk:
             return replace(deliberation, task_id=own_id(deliberation.task_id, who.tenant))
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        request_digest = _digest_of(request, who)
+        request_digest = digest_of(request, who)
         key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
         # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
-        if key and (request.repository or self._defaults.repository) and (known := await self._requested(key)):
+        looks = request.repository or self._defaults.repository or request.follows or request.fork
+        if key and looks and (known := await requested(self._bus, key)):
             return await self._again(known, request_digest)
+        if request.fork is not None:
+            return await self._fork(request, request.fork, who, request_digest)
+        before = await conversation(self._bus, request.follows, who) if request.follows else ()
+        if before:
+            request = going_on(request, before[0])
         role = read_role(request.role)
         try:
             council = self._councils.find(role, who.tenant) if self._councils else None
             deliberation = plan(request, who, self._defaults, self._clock(), council)
         except MoothallError:
             # What was right when it was asked for first stays so, whatever became of councils and limits since.
-            if key and (known := await self._requested(key)):
+            if key and (known := await requested(self._bus, key)):
                 return await self._again(known, request_digest)
             raise
         if deliberation.repository is not None:
@@ -115,18 +107,37 @@ class Desk:
                 repository=RepositoryRef(id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref),
                 base_sha=base.sha,
             )
-        deliberation = replace(deliberation, context=await self._told(request, deliberation, who))
+        told = await self._told(request, deliberation, who)
+        if before:
+            room = self._defaults.models.get(deliberation.model).context_tokens // _TALK_SHARE
+            told = "\n\n".join(filter(None, (told_of(before, room), told)))
+        return await self._record(replace(deliberation, context=told), request_digest)
+
+    async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
+        """Record another run of a task, under an id of its own that tells which one it is a fork of."""
+        made = await forked(self._bus, fork, who, self._defaults, self._clock())
+        name = request.task_id
+        number = 0
+        while not name or (not request.task_id and await requested(self._bus, key_of(name, who.tenant))):
+            number += 1
+            end = f"-f{number}"
+            name = f"{fork.task_id[: _ID_CHARS - len(end)]}{end}"
+        seed = int(digest(str(made.seed), name)[:7], 16) if request.seed is None else request.seed
+        return await self._record(replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest)
+
+    async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
+        """Put it on record and on the queue."""
         asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
         event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:
             seq = await self._bus.create(event)
         except AlreadyExists:
-            recorded = await self._requested(deliberation.task_id)
+            recorded = await requested(self._bus, deliberation.task_id)
             if recorded is None:
                 raise
             return await self._again(recorded, request_digest)
         self._known[deliberation.task_id] = seq
-        await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=True)
+        await self._enqueue(deliberation, event, fresh=True)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
@@ -161,20 +172,26 @@ class Desk:
             raise AlreadyExists(f"task_id {own_id(known.event.subject, known.event.tenant)!r} is taken by another deliberation")
         # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
         deliberation = check_deliberation(load(Deliberation, known.event.data))
-        await self._bus.enqueue(Channel.WORK.of(deliberation.role), known.event)
+        await self._enqueue(deliberation, known.event)
         return deliberation
+
+    async def _enqueue(self, d: Deliberation, event: Event, *, fresh: bool = False) -> None:
+        """Let a host have it, after what is said to a fork: its first turn of its own hears that."""
+        if d.fork is not None and d.fork.words:
+            await self._bus.publish(_words(d.task_id, d.fork.words, Principal(d.principal, d.tenant), _FIRST, self._clock()))
+        await self._bus.enqueue(Channel.WORK.of(d.role), event, fresh=fresh)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return how it stands now."""
-        requested = await self._visible(task_id, who)
+        asked = await self._visible(task_id, who)
         document = await self._bus.get(key_of(task_id, who.tenant))
         if document is not None:
             return replace(load(Outcome, document), task_id=task_id)
-        data = requested.event.data
+        data = asked.event.data
         return Outcome(
             task_id=task_id,
             status=DeliberationStatus.PENDING,
-            tenant=requested.event.tenant,
+            tenant=asked.event.tenant,
             role=str(data.get("role", "")),
             agent_count=len(seats) if isinstance(seats := data.get("seats"), list) else 0,
         )
@@ -194,7 +211,7 @@ class Desk:
         """Yield the deliberation's events in order, each once; end after its decision."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
-        ended = await self._decided(key)
+        ended = await decided(self._bus, key)
         if ended is not None and not ended.comes_after(after_seq):
             return
         told: set[str] = set()  # two hosts at once record the same fact in different messages, and the bus does not notice
@@ -221,18 +238,9 @@ class Desk:
         task, message = key_of(task_id, who.tenant), message.strip()
         if not message:
             raise InvalidRequest("the message is empty; say in a sentence what the seats should know")
-        if await self._decided(task) is not None:
+        if await decided(self._bus, task) is not None:
             raise InvalidRequest(f"deliberation {task_id!r} has ended: nobody hears this any more")
-        data = {"task_id": task, "message": message, "by": who.name}
-        event = write(
-            EventType.DELIBERATION_STEERED,
-            task,
-            data,
-            ordinal=digest(who.name, key),
-            causationid=requested_id(task),
-            tenant=who.tenant,
-            time=self._clock().isoformat(),
-        )
+        event = _words(task, message, who, digest(who.name, key), self._clock())
         said = {recorded.event.id: recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))}
         most = self._defaults.limits.steer_chars
         if sum(len(str(one.data.get("message", ""))) for one in ({**said, event.id: event}).values()) > most:
@@ -244,7 +252,7 @@ class Desk:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
-        ended = await self._decided(key)
+        ended = await decided(self._bus, key)
         if ended is not None:
             return load(Outcome, ended.event.data).status
         event = write(
@@ -259,27 +267,24 @@ class Desk:
         await self._bus.signal(Channel.CANCEL.of(key), {"task_id": key, "reason": reason[:1000]})
         return DeliberationStatus.CANCELLED
 
-    async def _requested(self, key: str) -> Recorded | None:
-        first = await self._bus.first(Channel.RESULTS.of(key))
-        if first is None or first.event.type is EventType.DELIBERATION_REQUESTED:
-            return first
-        async for recorded in self._bus.replay((Channel.RESULTS.of(key),)):
-            if recorded.event.type == EventType.DELIBERATION_REQUESTED:
-                return recorded
-        return None
-
-    async def _decided(self, key: str) -> Recorded | None:
-        async for recorded in self._bus.replay((Channel.RESPONSES.of(key),)):
-            if recorded.event.type == EventType.DELIBERATION_DECIDED:
-                return recorded
-        return None
-
     async def _visible(self, task_id: str, who: Principal) -> Recorded:
         check_id(task_id, "task_id")
-        requested = await self._requested(key_of(task_id, who.tenant))
-        if requested is None or requested.event.tenant != who.tenant:
+        asked = await requested(self._bus, key_of(task_id, who.tenant))
+        if asked is None or asked.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
-        return requested
+        return asked
+
+
+def _words(task: str, message: str, who: Principal, ordinal: str, now: datetime) -> Event:
+    return write(
+        EventType.DELIBERATION_STEERED,
+        task,
+        {"task_id": task, "message": message, "by": who.name},
+        ordinal=ordinal,
+        causationid=requested_id(task),
+        tenant=who.tenant,
+        time=now.isoformat(),
+    )
 
 
 def _told_to(who: Principal, recorded: Recorded) -> Recorded:
@@ -288,6 +293,8 @@ def _told_to(who: Principal, recorded: Recorded) -> Recorded:
     if event.subject == own_id(event.subject, who.tenant):
         return recorded
     named: Data = {name: own_id(value, who.tenant) for name in _NAMED if isinstance(value := event.data.get(name), str)}
+    if isinstance(fork := event.data.get("fork"), Mapping):
+        named = {**named, "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), who.tenant)}}
     own = replace(
         event,
         subject=own_id(event.subject, who.tenant),
@@ -295,99 +302,3 @@ def _told_to(who: Principal, recorded: Recorded) -> Recorded:
         data={**event.data, **named},
     )
     return replace(recorded, event=own)
-
-
-def plan(
-    request: DeliberationRequest, who: Principal, defaults: Defaults, now: datetime, council: Council | None = None
-) -> Deliberation:
-    """Check a request and fill in its defaults, the council's before the house's.
-
-    Raises `InvalidRequest` naming what is wrong and what would be right.
-    """
-    limits = defaults.limits
-    role = read_role(request.role)
-    if council is not None:
-        request = params.filled(request, council.config.params, params.COUNCIL)
-    description = request.description.strip()
-    if not description:
-        raise InvalidRequest("the task is empty; say in a sentence what should be done")
-    if len(description) > limits.task_chars:
-        raise InvalidRequest(f"the task has {len(description)} characters; at most {limits.task_chars} (limits.task_chars)")
-    check_budget(request.budget)
-    texts = (request.constraints.rubric, *request.constraints.requirements, *request.constraints.metadata.values())
-    if sum(map(len, texts)) > limits.task_chars:
-        raise InvalidRequest(f"rubric, requirements and metadata together have more than {limits.task_chars} characters")
-    if tokens(request.context) > limits.context_tokens:
-        raise InvalidRequest(f"the context has about {tokens(request.context)} tokens; at most {limits.context_tokens}")
-    protocol = params.check_protocol(request.protocol)
-    members = [agent.id for agent in council.agents] if council else []
-    model, seat_models = models_of(request, role, defaults.models, council)
-    seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents)
-    if PROTOCOLS[protocol].one_seat or request.merge:
-        seats = 1
-    if members and seats > len(members):
-        raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
-    rounds = request.rounds or (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
-    default_one = bool(defaults.repository) and not request.about_text
-    seconds = request.constraints.timeout_seconds or request.budget.seconds
-    _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds))
-    house = Budget(tokens=limits.tokens, seconds=int(limits.deliberation_seconds), calls=limits.calls, cost_usd=limits.cost_usd)
-    return Deliberation(
-        task_id=key_of(check_id(request.task_id, "task_id") if request.task_id else new_task_id(), who.tenant),
-        description=description,
-        role=role,
-        protocol=protocol,
-        seats=tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1))),
-        rounds=_within("rounds", rounds, 0, limits.rounds),
-        deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
-        max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns),
-        constraints=request.constraints,
-        budget=_cheaper(request.budget.or_default(house), house),
-        repository=request.repository or (RepositoryRef(id=defaults.repository) if default_one else None),
-        adaptive=request.adaptive,
-        peer_review=request.peer_review or bool(council and council.config.peer_review),
-        story_id=check_id(request.story_id, "story_id") if request.story_id else "",
-        plan_id=check_id(request.plan_id, "plan_id") if request.plan_id else "",
-        origin=request.origin,
-        context=request.context,
-        reviewer=read_role(request.reviewer) if request.reviewer else "",
-        merge=request.merge,
-        model=model,
-        seat_models=seat_models,
-        checks=checks_of(request),
-        tools=request.tools,
-        tenant=who.tenant,
-        principal=who.name,
-        seed=defaults.seed if request.seed is None else request.seed,
-    )
-
-
-def _digest_of(request: DeliberationRequest, who: Principal) -> str:
-    """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
-    nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
-    """
-    fields = dump(replace(request, context=""))
-    for name in ("merge", "model", "checks", "tools"):
-        if not fields[name]:
-            del fields[name]
-    return digest(str(sorted(fields.items())), who.tenant, who.name)
-
-
-def _within(name: str, value: int, low: int, high: int) -> int:
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here")
-    return value
-
-
-def _cheaper(asked: Budget, house: Budget) -> Budget:
-    """The house's own limits are a ceiling; zero there means none."""
-
-    def least(a: float, b: float) -> float:
-        return min(a, b) if a and b else a or b
-
-    return Budget(
-        tokens=int(least(asked.tokens, house.tokens)),
-        seconds=int(least(asked.seconds, house.seconds)),
-        calls=int(least(asked.calls, house.calls)),
-        cost_usd=least(asked.cost_usd, house.cost_usd),
-    )

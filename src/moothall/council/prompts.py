@@ -67,6 +67,7 @@ _PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and ma
 that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
 content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
 for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
+_BEFORE = "what was asked and answered before in this conversation, oldest first"
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.
 {data}
 
@@ -165,7 +166,7 @@ def shared_text(d: Deliberation, shown: Shown | None) -> str:
     """Return the task and what is shown of the repository: the same for every seat and phase."""
     parts = [fence("the task", d.description)]
     if d.context:
-        parts.append(fence("what is known of the story from earlier work", d.context))
+        parts.append(fence(_BEFORE if d.follows else "what is known of the story from earlier work", d.context))
     if d.constraints.requirements or d.constraints.rubric.strip():
         numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria(d.constraints), 1))
         parts.append(fence("what the answer is judged by", numbered))

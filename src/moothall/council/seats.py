@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.council import prompts
-from moothall.council.agent import Agent, Workplace
+from moothall.council.agent import Agent
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
+from moothall.council.course import Workplace
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.recheck import Judged, facts_text
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
@@ -93,7 +94,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         await _sit_down(council, sitting, "", 0.0)
         await _bounded(council, sitting, _merge(council, sitting), council.work_until)
         return
-    approach = council.approaches[sitting.number] if council.approaches else ""
+    approach = council.approach(sitting)
     warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
     sitting.agent = Agent(
@@ -119,6 +120,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         asked=d.is_answer(""),
         example=council.example,
         function=council.function,
+        resumes=d.fork.step if d.fork else "",
     )
     await _sit_down(council, sitting, approach, warmth)
     await _bounded(council, sitting, _propose(council, sitting), council.work_until)

@@ -18,6 +18,11 @@ def called_id(task_id: str, call_id: str) -> str:
     return event_id(EventType.MODEL_CALLED, task_id, "", call_id)
 
 
+def steered_id(task_id: str, ordinal: str) -> str:
+    """Return the id of the event that records what was said to a deliberation."""
+    return event_id(EventType.DELIBERATION_STEERED, task_id, "", ordinal)
+
+
 def cause_of(kind: EventType, task_id: str, ordinal: str, data: Mapping[str, Any]) -> str:
     """Return the id of the event that led to this fact of a deliberation, or nothing where that is not known."""
     known = _CAUSES.get(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 
 from moothall.errors import InvalidRequest
 
@@ -60,6 +61,12 @@ def read_role(value: str) -> str:
 def new_task_id() -> str:
     """Return a fresh id for a deliberation."""
     return f"task-{secrets.token_hex(6)}"
+
+
+def seat_named(named: str, seats: Iterable[str]) -> str | None:
+    """Return which of the seats is named: whole, by its end or by its number."""
+    ends = (f"-{named}", f"-{int(named):03d}" if named.isdecimal() else f"-{named}")
+    return next((seat for seat in seats if seat == named or seat.endswith(ends)), None)
 
 
 def digest(*parts: str | bytes) -> str:

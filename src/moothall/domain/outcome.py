@@ -73,3 +73,8 @@ class Outcome:
     final_state: str = ""
     error_message: str = ""
     origin: str = ""
+
+    @property
+    def diff(self) -> str:
+        """The winner's diff; '' where nobody won, or by words."""
+        return self.results[0].diff if self.winner_id and self.results else ""

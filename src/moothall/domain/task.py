@@ -45,11 +45,40 @@ class RepositoryRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """From where another run of a task is asked for: after turn `turn` of a seat (empty: the winner's, or the first), which `words` are said to then."""
+
+    task_id: str
+    turn: int
+    seat: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The recorded turns with which the one seat of a fork begins: those of the seat of task `task_id` (its key) up to `step`, as
+    <phase>/<round>.<turn>, the seat's turn number `turn`. `number`, `approach` and `temperature` are as that seat had them; `words` are
+    said to the fork before it begins.
+    """
+
+    task_id: str
+    seat: str
+    turn: int
+    step: str
+    number: int = 0
+    approach: str = ""
+    temperature: float = 0.0
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeliberationRequest:
     """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
 
     `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
-    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone.
+    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `follows`: the task whose
+    conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
+    turns; all but `task_id` and `seed` is as it was there.
     """
 
     description: str
@@ -74,6 +103,8 @@ class DeliberationRequest:
     model: str = ""
     checks: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    follows: str = ""
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +117,8 @@ class Deliberation:
     excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
     proposes what they come to together on the base, and asks no model. `model` names the council's model in the settings ('': the
     default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
-    the role's grant is narrowed to, where there are any.
+    the role's grant is narrowed to, where there are any. `follows` is the key of the task before it in a conversation, whose questions and
+    answers are in `context`; `fork` the recorded turns with which its one seat begins.
     """
 
     task_id: str
@@ -116,6 +148,8 @@ class Deliberation:
     seat_models: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    follows: str = ""
+    fork: Beginning | None = None
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""
@@ -129,6 +163,7 @@ class Deliberation:
 
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_STEP = re.compile(r"[a-z]+/\d+\.\d+", re.ASCII)
 _MOST_SEATS, _MOST_ROUNDS, _MOST_TURNS = 1000, 1000, 100_000
 
 
@@ -137,6 +172,8 @@ def check_deliberation(d: Deliberation) -> Deliberation:
     check_key(d.task_id, "task_id")
     for seat in d.seats:
         check_id(seat, "seat")
+    for other in filter(None, (d.follows, d.fork.task_id if d.fork else "")):
+        check_key(other, "the task before it")
     wrong = {
         "seats": not 1 <= len(d.seats) <= _MOST_SEATS or len(set(d.seats)) != len(d.seats),
         "role": d.role not in ROLES or d.reviewer not in {"", *ROLES},
@@ -147,6 +184,7 @@ def check_deliberation(d: Deliberation) -> Deliberation:
         "merge": any(not _SHA.fullmatch(sha) for sha in d.merge) or bool(d.merge and d.base_sha is None),
         "budget": min(d.budget.tokens, d.budget.seconds, d.budget.calls) < 0 or not 0 <= d.budget.cost_usd < math.inf,
         "seed": not -(2**63) <= d.seed < 2**63,
+        "fork": d.fork is not None and (d.seats != (d.fork.seat,) or d.fork.number < 0 or not _STEP.fullmatch(d.fork.step)),
     }
     found = [name for name, is_wrong in wrong.items() if is_wrong]
     if found:

@@ -21,6 +21,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.aio import leaves
+from moothall.council.forking import take_over
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, said_to
 from moothall.domain.budget import Budget
@@ -35,6 +36,7 @@ from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import (
     MoothallError,
+    NotFound,
     NothingToJudge,
     RepositoryError,
     SandboxUnavailable,
@@ -246,11 +248,11 @@ class Host:
         if deliveries < self._taken.get(task_id, 0):
             raise Superseded(f"{task_id} was taken up by another host")
 
-    async def _remember(self, task_id: str) -> tuple[Recording, bool]:
-        """Return what was recorded of this deliberation before, and whether it is over."""
-        events = [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
+    async def _remember(self, d: Deliberation) -> tuple[Recording, bool]:
+        """Return what was recorded of this deliberation before, and whether it is over. A fork knows what it takes over, too."""
+        events = [item.event async for item in self.bus.replay(deliberation_topics(d.task_id))]
         over = any(event.type in _OVER for event in events)
-        return Recording.of(events), over
+        return Recording.of(events if over else await take_over(self.bus, d, events)), over
 
     async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str, *, fresh: bool) -> None:
         about = _about(deliberation) | {"moothall.deliveries": deliveries}
@@ -268,7 +270,11 @@ class Host:
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
             # What came here before the answer to that includes the word of whoever took it up later.
             self._yield_to_later(deliberation.task_id, deliveries)
-        recording, over = (Recording(), False) if fresh else await self._remember(deliberation.task_id)
+        try:
+            recording, over = (Recording(), False) if fresh and not deliberation.fork else await self._remember(deliberation)
+        except NotFound as error:  # what it was forked from
+            await self._give_up(deliberation, error)
+            return
         purse = await self._purse(deliberation)
         if not over:
             await self._deliberate(deliberation, recording, purse)

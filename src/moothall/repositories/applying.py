@@ -13,9 +13,9 @@ _NOWHERE = {"GIT_DIR": "/dev/null"}
 """In no repository: what is applied then is text to files, without attributes and so without filters."""
 
 
-async def apply_to_files(git: GitRunner, local: Local, diff: str) -> tuple[str, ...]:
+async def apply_to_files(git: GitRunner, local: Local, diff: str, base: str = "") -> tuple[str, ...]:
     """Apply a diff to the work tree and return the paths that it changed. Index, branches and other files stay as they are,
-    and no hook or filter runs.
+    and no hook or filter runs. A file that is as in the commit `base`, on which the diff was made, has no changes of its owner's.
 
     Raises `RepositoryError` where there is no work tree, where a file that it changes has changes of its owner's, and where
     it does not fit; nothing is changed then.
@@ -34,7 +34,8 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str) -> tuple[str, 
         )
     rows = [row.split(b"\t", 2) for row in counted.out.split(b"\0") if row]
     paths = tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
-    if own := await changed_files(git, local, paths, ignored=True):
+    changed = await changed_files(git, local, paths, ignored=True)
+    if own := [path for path in changed if not (base and await _is_as_in(git, local, base, path))]:
         more = ", …" if len(own) > _SHOWN else ""
         raise RepositoryError(
             f"there are changes of your own in {', '.join(own[:_SHOWN])}{more}: nothing was applied; commit or stash them first"
@@ -43,6 +44,14 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str) -> tuple[str, 
     if done.status:
         raise RepositoryError(f"it does not fit the files as they are now, so nothing was applied: {done.reason}")
     return paths
+
+
+async def _is_as_in(git: GitRunner, local: Local, commit: str, path: str) -> bool:
+    """Whether a file is, byte for byte, as a commit has it; not where there is no such commit here."""
+    at = f"--git-dir={local.git_dir}"
+    there = await git.call(at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:{path}", cwd=local.top)
+    here = await git.call(at, "hash-object", "--no-filters", "--", path, cwd=local.top)
+    return not (there.status or here.status) and there.out == here.out
 
 
 async def changed_files(git: GitRunner, local: Local, paths: tuple[str, ...] = (), *, ignored: bool = False) -> list[str]:

@@ -20,7 +20,7 @@ from moothall.domain.event import Event
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import Proposal
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, DeliberationRequest, Fork, RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.inside.findings import findings
 from moothall.pb.moothall.v1 import common_pb2
@@ -95,6 +95,7 @@ def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
         rounds=message.rounds if message.HasField("rounds") else None,
         repository=repository_of(message.repository),
         budget=from_message(Budget, message.budget),
+        fork=from_message(Fork, message.fork) if message.HasField("fork") else None,
     )
 
 

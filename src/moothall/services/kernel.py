@@ -44,6 +44,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             repository=_repository(request.workspace, request.ref),
             protocol=PROTOCOL,
             budget=convert.from_message(Budget, request.budget),
+            follows=request.follows,
         )
         d = await self._desk.submit(asked, who)
         token = ""

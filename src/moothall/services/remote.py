@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,13 @@ _UNSAID = tuple(field.name for field in fields(DeliberationRequest) if field.nam
 _PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What a server calls the task that it took."""
+
+    task_id: str
+
+
 class RemoteKernel:
     """Submits deliberations, or tasks of one agent, to a server and follows them. Who asks is said by the token, whatever `who` is. `pause_seconds`
     is the first delay before a lost server is asked again; it doubles.
@@ -56,17 +63,16 @@ class RemoteKernel:
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._pause = pause_seconds
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> None:
+    async def submit(self, request: DeliberationRequest, who: Principal) -> Submitted:
         """Create the task. A repeat is the same one. Raises what the server says."""
         del who
         if request.protocol != "ask":
-            await self._convene(request)
-            return
+            return await self._convene(request)
         constraints, budget = request.constraints, request.budget
         if constraints.max_iterations or request.seed is not None:
             raise errors.InvalidRequest("turns and seed cannot be said to a server elsewhere: its own settings say them")
         named = request.repository
-        await self._call(
+        created = await self._call(
             "CreateTask",
             pb.CreateTaskRequest(
                 prompt=request.description,
@@ -80,15 +86,18 @@ class RemoteKernel:
                 ),
                 task_id=request.task_id,
                 ref=named.ref if named else "",
+                follows=request.follows,
             ),
         )
+        return Submitted(created.task_id)
 
-    async def _convene(self, request: DeliberationRequest) -> None:
+    async def _convene(self, request: DeliberationRequest) -> Submitted:
         if unsaid := [name.replace("_", " ") for name in _UNSAID if getattr(request, name) != getattr(_NOTHING, name)]:
             raise errors.InvalidRequest(
                 f"{', '.join(unsaid)} cannot be said to a server elsewhere: its own settings say such things"
             )
-        await self._call("SubmitDeliberation", convert.request_message(request), self._councils)
+        made = await self._call("SubmitDeliberation", convert.request_message(request), self._councils)
+        return Submitted(made.task_id)
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
         """Yield the task's events and end after its decision. A connection that is lost is made again, from the last seq."""

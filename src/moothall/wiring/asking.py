@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +106,27 @@ def _token(settings: Settings, token_file: Path | None) -> str:
         raise ConfigurationError(f"the token file {path} cannot be read; name one with --token-file") from error
 
 
-async def take_over(settings: Settings, top: Path, diff: str) -> tuple[str, ...]:
-    """Apply a diff to the files there and return the paths. Raises `RepositoryError`; nothing is changed then."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A diff, and the commit on which it was made."""
+
+    diff: str
+    base: str = ""
+
+
+async def take_over(settings: Settings, top: Path, *changes: Change) -> tuple[str, ...]:
+    """Apply the last of a conversation's changes to the files there, with those before it as far as it does not fit without them. Return
+    the paths. Raises `RepositoryError`; nothing is changed then.
+    """
     git = _git(settings)
-    return await apply_to_files(git, await sources.find_local(git, top), diff)
+    local = await sources.find_local(git, top)
+    wrong: RepositoryError | None = None
+    for first in reversed(range(len(changes))):
+        try:
+            return await apply_to_files(git, local, "".join(change.diff for change in changes[first:]), changes[first].base)
+        except RepositoryError as error:
+            wrong = wrong or error
+    raise wrong or RepositoryError("there is no diff to apply")
 
 
 def _git(settings: Settings) -> GitRunner:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moothall.aio import said
 from moothall.config import Settings
-from moothall.council.desk import Defaults, plan
+from moothall.council.request import Defaults, plan
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest

@@ -20,6 +20,7 @@ from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.fleet.owner import end_left
+from moothall.ports import Bus
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
 from moothall.wiring.bus import Tell, bus_url, found, open_bus
@@ -36,6 +37,7 @@ class House:
     """What a command works with. `attached`: another process does the work. A port is 0 where none is served."""
 
     desk: Desk
+    bus: Bus
     grpc_port: int
     attached: bool
     metrics_port: int = 0
@@ -97,7 +99,7 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
     roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
     desk = Desk(bus, trusted_repositories(settings), defaults(settings), councils=roster)
-    return House(desk, address.grpc_port, attached=True)
+    return House(desk, bus, address.grpc_port, attached=True)
 
 
 async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool, asked: bool) -> tuple[House, Collector]:
@@ -148,7 +150,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
     clean = functools.partial(scrub, known=secret_values(settings))
     briefed = functools.partial(Briefings, graph.ask, settings.limits, count=count, clean=clean)
     desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
-    house = House(desk, 0, attached=False)
+    house = House(desk, bus, 0, attached=False)
     if serving:
         from moothall.wiring.bus import watch_log
 
@@ -162,7 +164,7 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         ports = await stack.enter_async_context(
             open_doors(settings, Behind(bus, desk, roster, collector, graph, alive, walls, answering, briefed))
         )
-        house = House(desk, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http, link=ports.link)
+        house = House(desk, bus, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http, link=ports.link)
     settle()
     lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link)))
     stack.callback(lock.withdraw, settings.data_dir)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.config import Settings
-from moothall.council.desk import Defaults
+from moothall.council.request import Defaults
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import is_id
 from moothall.guard.accounts import BUCKET, Accounts

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview
 from moothall.config import Settings
-from moothall.council.desk import Defaults, Desk
+from moothall.council.desk import Desk
+from moothall.council.request import Defaults
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import check_id, is_id
+from moothall.domain.ids import check_id, is_id, seat_named
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import TaskView
 from moothall.domain.task import RepositoryRef
@@ -21,10 +23,16 @@ from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
+from moothall.wiring.asking import Change, files_here, files_of
 from moothall.wiring.bus import Tell, open_log
 from moothall.wiring.trusted import trusted_repositories
 
+if TYPE_CHECKING:  # whoever has a house has imported it
+    from moothall.wiring.house import House
+
 _CANCEL_SECONDS = 10.0
+_LOOKED_AT = 200
+_NONE = TaskView("", DeliberationStatus.PENDING)
 
 
 class Tasks:
@@ -40,6 +48,24 @@ class Tasks:
         """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
         under_way = [] if state in {"ended", "failed"} else await self._under_way()
         return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
+
+    async def last_asked(self, repository: str, without: str = "") -> str:
+        """Return the task that was asked last of one agent about a repository ('': about text), `without` one; '' for none."""
+        views = [view for view in await self.latest(limit=_LOOKED_AT) if (view.protocol, view.repository) == ("ask", repository)]
+        return max((view for view in views if view.task_id != without), key=lambda view: view.requested, default=_NONE).task_id
+
+    async def thread(self, task_id: str) -> Sequence[TaskView]:
+        """Return the tasks of its conversation, the first first, itself last; none where it is not known any more."""
+        under_way = await self._under_way()
+        try:
+            return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
+        except NotFound:
+            return ()
+
+    async def changes(self, task_id: str) -> Sequence[Change]:
+        """Return the diffs of its conversation, the first first."""
+        ends = [(await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)]
+        return [Change(diff, base) for outcome, base in ends if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
         """Return how tasks stand, by id; what is not known is left out."""
@@ -97,6 +123,11 @@ class Tasks:
             except InvalidRequest:
                 continue  # the collector has said so
         return state
+
+
+def tasks_of(settings: Settings, house: House) -> Tasks:
+    """Return the tasks that a house knows."""
+    return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=house.attached)
 
 
 @asynccontextmanager
@@ -179,12 +210,9 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
             names = ", ".join(result.seat for result in outcome.results) or "none, nobody proposed anything"
             raise NotFound(f"{outcome.task_id} has no winner; name a seat: {names}")
         return winner
+    named = seat_named(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
-        if (
-            seat == result.seat
-            or result.seat.endswith(f"-{seat}")
-            or (seat.isdigit() and result.seat.endswith(f"-{int(seat):03d}"))
-        ):
+        if result.seat == named:
             return result
     names = ", ".join(result.seat for result in outcome.results) or "none"
     raise NotFound(f"no proposal of a seat {seat!r} in {outcome.task_id}; there are {names}")
@@ -194,8 +222,6 @@ async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | N
     """Return the work tree that a task's diff belongs to: its repository's, or, where that is not on this machine, the one round
     the current folder.
     """
-    from moothall.wiring.asking import files_here, files_of
-
     if about is None:
         return None
     try:

@@ -26,7 +26,8 @@ async def serve() -> None:
     from moothall.collector.tally import Tally
     from moothall.council.author import Author
     from moothall.council.briefing import Briefings
-    from moothall.council.desk import Defaults, Desk
+    from moothall.council.desk import Desk
+    from moothall.council.request import Defaults
     from moothall.council.roster import Roster
     from moothall.guard.accounts import BUCKET, Accounts
     from moothall.guard.decisions import Decisions

@@ -8,7 +8,8 @@ import pytest
 
 from moothall.config import Limits
 from moothall.council.briefing import Briefings
-from moothall.council.desk import Defaults, Desk, plan
+from moothall.council.desk import Desk
+from moothall.council.request import Defaults, plan
 from moothall.council.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moothall.config import Limits, Llm, Models
-from moothall.council.desk import Defaults, plan
+from moothall.council.request import Defaults, plan
 from moothall.council.roster import Roster
 from moothall.domain.council import Agent, Capabilities, CouncilConfig
 from moothall.domain.event import EventType, new_event

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from moothall.config import Limits
-from moothall.council.desk import Defaults, Desk
+from moothall.council.desk import Desk
 from moothall.council.facts import Facts
 from moothall.council.recording import RecordedModel, Recording
+from moothall.council.request import Defaults
 from moothall.domain.budget import Ledger
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL

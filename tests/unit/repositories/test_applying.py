@@ -139,3 +139,29 @@ async def test_files_that_git_ignores_are_their_owners(repo: Repo, tmp_path: Pat
         await apply(repo, f"diff --git a/.env b/{other}\n{change}", tmp_path)
     assert (repo.path / ".env").read_text() == "KEY=1\n"
     assert not (repo.path / "public.txt").exists()
+
+
+async def test_a_file_as_the_commit_has_it_on_which_the_diff_was_made_is_nobodys_own(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
+    repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "next"))
+    then = Repo(tmp_path / "next")
+    await apply(then, diff, tmp_path)
+    base = then.commit({})
+    then.write({NEW: "N = 1\nM = 2\n"})
+    second = then.git("diff", "--binary") + "\n"
+    repo.git("fetch", "--quiet", str(then.path), "HEAD")
+    both = diff + second
+    assert set(await apply(repo, diff, tmp_path)) == {"src/utils.py", NEW, "README.md"}
+    git, local = GitRunner(tmp_path / "git"), await sources.find_local(GitRunner(tmp_path / "git"), repo.path)
+    with pytest.raises(RepositoryError, match="changes of your own"):
+        await apply(repo, second, tmp_path)
+    assert await apply_to_files(git, local, second, base) == (NEW,)
+    assert (repo.path / NEW).read_text() == "N = 1\nM = 2\n"
+    repo.write({NEW: "N = 1\n# mine\n"})
+    with pytest.raises(RepositoryError, match="changes of your own"):
+        await apply_to_files(git, local, second, base)
+    repo.git("reset", "--hard", "--quiet")
+    (repo.path / NEW).unlink()
+    assert set(await apply(repo, both, tmp_path)) == {"src/utils.py", NEW, "README.md"}
+    assert (repo.path / NEW).read_text() == "N = 1\nM = 2\n"

@@ -12,7 +12,7 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import Operation, Review, SeatOutcome, SeatStatus
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, DeliberationRequest, Fork, RepositoryRef
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services import convert
@@ -64,6 +64,8 @@ def test_every_field_of_a_request_arrives() -> None:
             protocol="vote",
             budget=common_pb2.Budget(tokens=1, seconds=2, calls=3, cost_usd=0.5),
             adaptive=True,
+            follows="task-0",
+            fork=common_pb2.Fork(task_id="task-0", turn=3, seat="1", words="w"),
         )
     )
     assert asked == DeliberationRequest(
@@ -76,7 +78,11 @@ def test_every_field_of_a_request_arrives() -> None:
         protocol="vote",
         budget=Budget(1, 2, 3, 0.5),
         adaptive=True,
+        follows="task-0",
+        fork=Fork("task-0", 3, "1", "w"),
     )
+    assert convert.request_of(convert.request_message(asked)) == asked
+    assert convert.request_of(pb.DeliberateRequest()).fork is None
 
 
 def test_an_empty_repository_is_none() -> None:

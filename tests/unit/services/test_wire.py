@@ -23,7 +23,7 @@ from moothall.pb.shannon.common import common_pb2 as shannon_pb2
 # [] repeated, map<…> of strings to…; everything else is a message or an enum.
 MESSAGES = {
     "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, num_agents i, task_id s, "
-    "repository Repository, protocol s, budget Budget, adaptive b",
+    "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork",
     "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata OrchestratorMetadata, task_id s, "
     "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats []SeatOutcome",
     "SubmitDeliberationResponse": "task_id s, status DeliberationStatus, agent_count i",
@@ -97,9 +97,10 @@ COMMON = {
     "Review": "reviewer_id s, score d, met []s, unmet []s, comment s",
     "ToolOperation": "tool s, arguments_digest s, status s, duration_ms l",
     "Event": "id s, type s, subject s, correlation_id s, causation_id s, time s, data Struct",
+    "Fork": "task_id s, turn i, seat s, words s",
 }
 KERNEL = {
-    "CreateTaskRequest": "prompt s, workspace s, agent s, budget Budget, task_id s, ref s",
+    "CreateTaskRequest": "prompt s, workspace s, agent s, budget Budget, task_id s, ref s, follows s",
     "CreateTaskResponse": "task_id s, capability_token s",
     "StreamTaskEventsRequest": "task_id s, after_seq l",
     "TaskEvent": "seq l, type s, payload Struct, time Timestamp",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from moothall.config import Limits
-from moothall.council.desk import Defaults
+from moothall.council.request import Defaults
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result

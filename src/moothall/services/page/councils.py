@@ -20,12 +20,13 @@ from moothall.collector.overview import seat_of
 from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, key_of, new_task_id
+from moothall.domain.ids import check_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.errors import NotFound
 from moothall.planning.saying import may_act
 from moothall.services.doors import Doors
 from moothall.services.page.acting import remarks_on
+from moothall.services.page.asking import asked_before
 from moothall.services.page.forms import signed_in
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, seen
@@ -46,11 +47,15 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         except NotFound as error:
             raise NotFound(f"no council has begun task {task_id!r}; a story's tasks begin when its design is accepted") from error
         progress = await doors.tasks.progress(task_id, session.who)
+        asked = progress.state.requested.value if progress.state and progress.state.requested else None
         told: dict[str, Any] = {
             "outcome": outcome,
             "progress": progress,
             "lanes": [_told(progress, outcome, lane) for lane in progress.lanes.values()],
-            "asked": progress.state.requested.value if progress.state and progress.state.requested else None,
+            "asked": asked,
+            "talks": asked is not None and asked.protocol == "ask",
+            "before": await asked_before(doors.tasks, asked, session.who),
+            "forked": own_id(asked.fork.task_id, session.who.tenant) if asked and asked.fork else "",
             "used": outcome.usage if outcome.status.ended else _used(progress),
             "elapsed": _elapsed(progress, outcome),
             "words": _words(progress),

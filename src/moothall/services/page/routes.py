@@ -21,6 +21,7 @@ from moothall.planning.rounds import rounds, task_ids
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers
 from moothall.services.page.acting import acting_routes
+from moothall.services.page.asking import asking_routes
 from moothall.services.page.changing import changing_routes
 from moothall.services.page.councils import REFRESH_SECONDS, council_routes, follow_board
 from moothall.services.page.drawing import draw
@@ -42,6 +43,7 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions, provider: Pr
         *_board_routes(doors, sessions),
         *_story_routes(doors, sessions),
         *changing_routes(doors, sessions),
+        *asking_routes(doors, sessions),
         *council_routes(doors, sessions),
         *acting_routes(doors, sessions),
         *house_routes(doors, sessions),

@@ -1,0 +1,141 @@
+"""Where `moothall ask` puts its questions: a house of this machine, or a server elsewhere. One after the other they are a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moothall.aio import said
+from moothall.cli.ask import Asking
+from moothall.cli.council import hold_council
+from moothall.cli.narrator import Narrator
+from moothall.config import Settings
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest, NotFound
+from moothall.wiring.asking import Change, asked_about, files_here, files_of, kernel_of, names, unseen
+
+if TYPE_CHECKING:
+    from moothall.council.desk import Desk
+    from moothall.services.remote import RemoteKernel
+    from moothall.wiring.tasks import Tasks
+
+
+@dataclass(slots=True)
+class Door:
+    """Where questions are put. `files` is where their diffs can be applied, `follows` the task before the next question, `changes` the diffs of
+    the conversation so far.
+    """
+
+    desk: Desk | RemoteKernel
+    request: DeliberationRequest
+    files: Path | None
+    follows: str = ""
+    changes: list[Change] = field(default_factory=list)
+
+    async def put(self, prompt: str, narrator: Narrator) -> Outcome:
+        """Put a question and follow it to its end. One before it that has not ended is waited for. Interrupted, it is cancelled, and the
+        next goes on from there.
+        """
+        if self.follows:
+            with said(narrator.note, f"{self.follows}, which is under way"):
+                await self.desk.wait(self.follows, LOCAL)
+        base = ""
+
+        def take(recorded: Recorded) -> None:
+            nonlocal base
+            if recorded.event.type is EventType.DELIBERATION_REQUESTED:
+                base, self.follows = str(recorded.event.data.get("base_sha") or ""), recorded.event.subject
+                # What comes next begins where this one ends.
+                self.request = replace(self.request, task_id="", repository=None, about_text=False)
+            narrator.take(recorded)
+
+        outcome = await hold_council(self.desk, replace(self.request, description=prompt, follows=self.follows), take)
+        if outcome.diff:
+            self.changes.append(Change(outcome.diff, base))
+        return outcome
+
+
+@asynccontextmanager
+async def opened(asking: Asking, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool) -> AsyncIterator[Door]:
+    """Open where the questions are put. `tell` hears what is being set up, `note` what should not be missed; `asked` as of `open_house`.
+
+    Raises `NotFound` where there is no conversation that could go on.
+    """
+    if asking.server:
+        async with _server(asking) as door:
+            yield door
+        return
+    from moothall.wiring.house import open_house
+    from moothall.wiring.tasks import tasks_of
+
+    settings, named = asking.settings, asking.named
+    repository = await asked_about(settings, named)
+    if repository is None and not named.text:
+        note("you are in no repository: this is about text alone")
+    elif (
+        repository is not None
+        and (named.ref or asking.goes_on is None)
+        and (unasked := await unseen(settings, repository, named.profile))
+    ):
+        note(unasked)
+    # Not on the configured default repository either: what is asked about is where one is.
+    request = replace(asking.request, repository=repository, about_text=repository is None)
+    door_of = _Opening(settings, request, repository)
+    async with open_house(settings, tell, asked=asked) as house:
+        yield await door_of.open(house.desk, tasks_of(settings, house), asking)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    settings: Settings
+    request: DeliberationRequest
+    repository: RepositoryRef | None
+
+    async def open(self, desk: Desk, tasks: Tasks, asking: Asking) -> Door:
+        """Return the door to a house, with the conversation that goes on."""
+        from moothall.wiring.tasks import files_for
+
+        files = files_of(self.settings, self.repository) if self.repository else None
+        if asking.goes_on is None:
+            return Door(desk, self.request, files)
+        follows = await self._before(tasks, asking.goes_on)
+        changes = list(await tasks.changes(follows))
+        if asking.named.ref:  # it goes on, on files that are named
+            return Door(desk, self.request, files, follows, changes)
+        files = await files_for(self.settings, await tasks.repository(follows))
+        return Door(desk, replace(self.request, repository=None, about_text=asking.named.text), files, follows, changes)
+
+    async def _before(self, tasks: Tasks, named: str) -> str:
+        """Return the task that was named, or the last one about this repository; of a question that was put before, what came before that."""
+        if self.request.task_id and (known := await tasks.thread(self.request.task_id)) and known[-1].follows:
+            return known[-1].follows
+        if named:
+            return await tasks.find(named)
+        about = self.repository.id if self.repository else ""
+        if not (last := await tasks.last_asked(about, self.request.task_id)):
+            raise NotFound(
+                f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task (--continue TASK)"
+            )
+        return last
+
+
+@asynccontextmanager
+async def _server(asking: Asking) -> AsyncIterator[Door]:
+    """A server elsewhere. What it has is not what is here: its diffs are applied to the files that one is in, if they fit."""
+    named, settings = asking.named, asking.settings
+    named.check()
+    if asking.goes_on == "":
+        raise InvalidRequest("a server elsewhere does not say which task was the last: name it, --continue TASK")
+    files = None if named.text else await files_here(settings, named.repo)
+    repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
+    request = replace(asking.request, repository=repository, about_text=repository is None)
+    if asking.goes_on and not named.ref:
+        request = replace(request, repository=None, about_text=False)
+    async with kernel_of(settings, asking.server, asking.token_file) as kernel:
+        yield Door(kernel, request, files, asking.goes_on or "")

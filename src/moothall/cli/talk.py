@@ -1,0 +1,156 @@
+"""`moothall ask` on a terminal, without a question: a line to type one, and the next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from collections import deque
+from collections.abc import Callable
+
+import click
+from rich.console import Console
+
+from moothall.cli import complete
+from moothall.cli.ask import Asking, show_answer
+from moothall.cli.asking import Door, opened
+from moothall.cli.plain import plain, teller
+from moothall.cli.run import on_interrupt
+from moothall.domain.outcome import Outcome
+from moothall.errors import MoothallError
+from moothall.wiring.asking import take_over
+
+_PROMPT = "> "
+_READ = 65_536
+_HELP = """A line is a question or a task; the next one goes on from its answer. End a line with \\ to write another one.
+  /diff    the last change again
+  /apply   put it into your files, with those before it as far as it needs them
+  /new     begin another conversation
+  /quit    leave, as the end of input does; Ctrl-C stops an answer"""
+
+
+class _Lines:
+    """What is typed, line by line, while the event loop goes on. Lines that were pasted together are one."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[str] = deque()
+
+    async def read(self) -> str | None:
+        """Return the next line, without its end; None at the end of input."""
+        if not self._waiting:
+            click.echo(_PROMPT, nl=False, err=True)
+            await self._take()
+        if not self._waiting:
+            return None
+        lines = [self._waiting.popleft()]
+        while not lines[-1].startswith("/"):
+            if lines[-1].endswith("\\"):
+                lines[-1] = lines[-1][:-1]
+                if not self._waiting:
+                    await self._take()
+            if not self._waiting or self._waiting[0].startswith("/"):
+                break
+            lines.append(self._waiting.popleft())
+        return "\n".join(lines).strip()
+
+    async def _take(self) -> None:
+        """Wait for what is typed; nothing more waits then at the end of input."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        fd = sys.stdin.fileno()
+        loop.add_reader(fd, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(fd)
+        raw = b""
+        while select.select([fd], [], [], 0)[0] and (more := os.read(fd, _READ)):
+            raw += more
+        self._waiting.extend(raw.decode("utf-8", "replace").splitlines())
+
+
+async def talk(asking: Asking, *, asked: bool) -> int:
+    """Answer questions until the end of input. Returns the exit code."""
+
+    def note(words: str) -> None:
+        click.echo(plain(words), err=True)
+
+    async with opened(asking, teller(quiet=False), note, asked=asked) as door:
+        click.echo(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is", err=True)
+        await _Talk(asking, door).run()
+    return 0
+
+
+class _Talk:
+    def __init__(self, asking: Asking, door: Door) -> None:
+        self._asking = asking
+        self._door = door
+        self._fresh = door.request
+        self._out = Console(highlight=False)
+        self._last: Outcome | None = None
+        self._commands: dict[str, Callable[[], object]] = {"/diff": self._diff, "/new": self._new, "/help": self._help}
+
+    async def run(self) -> None:
+        """Take line after line."""
+        lines = _Lines()
+        with on_interrupt(lambda: click.echo(f"\n/quit or Ctrl-D leaves\n{_PROMPT}", nl=False, err=True)):
+            while (line := await lines.read()) not in {None, "/quit", "/exit"}:
+                try:
+                    await self._do(line or "")
+                except MoothallError as error:
+                    click.echo(f"{plain(error.message, 1000)} [{error.code}]", err=True)
+
+    async def _do(self, line: str) -> None:
+        if line == "/apply":
+            await self._apply()
+        elif line.startswith("/"):
+            self._commands.get(line, self._unknown)()
+        elif line:
+            await self._ask(line)
+
+    async def _ask(self, question: str) -> None:
+        """Answer; Ctrl-C stops the answer, and the conversation goes on."""
+        door = self._door
+        narrator = self._asking.narrator()
+        answering = asyncio.create_task(door.put(question, narrator), name="answer")
+        with narrator.watching(), on_interrupt(answering.cancel):
+            try:
+                self._last = await answering
+            except asyncio.CancelledError:
+                ending = asyncio.current_task()
+                if not answering.cancelled() or (ending is not None and ending.cancelling()):
+                    raise
+                click.echo("stopped; what you ask next goes on from here", err=True)
+                return
+            finally:
+                if door.follows and not self._asking.server:
+                    complete.remember(self._asking.settings.data_dir, door.follows)
+        show_answer(self._out, self._last)
+        if self._last.diff:
+            click.echo("/apply puts this into your files", err=True)
+
+    async def _apply(self) -> None:
+        door = self._door
+        if not door.changes or door.files is None:
+            said = "there is no change to apply" if not door.changes else "the repository's files are not on this machine"
+            click.echo(f"not applied: {said}", err=True)
+            return
+        paths = await take_over(self._asking.settings, door.files, *door.changes)
+        click.echo(f"applied to {', '.join(plain(path, 80) for path in paths)}", err=True)
+
+    def _diff(self) -> None:
+        if self._door.changes:
+            click.echo(plain(self._door.changes[-1].diff, _READ))
+        else:
+            click.echo("nothing was changed yet", err=True)
+
+    def _new(self) -> None:
+        self._door.request, self._door.follows = self._fresh, ""
+        self._door.changes.clear()
+        click.echo("another conversation", err=True)
+
+    def _help(self) -> None:
+        click.echo(_HELP, err=True)
+
+    def _unknown(self) -> None:
+        click.echo("there is no such command; /help says which there are", err=True)
