@@ -259,9 +259,17 @@ class Bench:
         votes = await self._cross.run(authors, passing)
         return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
 
-    async def distinguish(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
-        """Run those that lead, and that no test tells apart, on the same inputs."""
-        found = await self._inputs.compare([item.proposal for item in rivals([item.candidate for item in judged])])
+    async def undecided(self, judged: Sequence[Judged]) -> tuple[tuple[Proposal, ...], tuple[str, ...]]:
+        """Return those that lead where neither tests nor inputs tell them apart, one of each answer, and what they make differently."""
+        first = rivals([item.candidate for item in judged])
+        if not first or any(item.inputs for item in first):
+            return (), ()
+        proposals = tuple({item.proposal.diff: item.proposal for item in first}.values())
+        return proposals, await self._inputs.functions(proposals)
+
+    async def distinguish(self, judged: Sequence[Judged], written: Sequence[str] = ()) -> tuple[Judged, ...]:
+        """Run those that lead, and that no test tells apart, on the same inputs, those that a seat has `written` first."""
+        found = await self._inputs.compare([item.proposal for item in rivals([item.candidate for item in judged])], written)
         return tuple(replace(item, inputs=found.get(item.proposal.candidate, item.inputs)) for item in judged)
 
 

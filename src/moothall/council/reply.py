@@ -87,6 +87,12 @@ def approaches_schema(count: int) -> ReplySchema:
     return ReplySchema("approaches", _closed(approaches=items))
 
 
+def inputs_schema(most: int) -> ReplySchema:
+    """Return the schema of a list of at most so many calls."""
+    items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 200}, "minItems": 1, "maxItems": most}
+    return ReplySchema("inputs", _closed(inputs=items))
+
+
 @lru_cache(maxsize=64)
 def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last, after its reasons."""
@@ -136,6 +142,15 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
     if len(distinct) < count:
         raise MalformedReplyError(f"{len(distinct)} distinct approaches, and {count} are needed.")
     return tuple(distinct[:count])
+
+
+def read_inputs(reply: ChatReply, most: int) -> tuple[str, ...]:
+    """Return the calls, each once and nothing of them evaluated; raises `MalformedReplyError` where there is no list of them."""
+    _whole(reply)
+    found = _object(reply.text).get("inputs")
+    if not isinstance(found, list):
+        raise MalformedReplyError("there is no list of inputs.")
+    return tuple(dict.fromkeys(item[:200].strip() for item in found if isinstance(item, str)))[:most]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplySchema:
-    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches or coach."""
+    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches, inputs or coach."""
 
     name: str
     schema: Mapping[str, Any]

@@ -248,7 +248,7 @@ class LocalWorkspace:
         )
         asking = Asking(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
-        python = f"{ENVIRONMENT}/bin/python" if place.env and place.python is None else self._box.python
+        python = f"{ENVIRONMENT}/bin/python" if place.python is None and _has_python(place.env) else self._box.python
         told = {
             "code": block.code,
             "tools": {name: list(names) for name, names in block.tools.items()},
@@ -295,6 +295,11 @@ def _grammars() -> tuple[tuple[Path, str], ...]:
     """What a sandbox is shown of the packages that read source code."""
     found = {name: find_spec(name) for name in syntax.PACKAGES}
     return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)
+
+
+def _has_python(env: Path | None) -> bool:
+    """Whether an environment has an interpreter: one of packages for Node or Go has none. One on another machine is taken to have."""
+    return env is not None and (os.path.lexists(env / "bin" / "python") or not env.exists())
 
 
 def _seconds_left(deadline: datetime) -> float:
