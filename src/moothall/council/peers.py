@@ -72,6 +72,7 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
             schema=review_schema(len(wanted)) if council.mode == "json" else None,
             temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
             seed=int(digest(str(council.d.seed), step, str(attempt))[:7], 16),
+            scored=True,
         )
         try:
             reply = await council.model.ask(request)

@@ -12,6 +12,10 @@ from moothall.domain.budget import Usage
 ReplyMode = Literal["json", "blocks"]
 
 
+Likely = tuple[tuple[str, float], ...]
+"""Numbers that might have stood in the place of one token, and how likely each was; the one that stands there is first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
@@ -41,6 +45,8 @@ class ChatRequest:
     seed: int = 0
     stop: tuple[str, ...] = ()
     tenant: str = ""
+    scored: bool = False
+    """Whether it ends in a number of which the server is asked how likely others were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +58,5 @@ class ChatReply:
     usage: Usage
     model: str = ""
     duration_ms: int = 0
+    digits: tuple[Likely, ...] = ()
+    """Of the last number in it, token by token, what might have stood there; empty where the server does not tell."""
