@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
 
@@ -32,6 +33,11 @@ GROUPS = {
     "go more": (others.GO_BASE, (), more.GO),
     "node more": (others.NODE_BASE, (), more.NODE),
     "rust more": (others.RUST_BASE, (), more.RUST),
+    "pytest fresh": (python.PYTEST_BASE, PYTEST, fresh.PYTEST),
+    "unittest fresh": (python.UNITTEST_BASE, UNITTEST_COMMAND, fresh.UNITTEST),
+    "go fresh": (others.GO_BASE, (), fresh.GO),
+    "node fresh": (others.NODE_BASE, (), fresh.NODE),
+    "rust fresh": (others.RUST_BASE, (), fresh.RUST),
     "go table": (tables.GO_BASE, (), tables.GO),
     "node table": (tables.NODE_BASE, (), tables.NODE),
     "rust table": (tables.RUST_BASE, (), tables.RUST),

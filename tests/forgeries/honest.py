@@ -17,7 +17,7 @@ from fetch import Project, make_repository, projects
 from judge import alone
 from moothall.config import Limits
 from moothall.council.context import is_test
-from moothall.council.counter import CounterProof
+from moothall.council.counter import CounterProof, Proving
 from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns
 from moothall.domain.proposal import Proposal
@@ -56,7 +56,7 @@ async def one(project: Project, data: Path, most: int, *, apart: bool) -> None:
             return
         proof = CounterProof(runs, Facts(MemoryBus(), d), Limits(counter_cases=most))
         began = time.monotonic()
-        evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), green)
+        evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), [Proving(green)])
         assert evidence is not None
         print(
             f"{project.name}: {len(green)} green, {evidence.verdict}, {time.monotonic() - began:.1f} s: {evidence.why}",

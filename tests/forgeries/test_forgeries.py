@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
 import pytest
@@ -15,6 +17,7 @@ import corpus_others as others
 import corpus_python as python
 from judge import PYTEST, UNITTEST_COMMAND, court
 from moothall.config import Limits
+from moothall.council.recheck import Judged
 from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
@@ -24,6 +27,11 @@ FOLLOWED = (
     *("expectation-from-frames", "always-equal", "mock-any", "hidden-exec", "report-then-exit"),
 )
 """Those that a counter-proof finds out by itself, whatever their lines reach for."""
+
+
+def replace_look(judged: Judged) -> Judged:
+    """Nobody minds what its lines reach for."""
+    return replace(judged, assessment=replace(judged.assessment, look=()))
 
 
 async def winners(
@@ -43,20 +51,27 @@ async def winners(
 
 @pytest.mark.parametrize("group", ["IN_PROCESS", "FILES"])
 async def test_no_forgery_of_pytest_is_proven(tmp_path: Path, group: str) -> None:
-    patches = {**getattr(python, group), **(more.PYTEST if group == "IN_PROCESS" else {})}
+    patches = {**getattr(python, group), **({**more.PYTEST, **fresh.PYTEST} if group == "IN_PROCESS" else {})}
     assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == []
 
 
 async def test_no_forgery_of_unittest_is_proven(tmp_path: Path) -> None:
-    assert await winners(tmp_path, python.UNITTEST_BASE, UNITTEST_COMMAND, python.UNITTEST) == []
+    assert await winners(tmp_path, python.UNITTEST_BASE, UNITTEST_COMMAND, {**python.UNITTEST, **fresh.UNITTEST}) == []
+
+
+async def test_one_that_acts_by_what_it_reads_of_the_tests_is_found_by_itself(tmp_path: Path) -> None:
+    """The disk never has the tests in other words: whatever the lines reach for, a verdict by reading them does not follow."""
+    patches = {name: fresh.PYTEST[name] for name in ("equal-while-it-holds", "equal-by-metaclass", "pickle", "type-hints")}
+    assert await winners(tmp_path / "a", python.PYTEST_BASE, PYTEST, patches, look=False) == []
+    assert await winners(tmp_path / "b", python.UNITTEST_BASE, UNITTEST_COMMAND, fresh.UNITTEST, look=False) == []
 
 
 @pytest.mark.parametrize(
     ("program", "base", "patches"),
     [
-        ("go", others.GO_BASE, {**others.GO_PATCHES, **more.GO}),
-        ("node", others.NODE_BASE, {**others.NODE_PATCHES, **more.NODE}),
-        ("cargo", others.RUST_BASE, {**others.RUST_PATCHES, **more.RUST}),
+        ("go", others.GO_BASE, {**others.GO_PATCHES, **more.GO, **fresh.GO}),
+        ("node", others.NODE_BASE, {**others.NODE_PATCHES, **more.NODE, **fresh.NODE}),
+        ("cargo", others.RUST_BASE, {**others.RUST_PATCHES, **more.RUST, **fresh.RUST}),
     ],
 )
 async def test_no_forgery_of_another_language_is_proven(
@@ -110,6 +125,30 @@ async def test_code_that_sees_no_test_agrees_with_them_where_it_is_right_or_made
 async def test_a_right_answer_wins_and_values_that_are_all_right_cannot_be_told_from_one(tmp_path: Path) -> None:
     patches = {"right": {"shop/price.py": python.RIGHT}, **python.HARD_CODED}
     assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == ["right", "hard-coded"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stands"), [("right", True), ("hard-coded", True), ("always-equal", False), ("equal-while-it-holds", False)]
+)
+async def test_a_proof_by_another_seats_tests_alone_is_put_to_the_test(tmp_path: Path, name: str, *, stands: bool) -> None:
+    patches = {"right": {"shop/price.py": python.RIGHT}, **python.HARD_CODED, **python.IN_PROCESS, **fresh.PYTEST}
+    brought = {
+        "tests/test_percent.py": "from shop.price import discount\n\n\ndef test_percent():\n    assert discount(200, 10) == 180\n"
+    }
+    green = "from shop.price import total\n\n\ndef test_total():\n    assert total([1, 2, 3]) == 6\n"
+    async with court(tmp_path, {**python.BASE, "tests/test_price.py": green}, PYTEST) as place:
+        bench = place.bench("brought")
+        author = Proposal("agent-dev-001", "dev", "", place.diff({**patches["right"], **brought}), own_tests=tuple(brought))
+        # Written in other words than the author's, or it would be the same code.
+        other = Proposal("agent-dev-002", "dev", "", place.diff(patches[name]))
+        judged = [await bench.judge(author), replace_look(await bench.judge(other))]
+        _, crossed = await bench.cross(judged)
+        assert crossed.candidate.proven
+        assert not crossed.assessment.proven
+        confirmed = await bench.confirm(crossed)
+    assert confirmed.counter is not None
+    assert confirmed.counter.verdict == ("passed" if stands else "failed")
+    assert (confirmed.passes and confirmed.candidate.proven) is stands
 
 
 async def test_tests_that_wait_for_ever_without_the_code_in_their_process_hold_nobody_up(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -103,3 +105,106 @@ async def test_nothing_is_run_where_there_is_nothing_to_tell_apart(tmp_path: Pat
         told = await bench.distinguish(same)
     assert [item.inputs for item in told] == [None, None]
     assert not any(item.check == INPUTS for one in told for item in one.candidate.assessment.evidence)
+
+
+STACK = '''import asyncio
+import functools
+
+
+class Stack:
+    """A stack that is not larger than `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.items = most, []
+
+    def push(self, item: int) -> None:
+        """Put an item on top; what is below all falls out where there are too many."""
+        self.items.append(item)
+
+    @property
+    def top(self):
+        return self.items[-1]
+
+
+def twice(function):
+    @functools.wraps(function)
+    def run(*given):
+        return function(*given), function(*given)
+
+    return run
+
+
+@twice
+async def wait(seconds: int):
+    """Return how long it waited."""
+    return seconds
+'''
+KEEPS = STACK.replace("self.items.append(item)", "self.items = [*self.items, item][max(len(self.items) + 1 - self.most, 0) :]")
+COUNTS = STACK.replace(
+    "self.items.append(item)", "self.items.append(item)\n        if len(self.items) > self.most:\n            self.items.pop(0)"
+)
+STACK_TESTS = """from src.sort import Stack
+
+
+def test_top():
+    stack = Stack(2)
+    stack.push(1)
+    stack.push(3)
+    assert stack.top == 3
+"""
+
+
+async def judged_by_inputs(
+    folder: Path, files: Mapping[str, str], path: str, texts: Mapping[str, str], argv: tuple[str, ...] = PYTEST
+) -> tuple[Place, ...]:
+    """Judge a candidate of each seat by what it does alone."""
+    async with court(folder, files, argv) as judges:
+        bench = judges.bench("task-1")
+        judged = [await bench.judge(Proposal(seat, "dev", "", judges.diff({path: text}))) for seat, text in texts.items()]
+        assert all(item.passes for item in judged)
+        return rank([item.candidate for item in await bench.distinguish(judged)])
+
+
+async def test_what_tests_do_with_an_instance_tells_its_class_apart(tmp_path: Path) -> None:
+    files = {SORT: STACK, "src/__init__.py": "", "tests/test_stack.py": STACK_TESTS}
+    wrong = STACK.replace("self.items.append(item)", "self.items.append(item)\n        self.items = self.items[: self.most]")
+    first, second, last = await judged_by_inputs(tmp_path, files, SORT, {"a": wrong, "b": KEEPS, "c": COUNTS})
+    assert last.seat == "a", (first.reasons, second.reasons, last.reasons)
+    assert any("it = Stack(" in said and "it.push(" in said for said in last.reasons), last.reasons
+
+
+async def test_what_is_decorated_or_waits_is_run_as_it_is_called(tmp_path: Path) -> None:
+    plain = STACK.replace("@twice\n", "")
+    files = {SORT: plain, "src/__init__.py": "", "tests/test_stack.py": STACK_TESTS}
+    texts = {
+        "a": plain.replace("return seconds", "return seconds or 1"),
+        "b": plain.replace("return seconds", "return abs(seconds)"),
+        "c": plain.replace("return seconds", "await asyncio.sleep(0)\n    return abs(seconds)"),
+    }
+    first, _, last = await judged_by_inputs(tmp_path, files, SORT, texts)
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a")
+    assert any("wait(" in said and "another returns" in said for said in last.reasons), last.reasons
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed; apt-get install nodejs brings it")
+@pytest.mark.parametrize("esm", [False, True], ids=["commonjs", "modules"])
+async def test_functions_of_javascript_are_run_on_what_tests_give_them(tmp_path: Path, *, esm: bool) -> None:
+    code = "function last(items, other) {\n  return items.length ? items[0] : other;\n}\nmodule.exports = { last };\n"
+    test = "const test = require('node:test');\nconst assert = require('node:assert');\nconst { last } = require('./shop');\n\n"
+    test += "test('one', () => { assert.deepStrictEqual(last([{a: 1}], `x`), {a: 1}); });\n"
+    package = {"name": "shop", "version": "1.0.0", "scripts": {"test": "node --test"}}
+    if esm:
+        package["type"] = "module"
+        code = code.replace("module.exports = { last };", "export { last };")
+        test = test.replace("const test = require('node:test')", "import test from 'node:test'")
+        test = test.replace("const assert = require('node:assert')", "import assert from 'node:assert'")
+        test = test.replace("const { last } = require('./shop')", "import { last } from './shop.js'")
+    files = {"package.json": json.dumps(package), "shop.js": code, "shop.test.js": test}
+    texts = {
+        "a": code.replace("items[0]", "items[items.length]  || items[0]"),
+        "b": code.replace("items[0]", "items[items.length - 1]"),
+        "c": code.replace("items[0]", "items.slice(-1)[0]"),
+    }
+    first, _, last = await judged_by_inputs(tmp_path, files, "shop.js", texts, ())
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a")
+    assert any("on last([{" in said for said in last.reasons), last.reasons

@@ -180,10 +180,12 @@ async def open_council(
 
 
 def by_seat(**texts: Any) -> Any:
-    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions."""
+    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions, `inputs` who asks for these."""
 
     def answer(_body: Any, headers: Any) -> Any:
         phase = phase_of(headers)
+        if phase == "verify" and seat_of(headers) == "-":
+            return texts.get("inputs", review(7))
         if phase in {"critique", "verify"}:
             return texts.get("review", review(7))
         if phase == "revise" and "revise" in texts:

@@ -217,6 +217,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             usage="tokens, calls, money",
             answer="the whole answer or its reference",
             finish_reason="stop, length, …",
+            digits="of a review's score, numbers that might have stood there and how likely each was; left out where the server does not tell",
             told="ids of the deliberation.steered events that the prompt tells of; left out where it tells of none",
             duration_ms="wall time",
         ),

@@ -182,6 +182,12 @@ class Limits(Section):
         40, ge=0, le=1000, description="on which a changed function is run where no test tells candidates apart; 0: none are"
     )
     inputs_seconds: float = Field(20.0, gt=0, description="all of these, on one candidate")
+    inputs_tokens: int = Field(
+        20_000,
+        ge=0,
+        description="that must be left of a deliberation's tokens for one call of the model that writes further inputs, where those of "
+        "tests and docstrings tell no candidates apart; 0: none is made",
+    )
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
     agent_chars: int = Field(4000, ge=100, description="capabilities and metadata of a registered agent, together")
     context_tokens: int = Field(2000, ge=100, description="excerpt of the graph that a seat or a caller is given")

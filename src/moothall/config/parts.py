@@ -51,6 +51,10 @@ class Llm(Section):
     priority: Literal["auto", "on", "off"] = Field(
         "auto", description="let the server finish what is nearly done first; auto: on vLLM, where it takes it"
     )
+    logprobs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="read how sure a reviewer is of its score from the likelihood of others; auto: on vLLM, where it takes it",
+    )
     price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     temperature: float = Field(0.8, ge=0, le=2)

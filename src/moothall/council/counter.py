@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from moothall.config import Limits
 from moothall.council.facts import Facts
@@ -18,6 +19,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound, WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
+from moothall.inside.checks import INSTEAD, runs_python_tests
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import named
 from moothall.ranking.patched import file_diffs
@@ -33,12 +35,24 @@ _SAID: Mapping[Kind, str] = {
 }
 
 
+_UNTOUCHED = Verdict.MISSING, "none of the tests that prove it could be put in other words, so nothing was decided by that", ()
+
+
 @dataclass(frozen=True, slots=True)
 class Rewritten:
     """The tests in one kind of other words: files, and by check the cases that a verdict is expected of."""
 
     files: Mapping[str, str]
     cases: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Proving:
+    """What proves a candidate: cases that were red on the base, and with those that another seat brought the diff that has them."""
+
+    cases: Sequence[str]
+    extra: str = ""
+    tests: Sequence[str] = ()
 
 
 def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
@@ -56,10 +70,11 @@ class CounterProof:
     _texts: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Evidence] = field(default_factory=dict)
 
-    async def confirm(self, proposal: Proposal, fixed: Sequence[str], *, time_left: bool = True) -> Evidence | None:
+    async def confirm(self, proposal: Proposal, proofs: Sequence[Proving], *, time_left: bool = True) -> Evidence | None:
         """Return what the rewritten tests say of a candidate, published, once a patch; None where `limits.counter_proofs` is 0.
 
-        `fixed`: the cases that prove it. Once so many verdicts were forged as the limit says, no more are put to the test.
+        `proofs`: what proves it, each enough by itself; the first that can be rewritten decides. Once so many verdicts were forged as the
+        limit says, no more are put to the test.
         """
         most = self.limits.counter_proofs
         if not most:
@@ -74,18 +89,21 @@ class CounterProof:
             said = f"{most} forged verdicts were found (limits.counter_proofs), and this one was not put to the test"
             self._known[key] = await self._publish(proposal, Verdict.ERRORED, said)
         else:
-            self._known[key] = await self._prove(proposal, fixed)
+            self._known[key] = await self._prove(proposal, proofs)
         return self._known[key]
 
-    async def _prove(self, proposal: Proposal, fixed: Sequence[str]) -> Evidence:
+    async def _prove(self, proposal: Proposal, proofs: Sequence[Proving]) -> Evidence:
         begun = datetime.now(UTC)
-        diff = self.runs.exact(proposal.diff)
-        seed = digest(self.facts.d.task_id, str(self.facts.d.seed), diff)
-        chosen = sorted(fixed, key=lambda case: digest(seed, case))[: self.limits.counter_cases]
-        try:
-            found = await self._judged(proposal, chosen, seed)
-        except WorkspaceFailed as error:
-            found = Verdict.ERRORED, f"the counter-proof could not be made: {error.message}", ()
+        seed = digest(self.facts.d.task_id, str(self.facts.d.seed), self.runs.exact(proposal.diff))
+        found: tuple[Verdict, str, Sequence[str]] = _UNTOUCHED
+        for proof in proofs:
+            chosen = sorted(proof.cases, key=lambda case: digest(seed, case))[: self.limits.counter_cases]
+            try:
+                found = await self._judged(proposal, replace(proof, cases=chosen), seed)
+            except WorkspaceFailed as error:
+                found = Verdict.ERRORED, f"the counter-proof could not be made: {error.message}", ()
+            if found[0] in {Verdict.PASSED, Verdict.FAILED}:
+                break
         return await self._publish(proposal, *found, round((datetime.now(UTC) - begun).total_seconds() * 1000))
 
     async def _publish(
@@ -123,23 +141,23 @@ class CounterProof:
         log.warning("a candidate's verdict is forged", task=d.task_id, candidate=proposal.candidate, reason=why)
         await self.facts.log.post(alert_event(alert, d.tenant, self.facts.source))
 
-    async def _judged(self, proposal: Proposal, cases: Sequence[str], seed: str) -> tuple[Verdict, str, Sequence[str]]:
-        diff = proposal.diff
+    async def _judged(self, proposal: Proposal, proof: Proving, seed: str) -> tuple[Verdict, str, Sequence[str]]:
+        diff, cases = proposal.diff, proof.cases
         texts = await self._changed(self.runs.exact(diff), proposal.own_tests)
-        kinds = {kind: await self._rewritten(cases, kind, seed, texts) for kind in KINDS}
+        brought = {part.path: part for part in file_diffs(self.runs.exact(proof.extra)) if part.path in proof.tests}
+        texts |= {path: part.applied("" if part.new else await self._read(path)) for path, part in brought.items()}
+        files = (*self.runs.prepared.files, *(path for path in brought if path not in self.runs.prepared.files))
+        kinds = {kind: await self._rewritten(cases, kind, seed, texts, files) for kind in KINDS}
         kinds = {kind: made for kind, made in kinds.items() if made.files}
         if not kinds:
-            return (
-                Verdict.MISSING,
-                "none of the tests that prove it could be put in other words, so nothing was decided by that",
-                (),
-            )
+            return _UNTOUCHED
+        run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
-            tasks = {kind: group.create_task(self._run(diff, kind, made)) for kind, made in kinds.items()}
+            tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
         for kind, task in tasks.items():
             if kind == "neutral":
-                red, lost = await self._red(diff, kinds[kind], task.result())
-                wrong = [case for case in red if self._in_python(case)]
+                red, lost = await self._red(run, kinds[kind], task.result())
+                wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, files))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
                     return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
             else:
@@ -156,18 +174,17 @@ class CounterProof:
             (),
         )
 
-    def _in_python(self, case: str) -> bool:
-        return any(place.path.endswith(".py") for place in places(case, self.runs.prepared.files))
-
-    async def _red(self, diff: str, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
+    async def _red(
+        self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, runs: Mapping[str, CheckRun]
+    ) -> tuple[list[str], list[str]]:
         """Return the cases that are red in other words that mean the same, and those that were not told of.
 
         Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
         """
         if all(result == "passed" for _, result in _results(made, runs)):
             return [], []
-        control = dict(_results(made, await self._run(diff, "control", Rewritten({}, made.cases))))
-        again = dict(_results(made, await self._run(diff, "again", made)))
+        control = dict(_results(made, await run("control", Rewritten({}, made.cases))))
+        again = dict(_results(made, await run("again", made)))
         wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
         return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
 
@@ -191,10 +208,12 @@ class CounterProof:
                 self._texts[path] = await self.runs.read(path)
         return self._texts[path]
 
-    async def _rewritten(self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str]) -> Rewritten:
+    async def _rewritten(
+        self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str], within: Sequence[str]
+    ) -> Rewritten:
         wanted: dict[str, list[CasePlace]] = {}
         for case in cases:
-            for place in places(case, self.runs.prepared.files):
+            for place in places(case, within):
                 wanted.setdefault(place.path, []).append(place)
         files: dict[str, str] = {}
         seen: dict[str, None] = {}
@@ -221,10 +240,14 @@ class CounterProof:
                 return name
         return next((name for name in required if name.startswith("tests")), required[0] if required else "tests")
 
-    async def _run(self, diff: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
+    async def _run(self, diff: str, extra: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
         """Run the cases in their other words. Raises `WorkspaceFailed`."""
-        key = digest(self.facts.d.task_id, diff)[:12]
-        ran = await self.runs.run(made.cases, "counter", key, name, diff=diff, instead=made.files)
+        key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
+        argv = [self.runs.prepared.base.profile.checks.get(check, ()) for check in made.cases]
+        # In one process that loads our reporters first, the disk has the tests as they were: code that reads them finds no difference.
+        hidden = f"{INSTEAD}/" if len(argv) == 1 and runs_python_tests(argv[0]) else ""
+        files = {f"{hidden if path.endswith('.py') else ''}{path}": text for path, text in made.files.items()}
+        ran = await self.runs.run(made.cases, "counter", key, name, diff=diff, extra=extra, instead=files)
         if ran.why:
             raise WorkspaceFailed(ran.why)
         return ran.runs

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moothall.council.counter import Proving
 from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns
 from moothall.council.text import clip
@@ -57,6 +58,16 @@ class CrossTests:
             tasks = {seat: group.create_task(self.tests("", author)) for seat, author in authors.items()}
         runs = {seat: task.result() for seat, task in tasks.items()}
         return {seat for seat, run in runs.items() if run.status == "success" and RED & {*run.cases.values()}}
+
+    async def proving(self, proposal: Proposal, authors: Sequence[Proposal]) -> tuple[Proving, ...]:
+        """Return by author the cases that prove a candidate: red on the base, where they may not even be found, and green with it."""
+        found = []
+        for author in authors:
+            base, now = await self.tests("", author), await self.tests(proposal.diff, author)
+            green = (case for case, result in now.cases.items() if result == "passed")
+            cases = [case for case in green if base.cases.get(case) != "passed"]
+            found.append(Proving(cases, author.diff, author.own_tests))
+        return tuple(found)
 
     async def tests(self, diff: str, author: Proposal, check: str = "tests", paths: Sequence[str] = ()) -> CheckRun:
         """Run the author's tests, or `paths` of them, on the base with `diff`; the base's own tests are as they were there."""

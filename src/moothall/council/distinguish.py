@@ -20,6 +20,7 @@ from moothall.config import Limits
 from moothall.council.context import is_test
 from moothall.council.examples import examples_of
 from moothall.council.facts import Facts
+from moothall.council.outcomes import NODE, PYTHON
 from moothall.council.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -29,6 +30,8 @@ from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound
 from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
 from moothall.ranking.patched import file_diffs
+from moothall.ranking.script_inputs import ENDINGS, ScriptInput, changed_script_functions, script_calls_of
+from moothall.ranking.scripts import scripts, shown_in
 
 _FILES, _FUNCTIONS, _TESTS = 3, 4, 20
 """Changed files and functions that are run, and files of tests that are read for calls."""
@@ -36,6 +39,8 @@ _CHARS = 400  # of one outcome
 _SECONDS = 0.5  # of computing, one call; ten times that on the clock, so that a busy machine changes no outcome
 _UNSTEADY = "differs from run to run"
 _CRASHES = (
+    "RangeError",
+    "ReferenceError",
     "AttributeError",
     "IndexError",
     "KeyError",
@@ -45,56 +50,6 @@ _CRASHES = (
     "UnboundLocalError",
     "ZeroDivisionError",
 )
-_CODE = """
-import ast, contextlib, importlib, io, itertools, os, re, signal, sys
-
-class Late(BaseException):
-    pass
-
-def late(*_):
-    raise Late
-
-def limit(seconds):
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
-
-def load(path):
-    *folder, file = path.split("/")
-    at = len(folder)
-    while at and os.path.exists("/".join([*folder[:at], "__init__.py"])):
-        at -= 1
-    sys.path[:0] = ["/".join(folder[:at]) or ".", "."]
-    return importlib.import_module(".".join([*folder[at:], file.removesuffix(".py")]).removesuffix(".__init__"))
-
-def spell(value):
-    if isinstance(value, (set, frozenset)):
-        return "{" + ", ".join(sorted(map(spell, value))) + "}"
-    if hasattr(value, "__next__"):
-        return spell(list(itertools.islice(value, 1000)))
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-def outcome(function, arguments):
-    given, named = ast.literal_eval(arguments)
-    limit(seconds)
-    try:
-        said = "returns " + spell(function(*given, **named))
-        if repr((given, named)) != arguments:
-            said += " and makes its arguments " + repr((*given, *named.values()))
-    except Late:
-        said = "comes to no end"
-    except BaseException as error:
-        said = "raises " + type(error).__name__
-    finally:
-        limit(0)
-    return said[:chars]
-
-signal.signal(signal.SIGPROF, late)
-signal.signal(signal.SIGALRM, late)
-with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    modules = {path: load(path) for path in dict.fromkeys(path for path, _, _ in asked)}
-    outcomes = [outcome(getattr(modules[path], name), arguments) for path, name, arguments in asked]
-outcomes
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +99,7 @@ class _Told:
         if not others:
             return f"all that could be run do the same on {len(self.steady)} inputs"
         other = max(others, key=lambda said: (len(behaving[self._behaviour(said)]), self._behaviour(said)))
-        at = min((at for at in self.apart if mine[at] != other[at]), key=lambda at: (len(self.asked[at].given.arguments), at))
+        at = min((at for at in self.apart if mine[at] != other[at]), key=lambda at: (len(self.asked[at].given.call), at))
         return f"on {self.asked[at].given.call} it {mine[at]}, another {other[at]}"
 
     def _against(self, mine: Sequence[str]) -> int:
@@ -157,7 +112,7 @@ class _Told:
 
     def _is_spared_by_most(self, at: int) -> bool:
         """Whether at least as many seats return a value for an input as crash on it."""
-        returning = {seat for diff, said in self.outcomes.items() if said[at].startswith("returns ") for seat in self.seats[diff]}
+        returning = {seat for diff, said in self.outcomes.items() if _returns(said[at]) for seat in self.seats[diff]}
         crashing = {seat for diff, said in self.outcomes.items() if _crashes(said[at]) for seat in self.seats[diff]}
         return len(returning) >= max(1, len(crashing))
 
@@ -171,10 +126,16 @@ class DistinguishingInputs:
     limits: Limits
     _texts: dict[str, str] = field(default_factory=dict)
 
-    async def compare(self, proposals: Sequence[Proposal]) -> Mapping[str, Evidence]:
-        """Return by candidate what it did, published; {} where there is nothing to run, or nothing that could be."""
+    async def functions(self, proposals: Sequence[Proposal]) -> tuple[str, ...]:
+        """Return the names of what the candidates make differently and what could be run."""
+        return tuple(dict.fromkeys([name for *_, names in await self._changed(proposals) for name in names]))
+
+    async def compare(self, proposals: Sequence[Proposal], written: Sequence[str] = ()) -> Mapping[str, Evidence]:
+        """Return by candidate what it did, published; {} where there is nothing to run, nothing that could be, or nothing that tells
+        them apart. `written`: code that calls what they changed, which is read as tests are, and first.
+        """
         diffs = {item.diff: item for item in proposals}
-        asked = await self._asked(tuple(diffs.values())) if self.limits.inputs and len(diffs) > 1 else ()
+        asked = await self._asked(tuple(diffs.values()), written) if self.limits.inputs and len(diffs) > 1 else ()
         if not asked:
             return {}
         begun = datetime.now(UTC)
@@ -205,37 +166,55 @@ class DistinguishingInputs:
             evidence=dump(evidence),
         )
 
-    async def _asked(self, proposals: Sequence[Proposal]) -> tuple[Asked, ...]:
-        """Return what to call: functions that the candidates make differently, on inputs from docstrings, tests and variants."""
+    async def _changed(self, proposals: Sequence[Proposal]) -> list[tuple[str, str, list[str], tuple[str, ...]]]:
+        """Return of changed files the path, the text on the base and with each candidate, and the names of what differs."""
         changed = [
             {
                 part.path: part
                 for part in file_diffs(self.runs.exact(item.diff))
-                if part.path.endswith(".py") and not is_test(part.path)
+                if part.path.endswith((".py", *ENDINGS)) and not is_test(part.path)
             }
             for item in proposals
         ]
-        found: list[Asked] = []
+        found = []
         for path in sorted({path for parts in changed for path in parts})[:_FILES]:
             base = await self._text(path)
             texts = [parts[path].applied(base) if path in parts else base for parts in changed]
-            for name in changed_functions(base, texts)[:_FUNCTIONS]:
-                examples = dict(examples_of(base, name))
-                said = {one.arguments: want for call, want in examples.items() for one in inputs(name, [call], "", 1)}
-                made = inputs(name, [*examples, *await self._calls(name, path)], texts[0], self.limits.inputs)
-                found += [Asked(path, item, said.get(item.arguments, "")) for item in made]
+            names = changed_functions(base, texts) if path.endswith(".py") else changed_script_functions(path, base, texts)
+            found.append((path, base, texts, names[:_FUNCTIONS]))
+        return found
+
+    async def _asked(self, proposals: Sequence[Proposal], written: Sequence[str]) -> tuple[Asked, ...]:
+        """Return what to call: functions that the candidates make differently, on inputs from docstrings, tests and variants."""
+        found: list[Asked] = []
+        for path, base, texts, names in await self._changed(proposals):
+            for name in names:
+                sources = [*written, *await self._tests(name, path)]
+                found += (
+                    self._of_python(path, name, base, texts[0], sources)
+                    if path.endswith(".py")
+                    else self._of_script(path, name, sources)
+                )
         return tuple(found)
 
-    async def _calls(self, name: str, home: str) -> list[str]:
-        """Return the calls of a function in the base's tests; those files are read first that are called as its own is."""
+    def _of_python(self, path: str, name: str, base: str, text: str, sources: Sequence[str]) -> list[Asked]:
+        examples, most = dict(examples_of(base, name)), self.limits.inputs
+        said = {one.arguments: want for call, want in examples.items() for one in inputs(name, [call], "", 1)}
+        calls = (call for source in sources for call in calls_of(source, name))
+        made = scripts(name, [*sources, *shown_in(base)], text, most) or inputs(name, [*examples, *calls], text, most)
+        return [Asked(path, item, said.get(item.arguments, "")) for item in made]
+
+    def _of_script(self, path: str, name: str, sources: Sequence[str]) -> list[Asked]:
+        calls = [call for source in sources for call in script_calls_of(source, name)]
+        return [Asked(path, ScriptInput(item.function, item.arguments)) for item in inputs(name, calls, "", self.limits.inputs)]
+
+    async def _tests(self, name: str, home: str) -> list[str]:
+        """Return the files of the base's tests that speak of a name; those come first that are called as its own file is."""
         stem = PurePosixPath(home).stem
-        tests = [path for path in self.runs.prepared.files if path.endswith(".py") and is_test(path)]
-        found: dict[str, None] = {}
-        for path in sorted(tests, key=lambda path: (stem not in path, path))[:_TESTS]:
-            text = await self._text(path)
-            if name in text:
-                found |= dict.fromkeys(calls_of(text, name))
-        return list(found)
+        endings = (".py",) if home.endswith(".py") else ENDINGS
+        tests = [path for path in self.runs.prepared.files if path.endswith(endings) and is_test(path)]
+        read = [await self._text(path) for path in sorted(tests, key=lambda path: (stem not in path, path))[:_TESTS]]
+        return [text for text in read if name in text]
 
     async def _text(self, path: str) -> str:
         if path not in self._texts:
@@ -247,17 +226,25 @@ class DistinguishingInputs:
 
     async def _outcomes(self, diff: str, asked: Sequence[Asked]) -> tuple[str, ...]:
         """Return what came of each, `_UNSTEADY` where two processes gave two answers; () where it could not be run."""
-        block = {
-            "asked": [[item.path, item.given.function, item.given.arguments] for item in asked],
-            "seconds": _SECONDS,
-            "chars": _CHARS,
-        }
-        first, second = await self.runs.code(
-            _CODE, block, 2, "inputs", digest(diff)[:12], diff=diff, seconds=self.limits.inputs_seconds
-        )
-        if not (_is_told(first, len(asked)) and _is_told(second, len(asked))):
-            return ()
-        return tuple(one if one == other else _UNSTEADY for one, other in zip(first, second, strict=True))
+        found: dict[int, str] = {}
+        for language, code in (("python", PYTHON), ("node", NODE)):
+            places = [at for at, item in enumerate(asked) if item.path.endswith(".py") is (language == "python")]
+            if not places:
+                continue
+            given = [asked[at] for at in places]
+            block = {
+                "asked": [[item.path, item.given.function, item.given.arguments, item.given.then] for item in given],
+                "seconds": _SECONDS,
+                "chars": _CHARS,
+            }
+            first, second = await self.runs.code(
+                code, block, 2, "inputs", language, digest(diff)[:12], diff=diff, seconds=self.limits.inputs_seconds
+            )
+            if not (_is_told(first, len(given)) and _is_told(second, len(given))):
+                return ()
+            told = [one if one == other else _UNSTEADY for one, other in zip(first, second, strict=True)]
+            found |= dict(zip(places, told, strict=True))
+        return tuple(found[at] for at in range(len(asked)))
 
 
 def _is_told(value: object, count: int) -> TypeGuard[list[str]]:
@@ -270,7 +257,11 @@ def _is_told(value: object, count: int) -> TypeGuard[list[str]]:
 
 
 def _crashes(outcome: str) -> bool:
-    return outcome.removeprefix("raises ") in _CRASHES
+    return outcome.rpartition(", then ")[2].removeprefix("raises ") in _CRASHES
+
+
+def _returns(outcome: str) -> bool:
+    return outcome.startswith("returns ") and not _crashes(outcome)
 
 
 def _holds(outcome: str, said: str) -> bool:

@@ -1,4 +1,4 @@
-"""Holding reviews: who was assigned asks the model, and says what came of it."""
+"""Holding reviews: who was assigned asks the model, and says what came of it. And asking for inputs where nothing tells answers apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from moothall.council import prompts
 from moothall.council.assembly import Council
 from moothall.council.recheck import facts_text
-from moothall.council.reply import MalformedReplyError, read_review, review_schema
+from moothall.council.reply import MalformedReplyError, inputs_schema, read_inputs, read_review, review_schema
 from moothall.council.reviews import Answer, review_of
 from moothall.council.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.domain.chat import ChatRequest, Message
@@ -21,6 +21,7 @@ from moothall.errors import BusUnavailable, MoothallError
 
 _TRIES = 2
 _TOKENS = 400
+_INPUTS, _SHOWN = 8, 4  # calls that are asked for, and answers that are shown for that
 
 
 async def hold_reviews(council: Council, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
@@ -71,6 +72,7 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
             schema=review_schema(len(wanted)) if council.mode == "json" else None,
             temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
             seed=int(digest(str(council.d.seed), step, str(attempt))[:7], 16),
+            scored=True,
         )
         try:
             reply = await council.model.ask(request)
@@ -94,3 +96,32 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
             )
         return reviews
     return []
+
+
+async def write_inputs(council: Council) -> tuple[str, ...]:
+    """Return code that calls what the answers make differently; () where nothing is undecided, too little of the budget is left
+    (`limits.inputs_tokens`) or the model says nothing of use. A council whose model is asked for one function alone is lost in this.
+    """
+    wanted, left = council.parts.limits.inputs_tokens, council.ledger.remaining.tokens
+    if council.bench is None or council.function is not None or not wanted or (left and left < wanted):
+        return ()
+    proposals, names = await council.bench.undecided(council.judged)
+    if not names:
+        return ()
+    room = int(council.parts.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    shown = [clip(readable_diff(item.diff), room // min(len(proposals), _SHOWN)) for item in proposals[:_SHOWN]]
+    step = f"-/verify/{council.d.rounds + 1}.0"
+    request = ChatRequest(
+        call_id=f"{council.d.task_id}/{step}",
+        messages=prompts.inputs_prompt(council.system, council.shared, shown, names, _INPUTS),
+        max_tokens=min(_TOKENS, council.parts.llm.max_tokens),
+        deadline=council.until,
+        schema=inputs_schema(_INPUTS) if council.mode == "json" else None,
+        seed=int(digest(str(council.d.seed), step)[:7], 16),
+    )
+    try:
+        return read_inputs(await council.model.ask(request), _INPUTS)
+    except BusUnavailable:
+        raise
+    except (MalformedReplyError, MoothallError):
+        return ()

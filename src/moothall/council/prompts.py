@@ -247,6 +247,19 @@ def review_prompt(
     )
 
 
+def inputs_prompt(system: str, shared: str, candidates: Sequence[str], names: Sequence[str], most: int) -> tuple[Message, ...]:
+    """Ask for calls on which answers that no test tells apart may do different things."""
+    shown = "\n\n".join(fence(f"answer {number}", text) for number, text in enumerate(candidates, 1))
+    return _pair(
+        system,
+        shared,
+        f"Now tell colleagues' answers apart instead of doing the task. All of them pass the tests.\n\n{shown}\n\n"
+        f"Write up to {most} calls of {', '.join(names)} on which they may do different things, such as edges of what the task asks for. "
+        "Each is one expression whose arguments are literals; of a class, its instance is made and a method called in one. "
+        'Reply with one JSON object {"inputs": [...]} that holds the calls as strings, and nothing else.',
+    )
+
+
 def revise_text(facts: str, reviews: Sequence[str]) -> str:
     """Ask the author to revise, on what the checks and the reviewers said."""
     parts = ["Your proposal was looked at again. Improve it where this shows that it is wrong; leave the rest as it is."]

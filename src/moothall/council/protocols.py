@@ -7,7 +7,7 @@ debate             propose · (every seat reviews another's, authors revise), in
 tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
                    · cross-tests · reviews on ties
 
-After cross-tests, candidates that lead and that no test tells apart are run on distinguishing inputs.
+After cross-tests, candidates that lead and that no test tells apart are run on distinguishing inputs; where these do not either, the model writes some.
 
 Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
@@ -39,7 +39,7 @@ from datetime import UTC, datetime, timedelta
 from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Council, Parts, Sitting, convene
 from moothall.council.facts import Facts
-from moothall.council.peers import hold_reviews
+from moothall.council.peers import hold_reviews, write_inputs
 from moothall.council.recheck import Judged
 from moothall.council.recording import Recording
 from moothall.council.reviews import Answer, answers, assign
@@ -346,6 +346,8 @@ async def _cross_tests(council: Council) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(max(left * _SHARE, 0)):
             _note(council, await council.bench.distinguish(council.judged))
+            if written := await write_inputs(council):
+                _note(council, await council.bench.distinguish(council.judged, written))
 
 
 def _note(council: Council, judged: Sequence[Judged]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from moothall.config import Limits
 from moothall.council.apart import agreement
 from moothall.council.context import is_test
-from moothall.council.counter import CounterProof
+from moothall.council.counter import CounterProof, Proving
 from moothall.council.cross import CrossTests
 from moothall.council.distinguish import DistinguishingInputs
 from moothall.council.facts import Facts
@@ -83,6 +83,7 @@ class Bench:
         self._untold: dict[str, set[str]] = {}
         self._base_turn = asyncio.Lock()
         self._details: dict[str, Mapping[str, str]] = {}
+        self._authors: dict[str, Proposal] = {}
 
     async def judge(self, proposal: Proposal, exact: str = "") -> Judged:
         """Re-check a proposal on a fresh checkout and publish what it showed. `exact` is its diff where that of the proposal was
@@ -240,8 +241,12 @@ class Bench:
             )
 
     async def confirm(self, judged: Judged, *, time_left: bool = True) -> Judged:
-        """Put the proof of a would-be winner to the test, once a diff."""
-        counter = await self._counter.confirm(judged.proposal, judged.assessment.fixed, time_left=time_left)
+        """Put the proof of a would-be winner to the test, once a diff; where only tests of other seats prove it, by these."""
+        proofs: tuple[Proving, ...] = (Proving(judged.assessment.fixed),)
+        if not judged.assessment.proven and time_left:
+            authors = [self._authors[name] for name in sorted({run.author for run in judged.cross if run.passed})]
+            proofs = await self._cross.proving(judged.proposal, authors)
+        counter = await self._counter.confirm(judged.proposal, proofs, time_left=time_left)
         return replace(judged, counter=counter)
 
     async def cross(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
@@ -249,14 +254,22 @@ class Bench:
         if not _worth_it(judged):
             return tuple(judged)
         passing = [item.proposal for item in judged if item.passes]
-        votes = await self._cross.run(
-            [item.proposal for item in judged if item.proposal.own_tests and item.assessment.applies], passing
-        )
+        authors = [item.proposal for item in judged if item.proposal.own_tests and item.assessment.applies]
+        self._authors = {author.seat: author for author in authors}
+        votes = await self._cross.run(authors, passing)
         return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
 
-    async def distinguish(self, judged: Sequence[Judged]) -> tuple[Judged, ...]:
-        """Run those that lead, and that no test tells apart, on the same inputs."""
-        found = await self._inputs.compare([item.proposal for item in rivals([item.candidate for item in judged])])
+    async def undecided(self, judged: Sequence[Judged]) -> tuple[tuple[Proposal, ...], tuple[str, ...]]:
+        """Return those that lead where neither tests nor inputs tell them apart, one of each answer, and what they make differently."""
+        first = rivals([item.candidate for item in judged])
+        if not first or any(item.inputs for item in first):
+            return (), ()
+        proposals = tuple({item.proposal.diff: item.proposal for item in first}.values())
+        return proposals, await self._inputs.functions(proposals)
+
+    async def distinguish(self, judged: Sequence[Judged], written: Sequence[str] = ()) -> tuple[Judged, ...]:
+        """Run those that lead, and that no test tells apart, on the same inputs, those that a seat has `written` first."""
+        found = await self._inputs.compare([item.proposal for item in rivals([item.candidate for item in judged])], written)
         return tuple(replace(item, inputs=found.get(item.proposal.candidate, item.inputs)) for item in judged)
 
 

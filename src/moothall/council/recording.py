@@ -64,7 +64,7 @@ class Recording:
                 data = event.data
                 if isinstance(heard := data.get("told"), list | tuple):
                     told.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
-                said = {name: data[name] for name in ("finish_reason", "usage", "model", "duration_ms") if name in data}
+                said = {name: data[name] for name in ("finish_reason", "usage", "model", "duration_ms", "digits") if name in data}
                 try:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
@@ -187,6 +187,7 @@ class RecordedModel:
             answer=self._clean(reply.text),
             finish_reason=reply.finish_reason,
             duration_ms=reply.duration_ms,
+            **({"digits": dump(reply)["digits"]} if reply.digits else {}),
             **({"told": list(told)} if (told := self._told.get(request.call_id)) else {}),
         )
         self._heard[request.call_id] = reply

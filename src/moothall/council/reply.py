@@ -7,6 +7,7 @@ json: one object, constrained by a schema where the server takes one. blocks: `<
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,12 @@ def approaches_schema(count: int) -> ReplySchema:
     return ReplySchema("approaches", _closed(approaches=items))
 
 
+def inputs_schema(most: int) -> ReplySchema:
+    """Return the schema of a list of at most so many calls."""
+    items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 200}, "minItems": 1, "maxItems": most}
+    return ReplySchema("inputs", _closed(inputs=items))
+
+
 @lru_cache(maxsize=64)
 def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last, after its reasons."""
@@ -138,11 +145,22 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
     return tuple(distinct[:count])
 
 
+def read_inputs(reply: ChatReply, most: int) -> tuple[str, ...]:
+    """Return the calls, each once and nothing of them evaluated; raises `MalformedReplyError` where there is no list of them."""
+    _whole(reply)
+    found = _object(reply.text).get("inputs")
+    if not isinstance(found, list):
+        raise MalformedReplyError("there is no list of inputs.")
+    return tuple(dict.fromkeys(item[:200].strip() for item in found if isinstance(item, str)))[:most]
+
+
 @dataclass(frozen=True, slots=True)
 class ReadReview:
-    """A review as the model spelled it: criteria by number from 1, with quotes for those that are met."""
+    """A review as the model spelled it: criteria by number from 1, with quotes for those that are met. The score is its mean where the
+    server tells how likely others were.
+    """
 
-    score: int
+    score: float
     met: tuple[tuple[int, str], ...]
     unmet: tuple[int, ...]
     comment: str
@@ -162,7 +180,22 @@ def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     )
     unmet = tuple(item for item in _list(data.get("unmet")) if _numbered(item, criteria))
     comment = data.get("comment")
-    return ReadReview(score, met, unmet, comment[:1000] if isinstance(comment, str) else "")
+    return ReadReview(_expected(reply, score), met, unmet, comment[:1000] if isinstance(comment, str) else "")
+
+
+def _expected(reply: ChatReply, score: int) -> float:
+    """Return the mean of the scores that might have stood there. Where 10 is made of two tokens, what is told of the second says how
+    likely 1 was in its place; where it does not stand there, the first alone is looked at.
+    """
+    if "".join(token[0][0] for token in reply.digits) != str(score):
+        return score
+    first, *rest = (dict(token) for token in reply.digits)
+    if rest:  # a token that is no number, and would have ended it, is the remainder
+        ten = first["1"] * min(1.0, rest[0].get("0", 0.0))
+        first |= {"1": first["1"] - ten, "10": ten}
+    likely = {int(number): chance for number, chance in first.items() if int(number) <= 10}  # noqa: PLR2004  # the scale
+    total = math.fsum(likely.values())
+    return math.fsum(number * chance for number, chance in likely.items()) / total if total else score
 
 
 def _list(value: Any) -> list[Any]:

@@ -12,6 +12,10 @@ from moothall.domain.budget import Usage
 ReplyMode = Literal["json", "blocks"]
 
 
+Likely = tuple[tuple[str, float], ...]
+"""Numbers that might have stood in the place of one token, and how likely each was; the one that stands there is first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
@@ -22,7 +26,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplySchema:
-    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches or coach."""
+    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches, inputs or coach."""
 
     name: str
     schema: Mapping[str, Any]
@@ -41,6 +45,8 @@ class ChatRequest:
     seed: int = 0
     stop: tuple[str, ...] = ()
     tenant: str = ""
+    scored: bool = False
+    """Whether it ends in a number of which the server is asked how likely others were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +58,5 @@ class ChatReply:
     usage: Usage
     model: str = ""
     duration_ms: int = 0
+    digits: tuple[Likely, ...] = ()
+    """Of the last number in it, token by token, what might have stood there; empty where the server does not tell."""

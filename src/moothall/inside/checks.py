@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MISSING = "missing"
 PLUGINS = "/opt/moothall/plugins"
 """Where our reporters lie in a sandbox."""
+INSTEAD = ".moothall-instead"
+"""The folder of test files that take the place of others in the process of a runner in Python alone; see `plugins/moothall_instead.py`."""
 _GO_FACTOR = 6  # Go's limit is of a package's tests, not of one
 _PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
 _NO_PROGRAM = (126, 127)

@@ -223,7 +223,12 @@ class OpenAIModel:
         self._dialect.notice(assembly.usage)
         usage = count_usage(assembly.usage, body["messages"], assembly.text_bytes, self._settings)
         return ChatReply(
-            text, assembly.finish_reason, usage, assembly.model or body["model"], round((time.monotonic() - started) * 1000)
+            text,
+            assembly.finish_reason,
+            usage,
+            assembly.model or body["model"],
+            round((time.monotonic() - started) * 1000),
+            tuple(assembly.digits),
         )
 
     async def _exchange(

@@ -3,7 +3,8 @@
 vLLM lists its models as `owned_by: vllm`. Under `auto` it alone is sent
 
 - `cache_salt`: one a tenant, so that nobody can find out by timing what another tenant's prompts begin with;
-- `priority`: lower is served first, so that what is nearly done is finished before something new is begun.
+- `priority`: lower is served first, so that what is nearly done is finished before something new is begun;
+- `logprobs`, of a call that ends in a number: how likely others were.
 
 A server that refuses one of them is not sent it again, and a warning names the option that it lacks.
 """
@@ -22,7 +23,12 @@ from moothall.model.figures import ServerFigures
 log = telemetry.get_logger(__name__)
 
 _OURS = "vllm"
-_REMEDY = {"priority": "--scheduling-policy priority", "cache_salt": "a version of vLLM that knows cache_salt"}
+_REMEDY = {
+    "priority": "--scheduling-policy priority",
+    "cache_salt": "a version of vLLM that knows cache_salt",
+    "logprobs": "--max-logprobs 11 or more",
+}
+_NUMBERS = 11  # from 0 to 10, which is what a score is
 # A person waits for the coach; reviews and revisions end deliberations that proposals only begin.
 _FIRST_SERVED = {"coach": 0, "verify": 1, "critique": 2, "revise": 3, "propose": 4, "plan": 5, "derive": 5}
 _LAST_SERVED = 5
@@ -33,7 +39,7 @@ class Dialect:
 
     def __init__(self, settings: Llm, owners: Iterable[str] = ()) -> None:
         self.is_vllm = _OURS in owners
-        asked = {"cache_salt": settings.cache_salt, "priority": settings.priority}
+        asked = {"cache_salt": settings.cache_salt, "priority": settings.priority, "logprobs": settings.logprobs}
         self._sent = {name for name, wish in asked.items() if wish == "on" or (wish == "auto" and self.is_vllm)}
         self._secret = settings.api_key.get_secret_value() if settings.api_key else ""
         self._told: set[str] = set()
@@ -45,6 +51,8 @@ class Dialect:
             made["cache_salt"] = digest("cache", request.tenant, self._secret)[:32]
         if "priority" in self._sent:
             made["priority"] = priority_of(request.call_id)
+        if "logprobs" in self._sent and request.scored:
+            made |= {"logprobs": True, "top_logprobs": _NUMBERS}
         return made
 
     def unlearn(self, refusal: str, sent: Mapping[str, Any]) -> bool:

@@ -8,17 +8,20 @@ endings are taken; a piece of the stream may end anywhere, also inside a charact
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from moothall.domain.chat import Likely
 from moothall.model.said import plain
 
 DONE = "[DONE]"
 _SERVER_ERROR = 500
 _NAME = 200
+_DIGITS = 2  # of a number that is looked at: a score has no more
 
 
 class BrokenStream(Exception):
@@ -91,6 +94,8 @@ class Assembly:
     model: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
+    digits: list[Likely] = field(default_factory=list)
+    _within: bool = False
 
     def take(self, data: str) -> str:
         """Add one event; return the text that it brought. Raises `BrokenStream`."""
@@ -105,6 +110,7 @@ class Assembly:
             self.usage = usage
         said = ""
         for choice in _choices(chunk):
+            self._note(choice.get("logprobs"))
             content = choice.get("delta", choice.get("message") or {})
             said += str((content or {}).get("content") or "") if isinstance(content, dict | None) else ""
             if ended := choice.get("finish_reason"):
@@ -116,6 +122,32 @@ class Assembly:
         self.text.append(encoded.decode())
         self.text_bytes += len(encoded)
         return self.text[-1]
+
+    def _note(self, told: object) -> None:
+        """Keep what is told of the tokens of the last number. Of anything else nothing is kept, and what is malformed tells nothing."""
+        tokens = told.get("content") if isinstance(told, dict) else None
+        for token in tokens if isinstance(tokens, list) else ():
+            found = _likely(token)
+            if found and not self._within:
+                self.digits = []
+            self._within = bool(found)
+            self.digits += [found] if found and len(self.digits) < _DIGITS else []
+
+
+def _likely(token: object) -> Likely:
+    """Return the numbers that might have stood in the place of a token that is one, the likeliest of each once; () of any other."""
+    if not isinstance(token, dict):
+        return ()
+    others = token.get("top_logprobs")
+    found: dict[str, float] = {}
+    for one in (token, *(others if isinstance(others, list) else ())):
+        text, value = (one.get("token"), one.get("logprob")) if isinstance(one, dict) else ("", None)
+        number = text.strip() if isinstance(text, str) else ""
+        if number.isascii() and number.isdecimal() and len(number) <= _DIGITS and isinstance(value, int | float) and value <= 0:
+            found.setdefault(number, round(math.exp(value), 6))
+        elif one is token:
+            return ()
+    return tuple(found.items())
 
 
 def _load(data: str) -> Any:

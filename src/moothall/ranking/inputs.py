@@ -1,6 +1,6 @@
 """Inputs that may tell answers apart: calls that docstring and tests show, and variants of these. Pure, and the same each time.
 
-For functions at the top level of Python files alone; what a call gives must be literals. Nothing is evaluated here but literals.
+For functions and classes at the top level of Python files; what a call gives must be literals. Nothing is evaluated here but literals.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import chain, zip_longest
 from typing import Any
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-_LONG = 500  # characters of one input as Python spells it
-_SEEDS = 12  # calls that are shown, of which variants are made
+LONG = 500  # characters of one input as Python spells it
+SEEDS = 12  # calls that are shown, of which variants are made
 _BIG = 10_000  # a number or a length beyond which no variant is made
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "int": (0, 1, 2, 7, -1),
@@ -33,29 +33,42 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A call of a function: `arguments` is a pair (positional, by name), as Python spells it."""
+    """A call of a function or a class: `arguments` is a pair (positional, by name), as Python spells it. `then` are the steps that are taken
+    with what a class made, spelt alike: tuples of a method and its pair, whose parts are None where it is only read.
+    """
 
     function: str
     arguments: str
+    then: str = "()"
 
     @property
     def call(self) -> str:
         """As a person would write it."""
-        given, named = ast.literal_eval(self.arguments)
-        return f"{self.function}({', '.join([*map(repr, given), *(f'{name}={value!r}' for name, value in named.items())])})"
+        made, steps = f"{self.function}({_spelt(*ast.literal_eval(self.arguments))})", ast.literal_eval(self.then)
+        if len(steps) == 1:
+            return f"{made}.{_step(*steps[0])}"
+        return "; ".join([f"it = {made}", *(f"it.{_step(*step)}" for step in steps)]) if steps else made
+
+
+def _spelt(given: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+    return ", ".join([*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())])
+
+
+def _step(name: str, given: tuple[Any, ...] | None, named: Mapping[str, Any] | None) -> str:
+    return name if given is None or named is None else f"{name}({_spelt(given, named)})"
 
 
 def changed_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the functions at the top level that all texts define with the same parameters, and that differ among them."""
-    trees = [_functions(text) for text in texts]
+    """Return the functions and classes at the top level that all texts define with the same parameters, and that differ among them."""
+    trees = [_defined(text) for text in texts]
     common = set.intersection(*(set(tree) for tree in trees)) if trees else set()
-    known = _functions(base)
+    known = _defined(base)
     names = [name for name in trees[0] if name in common] if trees else []
     return tuple(
         name
         for name in names
         if len({ast.dump(tree[name]) for tree in trees} | ({ast.dump(known[name])} if name in known else set())) > 1
-        and len({ast.dump(tree[name].args) for tree in trees}) == 1
+        and len({_parameters(tree[name]) for tree in trees}) == 1
     )
 
 
@@ -64,34 +77,52 @@ def inputs(function: str, shown: Iterable[str], text: str, most: int) -> tuple[I
 
     `shown` are calls as they are spelt, `text` the file that defines the function.
     """
-    seeds = [found for call in shown if (found := _arguments(call)) is not None][:_SEEDS] or list(_by_annotation(function, text))
-    made = chain(seeds, (item for row in zip_longest(*map(_variants, seeds)) for item in row if item is not None))
+    seeds = [found for call in shown if (found := arguments_of(call)) is not None][:SEEDS] or list(_by_annotation(function, text))
+    made = chain(seeds, (item for row in zip_longest(*map(variants, seeds)) for item in row if item is not None))
     spelt = dict.fromkeys(repr(item) for item in made)
-    return tuple(Input(function, item) for item in spelt if len(item) <= _LONG)[:most]
+    return tuple(Input(function, item) for item in spelt if len(item) <= LONG)[:most]
 
 
 def calls_of(text: str, function: str) -> Iterator[str]:
     """Yield the calls of a function that a file of tests makes with literals."""
-    for node in ast.walk(_parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Call) and function in {getattr(node.func, "id", ""), getattr(node.func, "attr", "")}:
             call = f"{function}({', '.join(map(ast.unparse, [*node.args, *node.keywords]))})"
-            if _arguments(call) is not None:
+            if arguments_of(call) is not None:
                 yield call
 
 
-def _parse(text: str) -> ast.Module:
+def parse(text: str) -> ast.Module:
+    """Return the tree of a Python file, an empty one where it is none."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 
 
-def _functions(text: str) -> dict[str, ast.FunctionDef]:
-    """By name, those that are called as they are written: not decorated. Of one that is defined twice the last is there."""
-    return {node.name: node for node in _parse(text).body if isinstance(node, ast.FunctionDef) and not node.decorator_list}
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def _arguments(call: str) -> Arguments | None:
+def _defined(text: str) -> dict[str, Defined]:
+    """By name, what may be called. Of one that is defined twice the last is there."""
+    return {node.name: node for node in parse(text).body if isinstance(node, Defined)}
+
+
+def made_by(node: Defined | None) -> ast.arguments | None:
+    """Return the parameters of a function, or of what makes an instance of a class that says how."""
+    if isinstance(node, ast.ClassDef):
+        makers = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+        return makers[-1].args if makers else None
+    return node.args if node is not None else None
+
+
+def _parameters(node: Defined) -> str:
+    found = made_by(node)
+    return f"{type(node) is ast.ClassDef} {ast.dump(found) if found is not None else ''}"
+
+
+def arguments_of(call: str) -> Arguments | None:
+    """Return what a call gives, None where that is more than literals."""
     try:
         node = ast.parse(call, mode="eval").body
         if not isinstance(node, ast.Call) or any(item.arg is None for item in node.keywords):
@@ -102,19 +133,23 @@ def _arguments(call: str) -> Arguments | None:
 
 
 def _by_annotation(function: str, text: str) -> Iterator[Arguments]:
-    node = _functions(text).get(function)
-    if node is None or node.args.kwonlyargs or node.args.posonlyargs:
+    yield from annotated(made_by(_defined(text).get(function)))
+
+
+def annotated(wanted: ast.arguments | None, *, bound: bool = False) -> Iterator[Arguments]:
+    """Yield arguments for parameters, by their annotations, nothing where one says nothing. `bound`: the first is the instance."""
+    if wanted is None or wanted.kwonlyargs or wanted.posonlyargs:
         return
-    wanted = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-    kinds = [ast.unparse(item.annotation).lower().replace("sequence", "list") if item.annotation else "" for item in wanted]
+    needed = wanted.args[bound : len(wanted.args) - len(wanted.defaults)]
+    kinds = [ast.unparse(item.annotation).lower().replace("sequence", "list") if item.annotation else "" for item in needed]
     values = [_PLAIN.get(kind) or _PLAIN.get(kind.partition("[")[0], ()) for kind in kinds]
-    if not values or not all(values):
+    if not all(values) or not (values or bound):
         return
-    for place in range(max(map(len, values))):
+    for place in range(max(map(len, values), default=1)):
         yield tuple(choices[min(place, len(choices) - 1)] for choices in values), {}
 
 
-def _variants(seed: Arguments) -> Iterator[Arguments]:
+def variants(seed: Arguments) -> Iterator[Arguments]:
     """One argument after the other, changed; the others as they are."""
     given, named = seed
     rows = [[(*given[:at], other, *given[at + 1 :]) for other in _others(value)] for at, value in enumerate(given)]
@@ -133,7 +168,7 @@ def _others(value: Any) -> list[Any]:  # noqa: PLR0911 - one for each kind of li
     if isinstance(value, float):
         return [0.0, 1.0, -value, value / 2, value + 0.5]
     if isinstance(value, str):
-        return ["", value[:1], value[::-1], value[: _LONG // 4] * 2, value.swapcase(), f" {value} ", f"{value}é"]
+        return ["", value[:1], value[::-1], value[: LONG // 4] * 2, value.swapcase(), f" {value} ", f"{value}é"]
     if isinstance(value, list | tuple):
         return [type(value)(other) for other in _sequences(list(value))]
     if isinstance(value, set):

@@ -52,13 +52,14 @@ def changes_nothing(diff: str, change: NormalChange, task: str) -> bool:
 def _before_and_after(part: FileDiff, texts: Mapping[str, str]) -> tuple[str, str]:
     before = texts.get(part.path, "")
     if part.new:
-        return "", f"new {_code(part.path, part.applied(before))}"
+        return "", f"new {code_of(part.path, part.applied(before))}"
     if part.path not in texts:
         return "", part.body
-    return _code(part.path, before), _code(part.path, part.applied(before))
+    return code_of(part.path, before), code_of(part.path, part.applied(before))
 
 
-def _code(path: str, text: str) -> str:
+def code_of(path: str, text: str) -> str:
+    """Return a text without what nothing depends on, as far as its language is known."""
     if path.endswith(_PYTHON):
         try:
             with warnings.catch_warnings():

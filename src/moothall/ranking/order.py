@@ -2,7 +2,7 @@
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
 tests that were red on the base are green; whether these agree with the code in a process that sees none of them; how few other authors' tests fail; how little speaks against it on distinguishing
-inputs; how many distinct seats behave the same; mean review; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
+inputs; how many distinct seats behave the same; mean review, as `opinions` has it; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
 nor size: reviews decide.
 
 An author's tests count where another author agrees with them: a candidate of another seat passes them, or is the same answer.
@@ -27,7 +27,6 @@ so each digit outweighs all that follow it; only the hash is not in it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +35,8 @@ from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, named, plain
+from moothall.ranking.opinions import Opinion, opinions
 
-_NEUTRAL = 500
 _LINES = 5
 _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
@@ -46,7 +45,7 @@ _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 class _Standing:
     """What counts of one candidate. `cross_failed` of `authors` are those whose tests it fails, `uncounted` those whose tests count for nobody.
 
-    `review` is in thousandths: closer opinions are the same opinion.
+    An opinion is in thousandths: closer ones are the same.
     """
 
     candidate: Candidate
@@ -60,8 +59,7 @@ class _Standing:
     uncounted: tuple[str, ...]
     cluster: int
     same: int
-    review: int
-    reviewers: int
+    opinion: Opinion
     lines: int
     answer: str
 
@@ -71,7 +69,7 @@ class _Standing:
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
             *(len(self.failures), not self.proven, -self.fixed, not self.apart, self.cross_failed, self.against),
-            *(-self.cluster, -self.review, -self.same),
+            *(-self.cluster, -self.opinion.mean, -self.same),
             *(self.lines, self.answer, self.candidate.proposal.revision, name),
         )
 
@@ -134,7 +132,7 @@ def rivals(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     failures = [gate_failures(candidate) for candidate in candidates]
     answers = [_answer(candidate) for candidate in candidates]
-    opinions = _opinions(candidates, answers)
+    thought = opinions(candidates, answers, failures)
     voted = [_votes(candidate) for candidate in candidates]
     alike = [_behaviour(candidate, answer, votes) for candidate, answer, votes in zip(candidates, answers, voted, strict=True)]
     clusters: dict[tuple[str, str, frozenset[str]], set[str]] = {}
@@ -159,8 +157,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             uncounted=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
             cluster=0 if candidate.about_text or failed else len(clusters[behaviour]),
             same=0 if candidate.about_text or failed else len(makers[change]),
-            review=opinions[answer][0],
-            reviewers=opinions[answer][1],
+            opinion=thought[answer],
             lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
             answer=answer,
         )
@@ -211,31 +208,6 @@ def _agreed(
     return found | {seat for seat, answer in bringing if givers.get(answer, set()) - {seat}}
 
 
-def _opinions(candidates: Sequence[Candidate], answers: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Answer → (mean review in thousandths, reviewers). Reviews are of an answer, not of who gave it:
-    the same answer given twice has all of both, and none by any seat that gave it.
-    """
-    givers: dict[str, set[str]] = {}
-    said: dict[str, dict[str, set[float]]] = {}
-    for candidate, answer in zip(candidates, answers, strict=True):
-        givers.setdefault(answer, set()).add(candidate.proposal.seat)
-        scores = said.setdefault(answer, {})
-        for review in candidate.reviews:
-            if math.isfinite(review.score):
-                scores.setdefault(review.reviewer, set()).add(min(1.0, max(0.0, review.score)))
-    found: dict[str, tuple[int, int]] = {}
-    for answer, scores in said.items():
-        means = [_mean(given) for reviewer, given in scores.items() if reviewer not in givers[answer]]
-        found[answer] = (round(1000 * _mean(means)), len(means)) if means else (_NEUTRAL, 0)
-    return found
-
-
-def _mean(values: Iterable[float]) -> float:
-    """`fsum` is exact, so that the order of the values cannot show in the last bit."""
-    found = list(values)
-    return math.fsum(found) / len(found)
-
-
 def changed_files(diff: str) -> tuple[str, ...]:
     """Return the paths that a git diff changes, as they are after it or were before."""
     return tuple(dict.fromkeys(match[1] for match in _FILE.finditer(diff)))
@@ -258,7 +230,7 @@ def changed_lines(diff: str) -> int:
 
 def _score(item: _Standing, radix: int, fixed: int, against: int, most: int) -> float:
     value = (item.same + 1 / (2 + item.lines)) / radix
-    value = (item.review + value) / 1001
+    value = (item.opinion.mean + value) / 1001
     value = (item.cluster + value) / radix
     value = (against - item.against + value) / (against + 1)
     value = (radix - 1 - item.cross_failed + value) / radix
@@ -291,7 +263,7 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
     if item.same > 1:
         yield f"{item.same} seats make the same change of the code."
-    if item.reviewers:
+    if item.opinion.reviewers:
         yield _reviews(item)
     yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."
 
@@ -329,9 +301,13 @@ def _passed(candidate: Candidate) -> str:
 
 
 def _reviews(item: _Standing) -> str:
-    if not item.reviewers:
+    said = item.opinion
+    if not said.reviewers:
         return "Nobody reviewed it: counted as 0.50."
-    return f"Reviewed at {item.review / 1000:.2f} by {item.reviewers} {'seat' if item.reviewers == 1 else 'seats'}."
+    mean = f"Reviewed at {said.mean / 1000:.2f} by {said.reviewers} {'seat' if said.reviewers == 1 else 'seats'}"
+    if not said.doubted:
+        return f"{mean}."
+    return f"{mean}; weighed down, since their scores hardly tell right from wrong on what is proven: {', '.join(map(plain, said.doubted))}."
 
 
 def _neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:
@@ -355,7 +331,7 @@ def _difference(item: _Standing, other: _Standing) -> str:
         ("authors whose tests fail", item.cross_failed, other.cross_failed),
         ("examples broken and crashes", item.against, other.against),
         ("seats that behave the same", item.cluster, other.cluster),
-        ("reviews", item.review / 1000, other.review / 1000),
+        ("reviews", item.opinion.mean / 1000, other.opinion.mean / 1000),
         ("seats with the same change", item.same, other.same),
         ("changed lines", item.lines, other.lines),
     ):

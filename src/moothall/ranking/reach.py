@@ -9,12 +9,15 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
+from moothall.ranking.folding import UNKNOWN, folded
 from moothall.ranking.patched import FileDiff, file_diffs
 
 _SHOWN, _LINE = 20, 160
 _MODULES = frozenset(
     {"gc", "ctypes", "_ctypes", "cffi", "atexit", "builtins", "faulthandler", "bdb", "site", "runpy", "marshal"}
+    | {*("code", "codeop", "pydoc", "pdb", "cProfile", "profile", "zipimport", "imp")}
 ) | {
     *(
         "pytest",
@@ -50,33 +53,50 @@ _ATTRIBUTES = frozenset(
     *("fork", "forkpty", "register_at_fork", "killpg", "runtest", "orig_argv", "_mock_self", "displayhook", "excepthook"),
 }
 _CALLS = frozenset({"exec", "eval", "compile", "__import__", "globals", "breakpoint"})
+_INNER = frozenset({"sys", "gc", "ctypes", "builtins", "inspect", "importlib"})
+"""Modules that are taken out of another one only where this is not to be seen."""
+_LOADS: Mapping[str, frozenset[str]] = {
+    "importlib": frozenset({"import_module", "reload"}),
+    "pickle": frozenset({"loads", "load", "Unpickler"}),
+    "pkgutil": frozenset({"resolve_name"}),
+}
+"""By module what brings in anything by its name."""
 _OF_SYS = frozenset({"modules", "exit", "monitoring", "path"})
 _OF_INSPECT = frozenset({"stack", "trace"})
 _EXITS = frozenset({"exit", "quit", "SystemExit"})
-_WORDS = re.compile(r"pytest|moothall|unittest|conftest|\btest_\w+|/proc/self|_CURRENT_TEST", re.IGNORECASE)
+_WORDS = re.compile(
+    r"pytest|moothall|unittest|conftest|\btest_\w+|/proc/self|_CURRENT_TEST|__import__|\b(?:exec|eval)\(", re.IGNORECASE
+)
+_PATH = re.compile(r"[\w.\[\]]+")
 _MAIN = re.compile(r"main|cli|command|exit|quit", re.IGNORECASE)
 
 _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".go": re.compile(
         r'\bos\.Exit\b|\bsyscall\.|\bruntime\.(?:Goexit|Caller|Callers|Stack)\b|\bdebug\.Stack\b|"testing|\btesting\.|flag\.Lookup'
         r'|go:linkname|"unsafe"|"plugin"|import "C"|=== (?:RUN|PASS|CONT)|--- (?:PASS|FAIL)|"PASS|\bos\.Args\b|\bos\.(?:Stdout|NewFile)\b'
-        r"|/proc/self|MOOTHALL"
+        r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s+(?:.*\.go\b|\*)"
+        r'|^\s*(?:import\s+)?(?:\.|[A-Za-z]\w*)\s+"(?:os|os/exec|syscall|runtime|runtime/debug|golang\.org/x/sys/\w+)"'
     ),
     ".js": re.compile(
         r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main)\b"
         r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|vm|fs|child_process|worker_threads)\b"
         r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\s*\(|new Function\b|\bFunction\s*\("
         r"|(?:Object|Function|Array|Promise|Error|String|Number)\.prototype\b.*=|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
+        r"|\b(?:process|module|require|globalThis|global)\s*(?:\?\.)?\[|=\s*(?:process|module|require|globalThis|global)\s*(?:[;,)]|$)|\bgetBuiltinModule\b"
+        r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|constructor\.constructor"
         r"|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
     ),
     ".rs": re.compile(
         r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|extern\s+\"C\"|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
-        r"|thread::current|test result|macro_rules!\s*(?:assert\w*|panic|debug_assert\w*)|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
-        r"|link_section|/proc/self|MOOTHALL|set_output_capture"
+        r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*)|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
+        r"|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic)\b"
+        r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]*\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
     ),
 }
 _ENDINGS = {".go": ".go", ".rs": ".rs"} | dict.fromkeys((".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx"), ".js")
 _WORD = re.compile(r"\w+")
+_COMMENTS = ("//", "*", "/*")
+_REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.compile(r"\s*(\?\.|\.|!|::)\s*")
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
 
@@ -106,6 +126,8 @@ def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
         yield from (number for number, line in added.items() if _WORDS.search(line) or any(word in line for word in _ATTRIBUTES))
         return
     yield from _Reading(tree).found()
+    plain = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    yield from (number for said, number in folded(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
 
 
 class _Reading:
@@ -117,6 +139,8 @@ class _Reading:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._modules |= {item.asname or item.name.partition(".")[0]: item.name for item in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                self._modules |= {item.asname or item.name: item.name for item in node.names if item.name in _INNER}
 
     def found(self) -> Iterator[int]:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
@@ -141,10 +165,7 @@ class _Reading:
             case ast.Import(names=names):
                 return any(name.name.partition(".")[0] in _MODULES or "moothall" in name.name for name in names)
             case ast.ImportFrom(module=module, names=names, level=0):
-                taken = {name.name for name in names}
-                of_sys = module == "sys" and bool(taken & _OF_SYS)
-                of_inspect = module == "inspect" and bool(taken & _OF_INSPECT)
-                return (module or "").partition(".")[0] in _MODULES or bool(taken & _ATTRIBUTES) or of_sys or of_inspect
+                return _takes(module or "", {name.name for name in names})
             case ast.Attribute(attr=attr, value=value):
                 last = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
                 owner = self._modules.get(last, last)
@@ -154,22 +175,41 @@ class _Reading:
                     attr in _ATTRIBUTES
                     or (attr in _OF_SYS and owner == "sys")
                     or (attr in _OF_INSPECT and owner == "inspect")
-                    or (attr in {"import_module", "reload"} and owner == "importlib")
-                    or (attr == "__dict__" and last in self._modules)
+                    or attr in _LOADS.get(owner, frozenset())
+                    or (attr in {"__dict__", *_INNER} and last in self._modules)
                 )
             case ast.Name(id=name):
                 return name in _EXITS or name in _CALLS or name == "__builtins__"
-            case ast.Call(func=ast.Name(id="setattr" | "delattr" | "getattr" | "vars"), args=[ast.Name(id=name), *_]):
-                return name in self._modules
-            case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[_, attribute, *_]):
-                return not isinstance(attribute, ast.Constant | ast.Name)
+            case ast.Call(func=ast.Name(id="setattr" | "delattr" | "getattr" | "vars" as call), args=[owner, *rest]):
+                made = bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name)
+                return (isinstance(owner, ast.Name) and owner.id in self._modules) or (made and call in {"getattr", "setattr"})
             case ast.FunctionDef(name="__eq__", body=body):
                 return (
                     isinstance(body[-1], ast.Return) and isinstance(body[-1].value, ast.Constant) and body[-1].value.value is True
                 )
-            case ast.Constant(value=str(text)):
-                return bool(_WORDS.search(text)) or text in _ATTRIBUTES
+            case ast.MatchClass(kwd_attrs=names):
+                return not _ATTRIBUTES.isdisjoint(names)
+            case ast.Constant(value=str() | bytes() as said):
+                return _names(said if isinstance(said, str) else said.decode("latin-1"))
         return False
+
+
+def _takes(module: str, names: AbstractSet[str]) -> bool:
+    """Whether an import takes out of a module what reaches too far."""
+    of_sys = module == "sys" and not names.isdisjoint(_OF_SYS)
+    of_inspect = module == "inspect" and not names.isdisjoint(_OF_INSPECT)
+    loads = not names.isdisjoint(_INNER | _LOADS.get(module, frozenset()))
+    return module.partition(".")[0] in _MODULES or not names.isdisjoint(_ATTRIBUTES) or of_sys or of_inspect or loads
+
+
+def _names(text: str) -> bool:
+    """Whether a text names what judges, or is the way to a part of it: `0.__globals__`."""
+    way = _PATH.fullmatch(text) is not None
+    return (
+        bool(_WORDS.search(text))
+        or text in _ATTRIBUTES
+        or (way and any("_" in name and name in _ATTRIBUTES for name in _WORD.findall(text)))
+    )
 
 
 def _bodies(tree: ast.Module) -> Iterator[Sequence[ast.stmt]]:
@@ -184,11 +224,20 @@ def _others(part: FileDiff, added: Mapping[int, str]) -> Iterator[int]:
     if pattern is None:
         return
     before = {_reach(line, pattern) for line in part.removed}
-    for number, line in added.items():
-        if line.lstrip().startswith(("//", "*", "/*")) or _reach(line, pattern) in before:
+    code = {number: line for number, line in added.items() if line.startswith("//go:") or not line.lstrip().startswith(_COMMENTS)}
+    said = {match[0] for line in (*code.values(), *part.removed) for match in pattern.finditer(line)}
+    if any(match[0] not in said for match in pattern.finditer(_squeezed(code.values()))):
+        yield min(code)  # written over several lines, or with remarks in between
+    for number, line in code.items():
+        if _reach(line, pattern) in before:
             continue
         if pattern.search(line) and not (line.strip() == "#[cfg(test)]" and _RUST_TESTS.match(added.get(number + 1, ""))):
             yield number
+
+
+def _squeezed(lines: Iterable[str]) -> str:
+    """Code without remarks, and without spaces around what joins words."""
+    return _JOINS.sub(r"\1", _REMARKS.sub("", "\n".join(lines)))
 
 
 def _reach(line: str, pattern: re.Pattern[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

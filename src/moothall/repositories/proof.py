@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from moothall.inside.checks import INSTEAD
 from moothall.ranking.brackets import closing
 from moothall.repositories import rules
 from moothall.repositories.clone import Change
@@ -50,8 +51,8 @@ CONFIGURATION: tuple[str, ...] = (
     *("rust-toolchain.toml", "Makefile", "makefile", "GNUmakefile"),
 )
 """What can change the result of a test without being one."""
-_BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env")
-"""Never brought by a patch: code of others, and what was compiled."""
+_BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env", f"{INSTEAD}/**")
+"""Never brought by a patch: code of others, what was compiled, and what takes the place of tests."""
 _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "unittest", "node_modules"})
 """Names that a new file or folder at the top may not take: an interpreter would find it in their place."""
 _PACKAGE_KEYS = (

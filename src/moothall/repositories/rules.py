@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from moothall.errors import PatchRefused
+from moothall.inside.checks import INSTEAD
 
 FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
 MODES = (FILE, EXECUTABLE, SYMLINK)
@@ -102,6 +103,8 @@ def check_binaries(diff: bytes, limit: int) -> None:
 
 
 def _why_change(change: RawChange, limits: ChangeLimits) -> str:
+    if change.path.startswith(f"{INSTEAD}/"):
+        return "what lies there takes the place of tests"
     if change.path.rsplit("/", 1)[-1].casefold() == ".gitmodules":
         return "submodules are not supported"
     if SUBMODULE in {change.old_mode, change.new_mode}:
@@ -110,9 +113,8 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
         return f"mode {change.new_mode[:12]} is not one of {', '.join(MODES)}"
     if change.new_mode == SYMLINK:
         return why_target(change.path, change.target)
-    if change.size > limits.file_bytes:
-        return f"{change.size} bytes are more than the {limits.file_bytes} allowed for a file"
-    return ""
+    too_large = change.size > limits.file_bytes
+    return f"{change.size} bytes are more than the {limits.file_bytes} allowed for a file" if too_large else ""
 
 
 def why_path(path: str) -> str:

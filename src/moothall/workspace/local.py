@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Self
 
 from cachetools import LRUCache
@@ -245,7 +246,7 @@ class LocalWorkspace:
         place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
         asking = Asking(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
-        python = f"{ENVIRONMENT}/bin/python" if place.env and place.python is None else self._box.python
+        python = f"{ENVIRONMENT}/bin/python" if place.python is None and _has_python(place.env) else self._box.python
         told = {
             "code": block.code,
             "tools": {name: list(names) for name, names in block.tools.items()},
@@ -303,6 +304,11 @@ class LocalWorkspace:
         fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
         keyword = arguments.get("keyword", "")
         return checks.command(own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds)
+
+
+def _has_python(env: Path | None) -> bool:
+    """Whether an environment has an interpreter: one of packages for Node or Go has none. One on another machine is taken to have."""
+    return env is not None and (os.path.lexists(env / "bin" / "python") or not env.exists())
 
 
 @dataclass(frozen=True, slots=True)

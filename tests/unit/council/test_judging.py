@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from moothall.config import Limits
+from moothall.council.recording import Recording
+from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
 from moothall.domain.evidence import COUNTER
 from moothall.domain.topic import Channel
@@ -252,3 +255,29 @@ async def test_what_answers_do_on_the_same_inputs_is_recorded_and_decides_before
     assert told[ONE]["behaviour"] == told[TWO]["behaviour"] != told[THREE]["behaviour"]
     assert told[THREE]["why"] == "on twice(1) it returns 1, another returns 2"
     assert {data["candidate"] for data in of(events, EventType.SEAT_REVIEWED)} == {ONE, TWO}  # the third is no tie any more
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(20_000, 1), (0, 0), (2_000_000, 0)])
+async def test_where_no_input_is_found_that_tells_answers_apart_a_seat_writes_some(council: Any, tokens: int, asked: int) -> None:
+    """One call, recorded; what it says is read as tests are, and nothing of it but calls with literals is run."""
+    test = "from utils import twice\n\nGIVEN = 2\n\n\ndef test_a():\n    assert twice(GIVEN) == 4\n"
+    bodies = {"one": "x + x", "two": "2 * x", "three": "x ** 2"}
+    inputs = json.dumps({"inputs": ["twice(open('x'))", "twice(5)", "shutil.rmtree('/')", "twice("]})
+    answer = by_seat(**{seat: append(f"\n\ndef twice(x):\n    return {body}\n") for seat, body in bodies.items()}, inputs=inputs)
+    limits = Limits(inputs_tokens=tokens, counter_proofs=0)
+    async with council(answer, files={**SAMPLE, "tests/test_utils.py": test}, limits=limits) as house:
+        d = replace(house.deliberation("vote", max_turns=1), budget=Budget(tokens=1_000_000))
+        events = await house.run(d)
+        requests = len(house.server.requests)
+        again = await house.run(d, Recording.of(events))
+        assert len(house.server.requests) == requests
+    assert {event.id for event in again} == {event.id for event in events}
+    calls = [data for data in of(events, EventType.MODEL_CALLED) if data["call_id"].split("/")[1:3] == ["-", "verify"]]
+    assert [data["phase"] for data in calls] == ["verify"] * asked
+    told = {
+        data["seat"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "inputs"
+    }
+    assert len(told) == 3 * asked
+    if asked:
+        assert told[ONE]["behaviour"] == told[TWO]["behaviour"] != told[THREE]["behaviour"]
+        assert told[THREE]["why"].startswith("on twice(")

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.council import reply
+from moothall.council.recording import Recording
 from moothall.council.reply import Action, MalformedReplyError, Turn
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply
+from moothall.domain.chat import ChatReply, Likely
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType
 from moothall.guard.grants import grant_for
 from moothall.tools.catalogue import offered
 
@@ -18,6 +21,23 @@ jsonschema = pytest.importorskip("jsonschema", reason="comes with ray")
 
 SPECS = offered(grant_for("dev"), core=True)
 BLOCK = '<tool>{"name": "files.read", "args": {"path": "a.py"}}</tool>'
+
+
+@pytest.mark.parametrize(
+    ("score", "digits", "mean"),
+    [
+        (7, (), 7),
+        (7, ((("7", 0.6), ("8", 0.2), ("3", 0.2)),), 6.4),
+        (7, ((("7", 0.5), ("85", 0.5)),), 7),
+        (7, ((("6", 1.0),),), 7),  # of another number
+        (10, ((("1", 0.8), ("6", 0.2)), (("0", 1.0),)), 9.2),
+        (10, ((("10", 0.5), ("0", 0.5)),), 5),
+        (7, ((("7", 0.0),),), 7),
+    ],
+)
+def test_a_score_is_the_mean_of_those_that_might_have_stood_there(score: int, digits: tuple[Likely, ...], mean: float) -> None:
+    text = json.dumps({"comment": "c", "met": [], "unmet": [], "score": score})
+    assert reply.read_review(ChatReply(text, "stop", Usage(), digits=digits), 1).score == pytest.approx(mean)
 
 
 def said(text: str, finish_reason: str = "stop") -> ChatReply:
@@ -180,3 +200,11 @@ def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
     for score in ("11", "-1", "8.5", '"8"', "true", "null"):
         with pytest.raises(MalformedReplyError, match="score"):
             reply.read_review(said(f'{{"score": {score}}}'), 2)
+
+
+def test_what_a_server_told_of_a_score_is_on_record() -> None:
+    """Else a review would count otherwise when its deliberation is taken up again."""
+    answer = ChatReply('{"score": 7}', "stop", Usage(), digits=((("7", 0.6), ("8", 0.4)),))
+    data = json.loads(json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)}))
+    found = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
+    assert found.answers["t/a/verify/1.1"] == answer

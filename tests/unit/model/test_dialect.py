@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,22 @@ async def test_a_vllm_is_sent_its_additions() -> None:
     assert first["priority"] == 2
     assert first["cache_salt"] == second["cache_salt"] != third["cache_salt"]
     assert "red" not in first["cache_salt"]
+
+
+async def test_how_likely_other_scores_were_is_asked_of_a_review_alone_until_it_is_refused() -> None:
+    def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
+        if body.get("logprobs") and refuses:
+            return Fault("status", status=400, message="Requested sample logprobs of 11, which is greater than max allowed: 5")
+        return "hello"
+
+    refuses: list[bool] = []
+    async with talking(answer, {"owner": "vllm"}) as (model, server):
+        for scored in (False, True):
+            await model.chat(replace(ask(), scored=scored))
+        refuses.append(True)
+        for _ in range(2):
+            await model.chat(replace(ask(), scored=True))
+    assert [call.body.get("top_logprobs") for call in server.requests] == [None, 11, 11, None, None]
 
 
 @pytest.mark.parametrize("wish", ["auto", "off"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -106,3 +107,42 @@ def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool)
 def test_any_json_is_taken_or_refused(value: object) -> None:
     with contextlib.suppress(BrokenStream):
         Assembly().take(json.dumps(value))
+
+
+def token(text: str, chance: float, **others: float) -> dict[str, object]:
+    """A token as vLLM tells it; numbers among the others are spelt with a leading `n`."""
+    top = [{"token": name.removeprefix("n"), "logprob": math.log(value)} for name, value in others.items()]
+    return {
+        "token": text,
+        "logprob": math.log(chance),
+        "bytes": [],
+        "top_logprobs": [{"token": text, "logprob": math.log(chance)}, *top],
+    }
+
+
+def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
+    assembly = Assembly()
+    for text, told in (
+        ('{"met": [', [token("{", 1.0)]),
+        ("3", [token("3", 1.0)]),
+        ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
+        ("0}", [token("0", 0.75), token("}", 1.0)]),
+    ):
+        assembly.take(json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]}))
+    assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "token", "logprob", "top_logprobs"]), inner)
+        ),
+        max_leaves=12,
+    )
+)
+def test_whatever_is_told_of_tokens_the_text_stays(told: object) -> None:
+    assembly = Assembly()
+    assembly.take(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
+    assert assembly.text == ["a"]
+    assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)

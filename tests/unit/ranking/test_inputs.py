@@ -61,11 +61,13 @@ def test_the_calls_of_tests_that_make_them_with_literals() -> None:
         ("def f(a):\n    return 1\n", "def f(a):\n    return 2\n", ("f",)),
         ("def f(a):\n    return 1\n", "def f(b):\n    return 1\n", ()),  # called by name they differ
         ("def f(a):\n    return 0\n", "def f(a):\n    return 0\n", ()),  # as the base has it
-        ("@cache\ndef f(a):\n    return 1\n", "def f(a):\n    return 2\n", ()),
-        ("async def f(a):\n    return 1\n", "async def f(a):\n    return 2\n", ()),
+        ("@cache\ndef f(a):\n    return 1\n", "def f(a):\n    return 2\n", ("f",)),
+        ("async def f(a):\n    return 1\n", "async def f(a):\n    return 2\n", ("f",)),
+        ("class f:\n    def g(self): return 1\n", "def f():\n    return 2\n", ()),
+        ("class A:\n    def __init__(self, a): pass\n", "class A:\n    def __init__(self, b): pass\n", ()),
         ("def f(a):\n    return 1\n\ndef f(a):\n    return 3\n", "def f(a):\n    return 2\n", ("f",)),
         ("def f(a):\n    return 1\n", "def f(:\n", ()),
-        ("class A:\n    def f(self): return 1\n", "class A:\n    def f(self): return 2\n", ()),
+        ("class A:\n    def f(self): return 1\n", "class A:\n    def f(self): return 2\n", ("A",)),
     ],
 )
 def test_which_functions_are_run(one: str, other: str, found: tuple[str, ...]) -> None:

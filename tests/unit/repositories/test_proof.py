@@ -25,6 +25,7 @@ def part(path: str) -> bool:
         *("_pytest/python.py", "moothall_pytest.py", "go.work", "zz_test.go", ".cargo/config.toml", "build.rs", "vendor/x/x.go"),
         *("inner/package.json", ".mocharc.yml", "node_modules/chai/index.js", "a.test.js", "shop/__pycache__/price.pyc"),
         *("setup.js", "check.sh", "tests/test_price.py", "tests", "tests/test_price.py/x", "Makefile"),
+        ".moothall-instead/tests/test_price.py",
     ],
 )
 def test_what_steers_tests_takes_no_part(path: str) -> None:

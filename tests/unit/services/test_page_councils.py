@@ -147,6 +147,23 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
         assert words in shown
 
 
+async def test_what_answers_do_that_no_test_tells_apart_is_asked_of_the_reader(house: House) -> None:
+    def result(rank: int, why: str, behaviour: str, *, passed: bool = True) -> Result:
+        told = Evidence("inputs", Verdict.PASSED, why=why, behaviour=behaviour)
+        return Result(rank, f"agent-dev-00{rank}", "dev", 0.5, (), passed_gates=passed, proven=False, evidence=(told,))
+
+    one = result(1, f"on twice(1) it returns 2, another returns {HOSTILE}", "x")
+    same, other = result(2, "on twice(3) it returns 6", "x"), result(3, "on twice(1) it returns 1, another returns 2", "y")
+    for results, asked in (((one, same), False), ((one, same, other), True), ((one, replace(other, passed_gates=False)), False)):
+        await house.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
+        shown = await house.shown()
+        assert ("Which of them is meant?" in shown) is asked
+        if asked:
+            assert "<strong>agent-dev-001, agent-dev-002</strong>: on twice(1) it returns 2" in shown
+            assert "<strong>agent-dev-003</strong>: on twice(1) it returns 1" in shown
+            assert HOSTILE not in shown
+
+
 DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
 
 

@@ -13,8 +13,9 @@ import sys
 import time
 import unittest
 
+import moothall_instead  # type: ignore[import-not-found] # beside it, on the path of the sandbox
 import pytest
-from moothall_lines import Lines  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+from moothall_lines import Lines  # type: ignore[import-not-found] # as above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ FOLDER = os.environ.pop("MOOTHALL_REPORTS", "")
 SECONDS = float(os.environ.pop("MOOTHALL_CASE_SECONDS", "0") or 0)
 AGAIN = bool(os.environ.pop("MOOTHALL_AGAIN", ""))
 os.environ.pop("PYTEST_ADDOPTS", None) if FOLDER else None
+INSTEAD = moothall_instead.take() if FOLDER else {}
 
 _SHORTEST = 2.0
 _SETUP_FACTOR = 3  # of a limit: what is set up for many cases may take longer than one
@@ -218,6 +220,9 @@ def pytest_configure(config: Any) -> None:
     if worker is not None:
         config.pluginmanager.register(Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits")
     elif FOLDER:
+        if getattr(config.option, "dist", "no") != "no":
+            moothall_instead.put(INSTEAD)  # the workers of pytest-xdist import for themselves
+        moothall_instead.install(INSTEAD)
         config.option.maxfail = 0  # all cases are told, whatever the project's options say
         config.pluginmanager.register(Limits(config, SECONDS), "moothall-limits")
         config.pluginmanager.register(Workers(), "moothall-workers")

@@ -12,7 +12,8 @@ import time
 import traceback
 import unittest
 
-from moothall_lines import Lines  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+import moothall_instead  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+from moothall_lines import Lines  # type: ignore[import-not-found] # as above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Runner(unittest.TextTestRunner):
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone
+    moothall_instead.install(moothall_instead.take())
     if sys.path[:1] != [os.getcwd()] and "" not in sys.path[:1]:
         sys.path.insert(0, os.getcwd())  # as `-m unittest` does, and not before unittest was loaded
     unittest.main(module=None, argv=["python -m unittest", *sys.argv[1:]], testRunner=Runner)

@@ -19,6 +19,7 @@ from moothall.collector.lanes import ENDED, Lane
 from moothall.collector.overview import seat_of
 from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
+from moothall.domain.evidence import INPUTS
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
@@ -59,6 +60,7 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "used": outcome.usage if outcome.status.ended else _used(progress),
             "elapsed": _elapsed(progress, outcome),
             "words": _words(progress),
+            "question": question(outcome),
             "remarks": await remarks_on(doors, outcome, session.who),
             "on": request.query_params.get("on", ""),
             "may": may_act(session.who),
@@ -178,3 +180,13 @@ def _at(time: str) -> datetime | None:
     except ValueError:
         return None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def question(outcome: Outcome) -> list[tuple[str, list[str]]]:
+    """Return what answers do that no test tells apart, and whose each is; nothing where all do the same. It is for a person to decide."""
+    ways: dict[str, tuple[str, list[str]]] = {}
+    for result in outcome.results:
+        found = next((item for item in result.evidence if item.check == INPUTS), None)
+        if found is not None and result.passed_gates:
+            ways.setdefault(found.behaviour, (found.why, []))[1].append(result.seat)
+    return [(why, list(dict.fromkeys(seats))) for why, seats in ways.values()] if len(ways) > 1 else []

@@ -1,0 +1,97 @@
+"""Inputs for the functions of JavaScript and TypeScript files, by their words: calls that tests show, and variants of these. Pure."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from moothall.ranking.brackets import closing
+from moothall.ranking.inputs import Input
+from moothall.ranking.normal import code_of
+
+ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
+_HEAD = re.compile(
+    r"(?m)^(?:export\s+(?:default\s+)?)?(?:(?:async\s+)?function\b\s*\*?\s*(?P<plain>[\w$]+)"
+    r"|(?:const|let|var)\s+(?P<named>[\w$]+)\s*(?::[^=\n]+)?=\s*(?:async\b\s*)?(?:function\b\s*[\w$]*\s*)?"
+    r"|(?:module\.)?exports(?:\.(?P<put>[\w$]+))?\s*=\s*(?:async\b\s*)?(?:function\b\s*(?P<own>[\w$]*)\s*)?)"
+    r"\s*(?:<[^(\n]*>)?\((?P<parameters>[^()]*)\)(?P<rest>[^{;\n]*)"
+)
+_TOKEN = re.compile(
+    r"\s+|(?P<text>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|`[^`\\$]*`)|(?P<number>-?(?:\d+\.\d+|\d+)(?![\w.]))|(?P<name>[A-Za-z_$][\w$]*)"
+    r"|(?P<mark>[\[\]{}():,])"
+)
+_PLAIN = {"true": "True", "false": "False", "null": "None"}
+_LONG = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptInput(Input):
+    """A call as its own language spells it."""
+
+    @property
+    def call(self) -> str:
+        """As a person would write it."""
+        given, _ = ast.literal_eval(self.arguments)
+        return f"{self.function}({', '.join(json.dumps(value, ensure_ascii=False) for value in given)})"
+
+
+def changed_script_functions(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the functions that all texts define with the same parameters, and that differ among them."""
+    known, found = _functions(path, base), [_functions(path, text) for text in texts]
+    names = [name for name in (found[0] if found else {}) if all(name in functions for functions in found)]
+    return tuple(
+        name
+        for name in names
+        if len({functions[name][0] for functions in found}) == 1
+        and len({functions[name][1] for functions in found} | ({known[name][1]} if name in known else set())) > 1
+    )
+
+
+def _functions(path: str, text: str) -> Mapping[str, tuple[str, str]]:
+    """By name the parameters and the words of what is defined at the top."""
+    found = {}
+    for match in _HEAD.finditer(text):
+        name = match["plain"] or match["named"] or match["put"] or match["own"]
+        if not name or not (match["plain"] or match["own"] is not None or "=>" in match["rest"] or "function" in match[0]):
+            continue
+        opened = text[match.end() : match.end() + 1] == "{"
+        end = closing(text, match.end(), "script") if opened else text.find("\n", match.end())
+        found[name] = (code_of(path, match["parameters"]), code_of(path, text[match.start() : end if end > 0 else len(text)]))
+    return found
+
+
+def script_calls_of(text: str, function: str) -> Iterator[str]:
+    """Yield the calls of a function that a file of tests makes with literals, as Python spells them."""
+    for match in re.finditer(rf"(?<![\w$]){re.escape(function)}\(", text):
+        if (given := _given(text, match.end())) is not None:
+            yield f"{function}({given})"
+
+
+def _given(text: str, at: int) -> str | None:
+    """Return what stands from `at` on to the bracket that closes, as Python spells it; None where that is more than literals."""
+    made: list[str] = []
+    depth = 1
+    while depth and at < len(text) and len(made) < _LONG:
+        token = _TOKEN.match(text, at)
+        if token is None:
+            return None
+        at = token.end()
+        if token["mark"]:
+            depth += (token["mark"] in "([{") - (token["mark"] in ")]}")
+        if depth:
+            made.append(_spelt(token, text[at:].lstrip()[:1]))
+    said = "".join(made)
+    with suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        json.dumps(ast.literal_eval(f"[{said}]"), allow_nan=False)
+        return said if not depth else None
+    return None
+
+
+def _spelt(token: re.Match[str], follows: str) -> str:
+    if token["name"]:
+        return json.dumps(token["name"]) if follows == ":" else _PLAIN.get(token["name"], token["name"])
+    return json.dumps(token["text"][1:-1]) if (token["text"] or "")[:1] == "`" else token[0]
