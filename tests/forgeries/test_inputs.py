@@ -156,7 +156,7 @@ def test_top():
 
 async def judged_by_inputs(
     folder: Path, files: Mapping[str, str], path: str, texts: Mapping[str, str], argv: tuple[str, ...] = PYTEST
-) -> tuple[Place, ...]:
+) -> tuple[RankedCandidate, ...]:
     """Judge a candidate of each seat by what it does alone."""
     async with court(folder, files, argv) as judges:
         bench = judges.bench("task-1")
