@@ -73,17 +73,27 @@ def sbom(path: Path) -> str:
     """Return the document of an archive. Raises `SystemExit` with what is wrong with it."""
     try:
         with tarfile.open(path) as archive:
-            (entry,) = _json(archive, "index.json")["manifests"]
-            manifest = _json(archive, entry["digest"])
+            named, manifest = image(archive)
             config = _json(archive, manifest["config"]["digest"])
             said = files(archive, [layer["digest"] for layer in manifest["layers"]])
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
         raise SystemExit(f"{path} is no OCI archive of one image (docker save of Docker 25, podman, buildah): {error}") from error
     variables = dict(each.split("=", 1) for each in config["config"].get("Env", ()))
     bom = Bom(components={each.bom_ref.value: each for each in components(said, variables.get("PYTHON_VERSION"))}.values())
-    named = entry.get("annotations", {}).get("io.containerd.image.name", path.stem)
-    bom.metadata.component = Component(name=named, version=entry["digest"], type=ComponentType.CONTAINER)
+    about = named.get("annotations", {})
+    name = about.get("io.containerd.image.name", path.stem)
+    bom.metadata.component = Component(name=name, version=named["digest"], type=ComponentType.CONTAINER)
     return JsonV1Dot6(bom).output_as_string(indent=1)
+
+
+def image(archive: tarfile.TarFile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entry that names the image, and its manifest: the one that is no attestation, where there is an index between."""
+    (named,) = _json(archive, "index.json")["manifests"]
+    found = _json(archive, named["digest"])
+    while "manifests" in found:
+        (entry,) = [each for each in found["manifests"] if each.get("platform", {}).get("os") != "unknown"]
+        found = _json(archive, entry["digest"])
+    return named, found
 
 
 def _json(archive: tarfile.TarFile, name: str) -> dict[str, Any]:

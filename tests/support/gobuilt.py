@@ -62,7 +62,7 @@ def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
 
 def main() -> None:
     """Bring programs into the user's cache, for people."""
-    parser = argparse.ArgumentParser(prog="scripts/gobuilt", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m support.gobuilt", description=main.__doc__)
     parser.add_argument("names", nargs="+", choices=sorted(PROGRAMS))
     try:
         for name in parser.parse_args().names:

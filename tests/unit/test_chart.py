@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -69,10 +70,7 @@ def accepted(each: dict[str, Any]) -> None:
         Draft202012Validator(schema).validate(each)
 
 
-@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir()))
-def test_the_chart_makes_what_the_overlay_makes(helm: str, overlay: str) -> None:
-    ours = objects(rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml"))
-    theirs = objects(kustomized(DEPLOY / "k8s/overlays" / overlay))
+def same(ours: Objects, theirs: Objects) -> None:
     del theirs["Namespace", "", "moothall"]  # Helm's own: --create-namespace
     # Kustomize leaves the pods alone when settings change; Helm's users expect otherwise.
     assert ours["Deployment", "moothall", "moothall"]["spec"]["template"]["metadata"].pop("annotations")
@@ -80,6 +78,30 @@ def test_the_chart_makes_what_the_overlay_makes(helm: str, overlay: str) -> None
     for name, each in theirs.items():
         assert ours[name] == each, name
         accepted(each)
+
+
+@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir()))
+def test_the_chart_makes_what_the_overlay_makes(helm: str, overlay: str) -> None:
+    ours = rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
+    same(objects(ours), objects(kustomized(DEPLOY / "k8s/overlays" / overlay)))
+
+
+COMPONENTS = {
+    "hosts": "hosts.enabled=true",
+    "monitoring": "monitoring.enabled=true",
+    "egress": "egress.enabled=true,egress.apiServer={192.0.2.1/32}",
+}
+
+
+def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:
+    assert COMPONENTS.keys() == {path.name for path in (DEPLOY / "k8s/components").iterdir()}
+    copied = yaml.safe_load((DEPLOY / "k8s/overlays/dev/kustomization.yaml").read_text(encoding="utf-8"))
+    copied["resources"] = [os.path.relpath(DEPLOY / "k8s/base", tmp_path)]
+    copied["components"] = [os.path.relpath(DEPLOY / "k8s/components" / name, tmp_path) for name in COMPONENTS]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(copied), encoding="utf-8")
+    chosen = [f"--set={value}" for value in COMPONENTS.values()]
+    ours = rendered(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
+    same(objects(ours), objects(kustomized(tmp_path)))
 
 
 EVERYTHING = """

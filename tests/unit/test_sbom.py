@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,27 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
     python = {(each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:pypi/")}
     for each in ("pytest", "ray", "grpcio"):
         assert (each, importlib.metadata.version(each)) in python
+
+
+def behind_an_index(archive: Path, out: Path) -> None:
+    """As Docker saves an image that has attestations: the image's entry is one of two in an index, which the archive names."""
+    with tarfile.open(archive) as source:
+        blobs = {each.name: file.read() for each in source if (file := source.extractfile(each))}
+    (entry,) = json.loads(blobs["index.json"])["manifests"]
+    attestation = {**entry, "platform": {"architecture": "unknown", "os": "unknown"}}
+    between = json.dumps({"schemaVersion": 2, "manifests": [entry, attestation]}).encode()
+    digest = f"sha256:{hashlib.sha256(between).hexdigest()}"
+    blobs[f"blobs/{digest.replace(':', '/')}"] = between
+    blobs["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [{**entry, "digest": digest}]}).encode()
+    out.write_bytes(layer(blobs))
+
+
+def test_an_index_between_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "image.tar", "a:1", [layer({"var/lib/dpkg/status": STATUS.encode()})], {})
+    behind_an_index(tmp_path / "image.tar", tmp_path / "indexed.tar")
+    done = sbom(tmp_path / "indexed.tar")
+    assert done.returncode == 0, done.stderr
+    assert named(done.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
 
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
