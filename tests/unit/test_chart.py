@@ -29,6 +29,14 @@ TEMPLATE = ("template", "--kube-version=1.34")  # a Helm that `go install` built
 Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _defined() -> None:
+    try:
+        crds.files()
+    except gobuilt.Missing as missing:
+        pytest.skip(f"{missing}; its modules hold the definitions of KubeRay, the Prometheus operator and snapshots")
+
+
 @pytest.fixture(scope="module")
 def helm() -> str:
     try:
@@ -187,10 +195,6 @@ def test_the_command_that_installs_it_is_one(helm: str) -> None:
 
 
 def test_the_examples_are_what_their_definitions_say() -> None:
-    try:
-        crds.files()
-    except gobuilt.Missing as missing:
-        pytest.skip(str(missing))
     for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
         for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             accepted(each)
