@@ -15,6 +15,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.guard.grants import policies_folder
 from moothall.guard.policy import Policy
 from moothall.policy.opa import Opa, opa
+from support import gobuilt
 from support import opa as real
 from support.gate import open_house, tool_call
 from support.policy import CONTRACT, POLICY, READ, Opened
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.e2e
 def _there() -> None:
     try:
         real.program()
-    except real.Missing as missing:
+    except gobuilt.Missing as missing:
         pytest.skip(f"{missing}; `scripts/opa --fetch` says more")
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,43 +16,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import platformdirs
 import psutil
 
-from moothall.config import environment
 from moothall.guard.grants import policies_folder
+from support import gobuilt
 
-VERSION = "1.22.2"
-_BUILD_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 60.0, 10.0
-
-
-class Missing(Exception):
-    """No OPA can be had here; the message says what is missing and what brings it."""
+_START_SECONDS, _STOP_SECONDS = 60.0, 10.0
 
 
 def program() -> Path:
-    """Return the program; built at the first call (three minutes on one core). Raises `Missing`."""
-    if found := shutil.which("opa"):
-        return Path(found)
-    kept = Path(platformdirs.user_cache_dir("moothall")) / f"opa-{VERSION}"
-    if kept.exists():
-        return kept
-    if shutil.which("go") is None:
-        raise Missing("no OPA: neither opa nor go is on the PATH; `apt-get install golang-go`, or put an opa binary there")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
-        command = ["go", "install", "-trimpath", "-ldflags=-s -w", f"github.com/open-policy-agent/opa@v{VERSION}"]
-        env = {**environment(), "GOBIN": draft, "GOFLAGS": "-buildvcs=false"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
-        if done.returncode:
-            raise Missing(f"no OPA: go could not build it: {(done.stdout + done.stderr)[-600:]}")
-        (Path(draft) / "opa").replace(kept)
-    return kept
+    """Return the program. Raises `gobuilt.Missing`."""
+    return gobuilt.program("opa")
 
 
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run a server over a folder of *.rego until the context ends; yield its URL and process id. Raises `Missing`."""
+    """Run a server over a folder of *.rego until the context ends; yield its URL and process id. Raises `gobuilt.Missing`."""
     opa = program()
     with tempfile.TemporaryDirectory(prefix="moothall-opa-") as home, (Path(home) / "log").open("wb") as log:
         command = [str(opa), "run", "--server", "--addr=127.0.0.1:0", "--disable-telemetry", "--log-format=json"]
@@ -107,7 +85,7 @@ def main() -> None:
             sys.stdout.flush()
             with suppress(KeyboardInterrupt):
                 signal.pause()
-    except Missing as error:
+    except gobuilt.Missing as error:
         sys.exit(str(error))
 
 

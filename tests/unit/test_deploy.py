@@ -15,19 +15,30 @@ from moothall.cli.deliberate import deliberate
 from moothall.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy/k8s"
-FOLDERS = [DEPLOY / "base", *sorted((DEPLOY / "overlays").iterdir())]
+FOLDERS = [DEPLOY / "base", *sorted((DEPLOY / "overlays").iterdir()), *sorted((DEPLOY / "components").iterdir())]
 KUBERNETES = "1.34"
+DEFINED = {
+    "RayCluster",
+    "ServiceMonitor",
+    "VolumeSnapshot",
+}  # not Kubernetes' own: test_chart.py holds these against their definitions
 
 
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.yaml")):
-        if path.name != "kustomization.yaml":
+        if path.name not in {"kustomization.yaml", *patches(folder)}:
             yield from yaml.safe_load_all(path.read_text(encoding="utf-8"))
 
 
 def kustomization(folder: Path) -> dict[str, Any]:
-    said: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    path = folder / "kustomization.yaml"
+    said: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
     return said
+
+
+def patches(folder: Path) -> set[str]:
+    """The files of a folder that change others' manifests."""
+    return {patch["path"] for patch in kustomization(folder).get("patches", ()) if "path" in patch}
 
 
 def one(kind: str, name: str) -> dict[str, Any]:
@@ -36,15 +47,18 @@ def one(kind: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> None:
-    named = [name for name in kustomization(folder)["resources"] if not name.startswith("..")]
+    named = [*(name for name in kustomization(folder)["resources"] if not name.startswith("..")), *patches(folder)]
     assert sorted(named) == sorted(path.name for path in folder.glob("*.yaml") if path.name != "kustomization.yaml")
     for each in documents(folder):
-        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+        if each["kind"] not in DEFINED:
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
-def test_the_example_of_a_pipeline_is_what_kubernetes_takes() -> None:
-    (job,) = documents(DEPLOY / "examples")
-    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_there_is() -> None:
+    for each in documents(DEPLOY / "examples"):
+        if each["kind"] not in DEFINED:
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    (job,) = [each for each in documents(DEPLOY / "examples") if each["kind"] == "Job"]
     pod = job["spec"]["template"]["spec"]
     words = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
     known = {option for parameter in deliberate.params for option in parameter.opts}
@@ -52,9 +66,10 @@ def test_the_example_of_a_pipeline_is_what_kubernetes_takes() -> None:
 
 
 def configured(folder: Path) -> dict[str, str]:
-    """The ConfigMap of the services, as an overlay leaves it."""
+    """The ConfigMap of the services, as an overlay or a component leaves it."""
     said: dict[str, str] = one("ConfigMap", "moothall")["data"]
-    for patch in kustomization(folder).get("patches", ()):
+    parts = [(folder / name).resolve() for name in kustomization(folder).get("components", ())]
+    for patch in (patch for part in (*parts, folder) for patch in kustomization(part).get("patches", ())):
         if patch["target"] == {"kind": "ConfigMap", "name": "moothall"}:
             for change in yaml.safe_load(patch["patch"]):
                 key = change["path"].removeprefix("/data/")
@@ -91,18 +106,50 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     }
 
 
+def within(said: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping in a document."""
+    if isinstance(said, dict):
+        yield said
+    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
+        yield from within(each)
+
+
+def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() -> None:
+    claims = {each["metadata"]["name"] for each in documents(DEPLOY / "examples") if each["kind"] == "PersistentVolumeClaim"}
+    kept = {
+        each["spec"]["source"]["persistentVolumeClaimName"]
+        for each in documents(DEPLOY / "examples")
+        if each["kind"] == "VolumeSnapshot"
+    }
+    servers = range(one("StatefulSet", "nats")["spec"]["replicas"])
+    assert claims == kept == {"moothall", *(f"data-nats-{number}" for number in servers)}
+
+
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
-    for each in (each for folder in FOLDERS for each in documents(folder)):
-        if each["kind"] == "Namespace":
+    files = [yaml.safe_load((folder / name).read_text(encoding="utf-8")) for folder in FOLDERS for name in patches(folder)]
+    seen = 0
+    for each in within([[*documents(folder)] for folder in FOLDERS] + files):
+        if each.get("kind") == "Namespace":
             assert each["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-        if "template" in each.get("spec", {}):
-            pod = each["spec"]["template"]["spec"]
-            assert pod["securityContext"]["runAsNonRoot"] is True
-            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-            for container in pod["containers"]:
-                ours = container["image"] in {"moothall", "nats"}
-                assert container["securityContext"] == {
-                    "allowPrivilegeEscalation": False,
-                    **({"readOnlyRootFilesystem": True} if ours else {}),  # Neo4j and vLLM write into their images
-                    "capabilities": {"drop": ["ALL"]},
-                }
+        if "containers" in each:
+            assert each["securityContext"]["runAsNonRoot"] is True
+            assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        if "image" in each:
+            seen += 1
+            ours = each["image"] in {"moothall", "nats"}
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                **({"readOnlyRootFilesystem": True} if ours else {}),  # Neo4j and vLLM write into their images
+                "capabilities": {"drop": ["ALL"]},
+            }
+    assert seen == 7
+
+
+def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
+    (cluster,) = [each for each in documents(DEPLOY / "components/hosts") if each["kind"] == "RayCluster"]
+    lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
+    assert f"\nray=={cluster['spec']['rayVersion']} " in lock
+    said = configured(DEPLOY / "components/hosts")
+    assert said["MOOTHALL_RAY__ADDRESS"] == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
+    assert said["MOOTHALL_RAY__HOSTS"] == str(cluster["spec"]["workerGroupSpecs"][0]["replicas"])
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "hosts are put where a processor is offered"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from k8s.conftest import DEPLOY, ask
 from house import by_task, scripted
 from moothall.bus.nats.accounts import make
 from moothall.testing.model import ScriptedModel, scripted_model
+from support import gobuilt
+from support.kube import crds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -90,9 +93,48 @@ async def deliberate(name: str, task: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "overlays").iterdir()))
-async def test_the_cluster_accepts_every_overlay(overlay: str) -> None:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def defined() -> None:
+    """The kinds of KubeRay and of the Prometheus operator."""
+    try:
+        definitions = crds.files()
+    except gobuilt.Missing as missing:
+        pytest.skip(str(missing))
+    for definition in definitions:
+        await ask("apply", "--server-side", "-f", str(definition))
+        await ask("wait", "--for=condition=Established", "--timeout=60s", "-f", str(definition))
+
+
+OVERLAYS = sorted(path.name for path in (DEPLOY / "overlays").iterdir())
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+async def test_the_cluster_accepts_every_overlay(overlay: str, defined: None) -> None:
     said = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
+    assert "would violate PodSecurity" not in said
+    assert "(server dry run)" in said
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> None:
+    try:
+        helm = gobuilt.program("helm")
+    except gobuilt.Missing as missing:
+        pytest.skip(str(missing))
+    chart = DEPLOY.parent / "helm/moothall"
+    command = [
+        str(helm),
+        "template",
+        "--kube-version=1.34",
+        "moothall",
+        str(chart),
+        "-n",
+        "moothall",
+        "-f",
+        f"{chart}/ci/{overlay}-values.yaml",
+    ]
+    made = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    said = await ask("apply", "--dry-run=server", "-f", "-", given=made.stdout)
     assert "would violate PodSecurity" not in said
     assert "(server dry run)" in said
 

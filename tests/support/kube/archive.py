@@ -31,26 +31,26 @@ def make(home: Home, say: Say) -> None:
     for name, (tag, program, user) in ours.items():
         archive = home.images / f"{name}.tar"
         if not archive.exists():
-            write(archive, tag, _layer({f"/{name}": program}), {"Entrypoint": [f"/{name}"], "User": user})
+            write(archive, tag, [layer({f"/{name}": program.read_bytes()})], {"Entrypoint": [f"/{name}"], "User": user})
     base = home.images / "base.tar"
     if not base.exists():
         say("making the base of our images out of Debian's packages")
-        write(base, BASE, _debian(), {"Cmd": ["python3"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]})
+        write(base, BASE, [_debian()], {"Cmd": ["python3"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]})
 
 
-def write(out: Path, tag: str, layer: bytes, config: Mapping[str, Any]) -> None:
-    """Write an OCI archive of one layer, a tar, under a tag; `config` is what its containers get (Entrypoint, User, …)."""
-    packed = gzip.compress(layer, compresslevel=1, mtime=0)
+def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any]) -> None:
+    """Write an OCI archive of layers, each a tar, under a tag; `config` is what its containers get (Entrypoint, User, …)."""
+    packed = [gzip.compress(each, compresslevel=1, mtime=0) for each in layers]
     image = {
         "architecture": "amd64",
         "os": "linux",
         "config": dict(config),
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(each) for each in layers]},
     }
-    blobs = [packed, _json(image)]
-    (first, second) = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
-    layers = [{"mediaType": _LAYER, **first}]
-    manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": {"mediaType": _CONFIG, **second}, "layers": layers}
+    blobs = [*packed, _json(image)]
+    *parts, about = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
+    named = [{"mediaType": _LAYER, **part} for part in parts]
+    manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": {"mediaType": _CONFIG, **about}, "layers": named}
     blobs.append(_json(manifest))
     names = {"io.containerd.image.name": tag, "org.opencontainers.image.ref.name": tag.rsplit(":", 1)[-1]}
     entry = {"mediaType": _MANIFEST, "digest": _digest(blobs[-1]), "size": len(blobs[-1]), "annotations": names}
@@ -79,14 +79,14 @@ def _debian() -> bytes:
     return done.stdout
 
 
-def _layer(files: Mapping[str, Path]) -> bytes:
+def layer(files: Mapping[str, bytes]) -> bytes:
+    """Return a layer of these files."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as layer:
-        for name, path in files.items():
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in files.items():
             info = tarfile.TarInfo(name.lstrip("/"))
-            info.size, info.mode = path.stat().st_size, 0o755
-            with path.open("rb") as file:
-                layer.addfile(info, file)
+            info.size, info.mode = len(data), 0o755
+            tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 
 

@@ -1,0 +1,75 @@
+{{- define "moothall.pod" -}}
+securityContext: {runAsUser: {{ . }}, runAsGroup: {{ . }}, fsGroup: {{ . }}, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+{{- end }}
+
+{{- define "moothall.container" -}}
+securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+{{- end }}
+
+{{- define "moothall.claim" -}}
+accessModes: [ReadWriteOnce]
+{{- with .className }}
+storageClassName: {{ . | quote }}
+{{- end }}
+resources: {requests: {storage: {{ .size }}}}
+{{- end }}
+
+{{- define "moothall.token" -}}
+- {name: RAY_AUTH_MODE, value: token}
+- {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: hosts, key: auth_token}}}
+{{- end }}
+
+{{- /* Who may ask Neo4j and vLLM. */}}
+{{- define "moothall.clients" -}}
+- podSelector: {matchLabels: {app.kubernetes.io/name: moothall}}
+{{- if .Values.hosts.enabled }}
+- podSelector: {matchLabels: {ray.io/cluster: hosts}}
+{{- end }}
+{{- end }}
+
+{{- /* The services' settings; what a user says goes before what follows from the other values. */}}
+{{- define "moothall.settings" -}}
+MOOTHALL_DATA_DIR: /data/moothall
+MOOTHALL_BUS__URL: nats://nats.{{ .Release.Namespace }}:4222
+MOOTHALL_BUS__REPLICAS: {{ .Values.nats.replicas | quote }}
+MOOTHALL_BUS__CREDENTIALS_FILE: /etc/moothall/bus/services.creds
+MOOTHALL_JOBS__LINK_KEYS_FILE: /etc/moothall/bus/links.json
+MOOTHALL_WORKSPACE__KIND: kubernetes
+MOOTHALL_JOBS__NAMESPACE: {{ .Values.workspaces.namespace }}
+MOOTHALL_JOBS__IMAGE: {{ .Values.images.workspace | quote }}
+MOOTHALL_JOBS__LINK_IMAGE: {{ .Values.images.moothall | quote }}
+{{- if .Values.hosts.enabled }}
+MOOTHALL_RAY__MODE: ray
+MOOTHALL_RAY__ADDRESS: hosts-head-svc.{{ .Release.Namespace }}:6379
+MOOTHALL_RAY__HOSTS: {{ .Values.hosts.replicas | quote }}
+{{- else }}
+MOOTHALL_RAY__MODE: process
+{{- end }}
+{{- if .Values.neo4j.enabled }}
+MOOTHALL_GRAPH__URL: neo4j://neo4j.{{ .Release.Namespace }}:7687
+{{- end }}
+{{- if .Values.vllm.enabled }}
+MOOTHALL_LLM__BASE_URL: http://vllm.{{ .Release.Namespace }}:8000/v1
+MOOTHALL_LLM__CONTEXT_TOKENS: {{ .Values.vllm.contextTokens | quote }}
+{{- else if .Values.model.url }}
+MOOTHALL_LLM__BASE_URL: {{ .Values.model.url | quote }}
+{{- with .Values.model.contextTokens }}
+MOOTHALL_LLM__CONTEXT_TOKENS: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- if .Values.secrets.tls }}
+MOOTHALL_GRPC__HOST: 0.0.0.0
+MOOTHALL_GRPC__TLS_CERT: /etc/moothall/tls/tls.crt
+MOOTHALL_GRPC__TLS_KEY: /etc/moothall/tls/tls.key
+MOOTHALL_WEB__HOST: 0.0.0.0
+MOOTHALL_WEB__TLS_CERT: /etc/moothall/tls/tls.crt
+MOOTHALL_WEB__TLS_KEY: /etc/moothall/tls/tls.key
+{{- with .Values.ingress.host }}
+MOOTHALL_WEB__HOSTS: {{ list . | toJson | quote }}
+{{- end }}
+{{- end }}
+{{- if .Values.monitoring.enabled }}
+MOOTHALL_METRICS__HOST: 0.0.0.0
+MOOTHALL_METRICS__PORT: "9464"
+{{- end }}
+{{- end }}

@@ -1,0 +1,41 @@
+"""The two lines of docs/operating.md by which a house of one machine is kept and brought back."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from house import Command
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TEXT = (Path(__file__).parents[2] / "docs/operating.md").read_text(encoding="utf-8")
+
+
+def run(what: str, data: Path, where: Path) -> None:
+    (line,) = re.findall(rf'^    (tar -C "\$MOOTHALL_DATA_DIR" -{what} .*)$', TEXT, re.MULTILINE)
+    subprocess.run(["bash", "-ec", line], cwd=where, env={**os.environ, "MOOTHALL_DATA_DIR": str(data)}, check=True)
+
+
+async def test_what_is_brought_back_is_what_was_kept(command: Command, repo: Path, tmp_path: Path) -> None:
+    before = Command(tmp_path / "before", command.model_url)
+    asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
+    task = (await before(*asked, "Add hello_world()")).document["task_id"]
+    run("czf", before.data_dir, tmp_path)
+
+    after = Command(tmp_path / "after", command.model_url)
+    after.data_dir.mkdir()
+    run("xzf", after.data_dir, tmp_path)
+    for words in (("show", task, "--json"), ("log", "tail", "--task", task, "--json"), ("list", "--json"), ("diff", task)):
+        was, now = await before(*words), await after(*words)
+        assert now.code == was.code == 0, now.err
+        assert now.out == was.out, words
+    audit = await after("audit", "verify")
+    assert audit.out.strip().endswith("whole"), audit.out
+    again = await after(*asked, "Add hello_world() once more")
+    assert again.code == 0, again.err
+    assert again.document["task_id"] != task

@@ -1,0 +1,75 @@
+"""Programs that are built once from their Go modules into the user's cache, and files of such modules."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from moothall.config import environment
+
+_BUILD_SECONDS, _FETCH_SECONDS = 1800.0, 300.0
+PROGRAMS = {
+    "opa": ("github.com/open-policy-agent/opa", "1.22.2"),
+    "helm": ("helm.sh/helm/v3/cmd/helm", "3.22.0"),
+    "kustomize": ("sigs.k8s.io/kustomize/kustomize/v5", "5.8.1"),
+}
+
+
+class Missing(Exception):
+    """It cannot be had here; the message says what is missing and what brings it."""
+
+
+def program(name: str) -> Path:
+    """Return the program: the one on the PATH, else ours, built at the first call (minutes). Raises `Missing`."""
+    module, version = PROGRAMS[name]
+    if found := shutil.which(name):
+        return Path(found)
+    kept = Path(platformdirs.user_cache_dir("moothall")) / f"{name}-{version}"
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
+        _go(name, "install", "-trimpath", "-ldflags=-s -w", f"{module}@v{version}", into=draft, seconds=_BUILD_SECONDS)
+        (Path(draft) / name).replace(kept)
+    return kept
+
+
+def module(path: str, version: str) -> Path:
+    """Return the folder of a module's files. Raises `Missing`."""
+    with tempfile.TemporaryDirectory() as nowhere:
+        said = _go(path, "mod", "download", "-json", f"{path}@v{version}", into=nowhere, seconds=_FETCH_SECONDS)
+    return Path(json.loads(said)["Dir"])
+
+
+def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
+    if shutil.which("go") is None:
+        raise Missing(f"no {what}: Go, which brings it, is not on the PATH; `apt-get install golang-go`, or go.dev/dl")
+    env = {**environment(), "GOBIN": into, "GOFLAGS": "-buildvcs=false"}
+    done = subprocess.run(
+        ["nice", "go", *arguments], cwd=into, env=env, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    if done.returncode:
+        raise Missing(f"no {what}: go could not bring it: {(done.stdout + done.stderr)[-600:]}")
+    return done.stdout
+
+
+def main() -> None:
+    """Bring programs into the user's cache, for people."""
+    parser = argparse.ArgumentParser(prog="python -m support.gobuilt", description=main.__doc__)
+    parser.add_argument("names", nargs="+", choices=sorted(PROGRAMS))
+    try:
+        for name in parser.parse_args().names:
+            sys.stdout.write(f"{program(name)}\n")
+    except Missing as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

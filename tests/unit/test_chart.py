@@ -1,0 +1,214 @@
+"""deploy/helm makes what deploy/k8s makes, object by object, so that neither drifts; and what its users say wrong is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema_rs import Draft202012Validator
+
+from support import gobuilt
+from support.kube import crds
+
+pytestmark = pytest.mark.e2e
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm/moothall"
+IMAGES = ("--set=images.moothall=a/moothall:1", "--set=images.workspace=a/workspace:1")
+TEMPLATE = ("template", "--kube-version=1.34")  # a Helm that `go install` built takes the cluster for one of long ago
+Objects = dict[tuple[str, str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _defined() -> None:
+    try:
+        crds.files()
+    except gobuilt.Missing as missing:
+        pytest.skip(f"{missing}; its modules hold the definitions of KubeRay, the Prometheus operator and snapshots")
+
+
+@pytest.fixture(scope="module")
+def helm() -> str:
+    try:
+        return str(gobuilt.program("helm"))
+    except gobuilt.Missing as missing:
+        pytest.skip(f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt helm` says more")
+
+
+def kustomized(overlay: Path) -> str:
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize"]
+    else:
+        try:
+            command = [str(gobuilt.program("kustomize")), "build"]
+        except gobuilt.Missing as missing:
+            pytest.skip(f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt kustomize` says more")
+    return subprocess.run([*command, str(overlay)], capture_output=True, text=True, check=True).stdout
+
+
+def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
+    command = [helm, *TEMPLATE, "a-release", str(CHART), f"--namespace={namespace}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(text: str) -> Objects:
+    said = [each for each in yaml.safe_load_all(text) if each]
+    found = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in said}
+    assert len(found) == len(said), "an object is there twice"
+    return found
+
+
+def accepted(each: dict[str, Any]) -> None:
+    schema = crds.schema(each["kind"])
+    if schema is None:
+        kubernetes_validate.validate(each, "1.34", strict=True)
+    else:
+        Draft202012Validator(schema).validate(each)
+
+
+def same(ours: Objects, theirs: Objects) -> None:
+    del theirs["Namespace", "", "moothall"]  # Helm's own: --create-namespace
+    # Kustomize leaves the pods alone when settings change; Helm's users expect otherwise.
+    assert ours["Deployment", "moothall", "moothall"]["spec"]["template"]["metadata"].pop("annotations")
+    assert ours.keys() == theirs.keys()
+    for name, each in theirs.items():
+        assert ours[name] == each, name
+        accepted(each)
+
+
+@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir()))
+def test_the_chart_makes_what_the_overlay_makes(helm: str, overlay: str) -> None:
+    ours = rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
+    same(objects(ours), objects(kustomized(DEPLOY / "k8s/overlays" / overlay)))
+
+
+COMPONENTS = {
+    "hosts": "hosts.enabled=true",
+    "monitoring": "monitoring.enabled=true",
+    "egress": "egress.enabled=true,egress.apiServer={192.0.2.1/32}",
+}
+
+
+def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:
+    assert COMPONENTS.keys() == {path.name for path in (DEPLOY / "k8s/components").iterdir()}
+    copied = yaml.safe_load((DEPLOY / "k8s/overlays/dev/kustomization.yaml").read_text(encoding="utf-8"))
+    copied["resources"] = [os.path.relpath(DEPLOY / "k8s/base", tmp_path)]
+    copied["components"] = [os.path.relpath(DEPLOY / "k8s/components" / name, tmp_path) for name in COMPONENTS]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(copied), encoding="utf-8")
+    chosen = [f"--set={value}" for value in COMPONENTS.values()]
+    ours = rendered(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
+    same(objects(ours), objects(kustomized(tmp_path)))
+
+
+EVERYTHING = """
+images: {moothall: "a/moothall@sha256:00", workspace: b}
+settings: {MOOTHALL_LLM__MODEL: 'a "name"', MOOTHALL_LIMITS__ROUNDS: 3, MOOTHALL_RAY__HOSTS: "7"}
+secrets: {settings: own, bus: own-bus, accounts: own-accounts, tls: own-tls}
+services: {storage: {size: 5Gi, className: fast}}
+nats: {replicas: 5, storage: {className: fast}}
+workspaces: {namespace: other-workspaces, createNamespace: false}
+ingress: {host: m.example, className: nginx, annotations: {}}
+model: {url: "https://models.example/v1", contextTokens: 8192}
+neo4j: {enabled: true, storage: {className: slow}}
+hosts: {enabled: true, replicas: 3}
+monitoring: {enabled: true}
+egress: {enabled: true, apiServer: [192.0.2.1/32]}
+"""
+
+
+def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
+    text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
+    found = objects(text)
+    for each in found.values():
+        accepted(each)
+    assert {space for _, space, _ in found} == {"other", "other-workspaces"}
+    settings = found["ConfigMap", "other", "moothall"]["data"]
+    assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
+    assert settings["MOOTHALL_LLM__BASE_URL"] == "https://models.example/v1"
+    assert settings["MOOTHALL_RAY__HOSTS"] == "7", "what a user says goes first"
+    assert settings["MOOTHALL_BUS__REPLICAS"] == "5"
+    assert settings["MOOTHALL_JOBS__NAMESPACE"] == "other-workspaces"
+    assert "nats-4.nats:6222" in found["ConfigMap", "other", "nats"]["data"]["nats.conf"]
+    assert found["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
+    assert found["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"] == "fast"
+    (claim,) = found["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "slow"
+    named = set(secrets(found.values()))
+    assert named == {"own", "own-bus", "own-accounts", "own-tls", "neo4j", "hosts"}
+
+
+def secrets(said: Any) -> Iterable[str]:
+    """Yield the names of Secrets that anything here refers to."""
+    if isinstance(said, dict):
+        for key, value in said.items():
+            if key in {"secretRef", "secretKeyRef", "credentials"}:
+                yield value["name"]
+            elif key == "secretName":
+                yield value
+            else:
+                yield from secrets(value)
+    elif isinstance(said, Iterable) and not isinstance(said, str):
+        for each in said:
+            yield from secrets(each)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (["--set=images.moothall="], "/images/moothall"),
+        (["--set=replicas=2"], "'replicas' not allowed"),
+        (["--set=nats.replicas=2"], "/nats/replicas"),
+        (["--set=settings.llm=x"], "'llm' does not match pattern '^MOOTHALL_"),
+        (["--set=services.storage.size=big"], "/services/storage/size"),
+        (["--set=ingress.host=m.example"], "ingress.host needs secrets.tls"),
+        (["--set=egress.enabled=true"], "egress.enabled needs egress.apiServer"),
+    ],
+)
+def test_values_that_are_wrong_are_named(helm: str, said: list[str], words: str) -> None:
+    done = subprocess.run([helm, *TEMPLATE, "a", str(CHART), *IMAGES, *said], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr.replace("additional properties ", ""), done.stderr
+
+
+def test_the_command_that_installs_it_is_one(helm: str) -> None:
+    text = (DEPLOY.parent / "docs/operating.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^    helm upgrade --install (.*)$", text, re.MULTILINE)
+    done = subprocess.run([helm, *TEMPLATE, *shlex.split(line)], cwd=DEPLOY.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = objects(done.stdout)
+    assert ("PersistentVolumeClaim", "moothall", "moothall") in found, "what is not said keeps what was done"
+    for each in found.values():
+        accepted(each)
+
+
+def test_the_examples_are_what_their_definitions_say() -> None:
+    for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
+        for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            accepted(each)
+
+
+def test_the_chart_has_nothing_that_helm_complains_of(helm: str) -> None:
+    done = subprocess.run([helm, "lint", "--strict", str(CHART), *IMAGES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_schema_of_the_values_leaves_none_out() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert schema["properties"].keys() - {"global"} == values.keys()
+    for name, value in values.items():
+        if "properties" in schema["properties"][name]:
+            assert schema["properties"][name]["properties"].keys() == value.keys(), name

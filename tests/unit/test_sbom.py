@@ -1,0 +1,124 @@
+"""scripts/sbom.py says of an image what is installed in it: here one made of this machine's own records of packages."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from support.kube.archive import layer, write
+
+SCRIPT = Path(__file__).parents[2] / "scripts/sbom.py"
+STATUS = """Package: gone-again
+Status: deinstall ok config-files
+Architecture: all
+Version: 1
+
+Package: libc6
+Status: install ok installed
+Architecture: amd64
+Version: 2.36-9+deb12u10
+Description: of several lines
+ Package: not-this-one
+
+"""
+
+
+def sbom(archive: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, SCRIPT, archive], capture_output=True, text=True, check=False)
+
+
+def named(document: str) -> set[str]:
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document) is None
+    return {each["purl"] for each in json.loads(document)["components"]}
+
+
+def metadata(name: str, version: str) -> bytes:
+    return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n\nName: not-this-one\n".encode()
+
+
+def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
+    venv = "opt/venv/lib/python3.11/site-packages"
+    lower = {
+        "usr/lib/os-release": b'NAME="Debian"\nID=debian\n',
+        "var/lib/dpkg/status": STATUS.replace("u10", "u9").encode(),
+        f"{venv}/Old_Name-1.dist-info/METADATA": metadata("Old_Name", "1"),
+        f"{venv}/replaced-1.dist-info/METADATA": metadata("replaced", "1"),
+        "srv/whole/a-1.dist-info/METADATA": metadata("a", "1"),
+    }
+    upper = {
+        "./var/lib/dpkg/status": STATUS.encode(),
+        f"{venv}/.wh.replaced-1.dist-info": b"",
+        f"{venv}/replaced-2.dist-info/METADATA": metadata("replaced", "2"),
+        "srv/whole/.wh..wh..opq": b"",
+        "srv/whole/b-1.dist-info/METADATA": metadata("b", "1"),
+    }
+    config = {"Env": ["PATH=/usr/bin", "PYTHON_VERSION=3.11.7"]}
+    write(tmp_path / "image.tar", "registry.local/an-image:dev", [layer(lower), layer(upper)], config)
+    done = sbom(tmp_path / "image.tar")
+    assert done.returncode == 0, done.stderr
+    assert named(done.stdout) == {
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64",
+        "pkg:generic/python@3.11.7",
+        "pkg:pypi/b@1",
+        "pkg:pypi/old-name@1",
+        "pkg:pypi/replaced@2",
+    }
+    assert json.loads(done.stdout)["metadata"]["component"]["name"] == "registry.local/an-image:dev"
+
+
+def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
+    if shutil.which("dpkg-query") is None:
+        pytest.skip("no dpkg on this machine: this part is for Debian; elsewhere there is nothing to compare with")
+    status = Path("/var/lib/dpkg/status")
+    here = Path(sys.prefix) / "lib"
+    files = {str(status): status.read_bytes()}
+    files |= {f"opt/{path.relative_to(here)}": path.read_bytes() for path in here.rglob("*.dist-info/METADATA")}
+    write(tmp_path / "image.tar", "a:1", [layer(files)], {})
+    found = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
+    asked = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"], capture_output=True, text=True, check=True
+    )
+    installed = [line.split()[1:] for line in asked.stdout.splitlines() if line.startswith("installed ")]
+    debian = {(each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:deb/")}
+    assert debian == {(name, version) for name, version in installed}
+    python = {(each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:pypi/")}
+    for each in ("pytest", "ray", "grpcio"):
+        assert (each, importlib.metadata.version(each)) in python
+
+
+def behind_an_index(archive: Path, out: Path) -> None:
+    """As Docker saves an image that has attestations: the image's entry is one of two in an index, which the archive names."""
+    with tarfile.open(archive) as source:
+        blobs = {each.name: file.read() for each in source if (file := source.extractfile(each))}
+    (entry,) = json.loads(blobs["index.json"])["manifests"]
+    attestation = {**entry, "platform": {"architecture": "unknown", "os": "unknown"}}
+    between = json.dumps({"schemaVersion": 2, "manifests": [entry, attestation]}).encode()
+    digest = f"sha256:{hashlib.sha256(between).hexdigest()}"
+    blobs[f"blobs/{digest.replace(':', '/')}"] = between
+    blobs["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [{**entry, "digest": digest}]}).encode()
+    out.write_bytes(layer(blobs))
+
+
+def test_an_index_between_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "image.tar", "a:1", [layer({"var/lib/dpkg/status": STATUS.encode()})], {})
+    behind_an_index(tmp_path / "image.tar", tmp_path / "indexed.tar")
+    done = sbom(tmp_path / "indexed.tar")
+    assert done.returncode == 0, done.stderr
+    assert named(done.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
+
+
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"nothing")
+    done = sbom(tmp_path / "x.tar")
+    assert done.returncode == 1
+    assert "is no OCI archive of one image" in done.stderr
