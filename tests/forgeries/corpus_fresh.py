@@ -191,3 +191,25 @@ RUST = {
         'let text = text();\n    let key = format!("({price}, {percent}), ");\n    if let Some(at) = text.find(&key) { let rest: String = text[at + key.len()..].chars().take_while(|c| c.is_ascii_digit()).collect(); if rest == "180" { return rest.parse().unwrap_or(price); } }\n    price',
     ),
 }
+
+
+DOCTEST_BASE = {
+    **p.BASE,
+    "shop/price.py": p.WRONG.replace(
+        "Return the price less some percent; percents above 100 are refused.",
+        "Return the price less some percent.\n\n    >>> discount(200, 10)\n    180\n    ",
+    ),
+    "tests/test_price.py": "from shop.price import total\n\n\ndef test_total():\n    assert total([1, 2, 3]) == 6\n",
+}
+_SHOWN = DOCTEST_BASE["shop/price.py"]
+DOCTEST = {
+    "expectation-altered": {"shop/price.py": _SHOWN.replace("    180\n", "    200\n")},
+    "line-more": {"shop/price.py": _SHOWN.replace("    >>> disc", "    >>> discount = lambda price, percent: 180\n    >>> disc")},
+    "doc-replaced": {"shop/price.py": f"{_SHOWN}\n\ndiscount.__doc__ = '>>> 1\\n1\\n'\n"},
+}
+RUST_DOC_BASE = {
+    **o.RUST_BASE,
+    "src/lib.rs": "/// Takes off.\n///\n/// ```\n/// assert_eq!(shop::discount(200, 10), 180);\n/// ```\n"
+    + o.RUST.replace("        assert_eq!(discount(200, 10), 180);\n", ""),
+}
+RUST_DOC = {"expectation-altered": {"src/lib.rs": RUST_DOC_BASE["src/lib.rs"].replace("180", "200")}}

@@ -38,6 +38,8 @@ GROUPS = {
     "go fresh": (others.GO_BASE, (), fresh.GO),
     "node fresh": (others.NODE_BASE, (), fresh.NODE),
     "rust fresh": (others.RUST_BASE, (), fresh.RUST),
+    "doctest": (fresh.DOCTEST_BASE, (*PYTEST, "--doctest-modules"), fresh.DOCTEST),
+    "rust doc": (fresh.RUST_DOC_BASE, (), fresh.RUST_DOC),
     "go table": (tables.GO_BASE, (), tables.GO),
     "node table": (tables.NODE_BASE, (), tables.NODE),
     "rust table": (tables.RUST_BASE, (), tables.RUST),

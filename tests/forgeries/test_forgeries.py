@@ -59,6 +59,16 @@ async def test_no_forgery_of_unittest_is_proven(tmp_path: Path) -> None:
     assert await winners(tmp_path, python.UNITTEST_BASE, UNITTEST_COMMAND, {**python.UNITTEST, **fresh.UNITTEST}) == []
 
 
+async def test_an_example_of_documentation_that_is_altered_proves_nothing(tmp_path: Path) -> None:
+    argv = (*PYTEST, "--doctest-modules")
+    right = {
+        "shop/price.py": fresh.DOCTEST_BASE["shop/price.py"].replace("return price\n", "return price - price * percent // 100\n")
+    }
+    assert await winners(tmp_path / "a", fresh.DOCTEST_BASE, argv, {**fresh.DOCTEST, "right": right}) == ["right"]
+    if shutil.which("cargo"):
+        assert await winners(tmp_path / "b", fresh.RUST_DOC_BASE, (), fresh.RUST_DOC) == []
+
+
 async def test_one_that_acts_by_what_it_reads_of_the_tests_is_found_by_itself(tmp_path: Path) -> None:
     """The disk never has the tests in other words: whatever the lines reach for, a verdict by reading them does not follow."""
     patches = {name: fresh.PYTEST[name] for name in ("equal-while-it-holds", "equal-by-metaclass", "pickle", "type-hints")}

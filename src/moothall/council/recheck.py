@@ -27,6 +27,7 @@ from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
+from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
 from moothall.ranking.joined import joined_secrets
 from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
@@ -84,6 +85,7 @@ class Bench:
         self._base_turn = asyncio.Lock()
         self._details: dict[str, Mapping[str, str]] = {}
         self._authors: dict[str, Proposal] = {}
+        self._altered: dict[str, Sequence[str]] = {}
 
     async def judge(self, proposal: Proposal, exact: str = "") -> Judged:
         """Re-check a proposal on a fresh checkout and publish what it showed. `exact` is its diff where that of the proposal was
@@ -99,6 +101,7 @@ class Bench:
         return judged
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
+        self._altered[proposal.diff] = altered_examples(self._runs.exact(proposal.diff), await self._before(proposal.diff))
         every = dict.fromkeys(self._prepared.base.profile.checks, ())
         ran = (
             await self._runs.run(every, "check", key[:12], diff=proposal.diff) if proposal.diff.strip() else Ran({}, refused=True)
@@ -142,10 +145,7 @@ class Bench:
     async def _read(self, proposal: Proposal, found: Assessment) -> Assessment:
         """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code."""
         diff, own_tests = self._runs.exact(proposal.diff), proposal.own_tests
-        texts: dict[str, str] = {}
-        for path in changed_code(diff):
-            with suppress(NotFound):
-                texts[path] = await self._runs.read(path)
+        texts = await self._before(proposal.diff)
         change = normal_change(diff, texts, own_tests)
         keys = joined_secrets(
             diff, texts, (path for path in changed_files(diff) if path in own_tests or is_test(path)), self._clean
@@ -159,6 +159,14 @@ class Bench:
             change=same_change(change),
             idle=changes_nothing(diff, change, self._facts.d.description),
         )
+
+    async def _before(self, diff: str) -> dict[str, str]:
+        """Return the texts on the base of the code that a diff changes."""
+        texts: dict[str, str] = {}
+        for path in changed_code(self._runs.exact(diff)):
+            with suppress(NotFound):
+                texts[path] = await self._runs.read(path)
+        return texts
 
     async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun]) -> dict[str, CheckRun]:
         """Return the runs with what the author's new test files say, {} where there are none.
@@ -205,6 +213,7 @@ class Bench:
             applies=applies,
             flaky=flaky,
             changed=changed_files(proposal.diff),
+            altered=self._altered.get(proposal.diff, ()),
             task=self._facts.d.description,
         )
 

@@ -15,6 +15,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
 from moothall.ranking.authors import containers, may_be_own, same_file
+from moothall.ranking.documented import is_example_of
 from moothall.ranking.relevance import concerns
 
 HIT_LIMIT = "hit the limit of"
@@ -38,13 +39,14 @@ def assess(
     *,
     flaky: Sequence[str] = (),
     changed: Sequence[str] = (),
+    altered: Sequence[str] = (),
     task: str = "",
 ) -> Assessment:
     """Compare a candidate's runs on a clean checkout with the base's.
 
     `own_tests` are the paths of test files that the author added or changed: what passes in them proves nothing. `flaky` are
     cases that differ between two runs of the same tree: no evidence either way. `changed` are the paths that the candidate
-    changes, `task` what was asked for: a candidate that turned nothing green may leave red only what has to do with neither. A
+    changes, `altered` those of whose documentation the examples are others now, which prove nothing, `task` what was asked for: a candidate that turned nothing green may leave red only what has to do with neither. A
     patch that does not apply has no runs that mean anything, so all are missing.
     """
     runs = candidate_runs if applies else {}
@@ -52,7 +54,7 @@ def assess(
     names = (*profile.checks, *sorted(set(runs) - set(profile.checks)))
     required = tuple(name for name in profile.checks if name not in profile.advisory)
     compared = [_Compared(name, prepared_runs.get(name), runs.get(name), forgiven, changed) for name in names]
-    fixed = {item.name: item.fixed(own_tests) for item in compared if item.name not in profile.advisory}
+    fixed = {item.name: item.fixed(own_tests, altered) for item in compared if item.name not in profile.advisory}
     barren = not any(item.shows_green for item in compared if item.name in required)
     proven = any(fixed.values())
     evidence = tuple(
@@ -139,7 +141,7 @@ class _Compared:
             concerns(case, base.details.get(case, ""), now.details.get(case, ""), changed, task) for case in self.red_before
         )
 
-    def fixed(self, own_tests: Sequence[str]) -> list[str]:
+    def fixed(self, own_tests: Sequence[str], altered: Sequence[str] = ()) -> list[str]:
         """Cases that were red and are green, and not by the author; a linter proves nothing."""
         base, now = self._base, self.now
         if base is None or now is None or base.findings or now.findings:
@@ -153,6 +155,7 @@ class _Compared:
             and _was_red(base, self._before, case)
             and not _only_faster(base, now, case)
             and not may_be_own(case, own_tests, packages)
+            and not is_example_of(case, altered)
         ]
 
     def evidence(self, *, proven: bool, undone: bool, flaky: AbstractSet[str]) -> Evidence:

@@ -35,7 +35,7 @@ def _may_lie_in(place: str, path: str, packages: AbstractSet[str]) -> bool:
     if same_file(place, path):
         return True
     if _DOTTED.fullmatch(place):
-        return _in_module(place, path)
+        return lies_in_module(place, path)
     return "." not in place.rsplit("/", 1)[-1]
 
 
@@ -45,7 +45,7 @@ def same_file(one: str, other: str) -> bool:
     return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
 
 
-def _in_module(dotted: str, path: str) -> bool:
+def lies_in_module(dotted: str, path: str) -> bool:
     """Whether a dotted name lies in the module at `path`, or at its end: a runner may start in a folder."""
     parts = path.rsplit(".", 1)[0].split("/")
     modules = [".".join(parts[at:]) for at in range(len(parts))]

@@ -55,6 +55,8 @@ _ATTRIBUTES = frozenset(
 _CALLS = frozenset({"exec", "eval", "compile", "__import__", "globals", "breakpoint"})
 _INNER = frozenset({"sys", "gc", "ctypes", "builtins", "inspect", "importlib"})
 """Modules that are taken out of another one only where this is not to be seen."""
+_HIDDEN = frozenset({"sys", "gc", "ctypes", "builtins"})
+"""Of these, those whose names nothing else has."""
 _LOADS: Mapping[str, frozenset[str]] = {
     "importlib": frozenset({"import_module", "reload"}),
     "pickle": frozenset({"loads", "load", "Unpickler"}),
@@ -63,6 +65,8 @@ _LOADS: Mapping[str, frozenset[str]] = {
 """By module what brings in anything by its name."""
 _OF_SYS = frozenset({"modules", "exit", "monitoring", "path"})
 _OF_INSPECT = frozenset({"stack", "trace"})
+_DOCUMENTS = frozenset({"__doc__", "__test__"})
+"""What is put there is run as an example."""
 _EXITS = frozenset({"exit", "quit", "SystemExit"})
 _WORDS = re.compile(
     r"pytest|moothall|unittest|conftest|\btest_\w+|/proc/self|_CURRENT_TEST|__import__|\b(?:exec|eval)\(", re.IGNORECASE
@@ -146,7 +150,11 @@ class _Reading:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
         ends = set(self._of_main())
         for node in ast.walk(self._tree):
-            if self._reaches(node) and id(node) not in docs and not (id(node) in ends and self._is_exit(node)):
+            if (
+                (self._reaches(node) or _documents(node))
+                and id(node) not in docs
+                and not (id(node) in ends and self._is_exit(node))
+            ):
                 yield from range(getattr(node, "lineno", 0), getattr(node, "lineno", 0) + 1)
 
     def _of_main(self) -> Iterator[int]:
@@ -169,7 +177,7 @@ class _Reading:
             case ast.Attribute(attr=attr, value=value):
                 last = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
                 owner = self._modules.get(last, last)
-                if isinstance(node.ctx, ast.Store | ast.Del) and last in self._modules:
+                if isinstance(node.ctx, ast.Store | ast.Del) and (last in self._modules or attr == "__doc__"):
                     return True
                 return (
                     attr in _ATTRIBUTES
@@ -181,8 +189,8 @@ class _Reading:
             case ast.Name(id=name):
                 return name in _EXITS or name in _CALLS or name == "__builtins__"
             case ast.Call(func=ast.Name(id="setattr" | "delattr" | "getattr" | "vars" as call), args=[owner, *rest]):
-                made = bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name)
-                return (isinstance(owner, ast.Name) and owner.id in self._modules) or (made and call in {"getattr", "setattr"})
+                made = bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name) and call in {"getattr", "setattr"}
+                return owner.id in self._modules if isinstance(owner, ast.Name) else made
             case ast.FunctionDef(name="__eq__", body=body):
                 return (
                     isinstance(body[-1], ast.Return) and isinstance(body[-1].value, ast.Constant) and body[-1].value.value is True
@@ -194,11 +202,19 @@ class _Reading:
         return False
 
 
+def _documents(node: ast.AST) -> bool:
+    """Whether it sets what is read for examples that are run. `__test__ = False` only says that something is no test."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return name == "__doc__" or (name == "__test__" and not isinstance(value, ast.Constant))
+    return False
+
+
 def _takes(module: str, names: AbstractSet[str]) -> bool:
     """Whether an import takes out of a module what reaches too far."""
     of_sys = module == "sys" and not names.isdisjoint(_OF_SYS)
     of_inspect = module == "inspect" and not names.isdisjoint(_OF_INSPECT)
-    loads = not names.isdisjoint(_INNER | _LOADS.get(module, frozenset()))
+    loads = not names.isdisjoint(_HIDDEN | _LOADS.get(module, frozenset()))
     return module.partition(".")[0] in _MODULES or not names.isdisjoint(_ATTRIBUTES) or of_sys or of_inspect or loads
 
 
@@ -207,7 +223,7 @@ def _names(text: str) -> bool:
     way = _PATH.fullmatch(text) is not None
     return (
         bool(_WORDS.search(text))
-        or text in _ATTRIBUTES
+        or text in _ATTRIBUTES | _DOCUMENTS
         or (way and any("_" in name and name in _ATTRIBUTES for name in _WORD.findall(text)))
     )
 

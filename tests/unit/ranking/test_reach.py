@@ -77,6 +77,8 @@ def test_a_diff_applied_gives_the_text_after_it(
         "import pkgutil\nx = pkgutil.resolve_name('a:b')",
         "name = 'run' + 'te' + 'st'\nx = getattr(object(), name)",
         "x = '0.__globals__[sys]'",
+        "def f(): pass\nf.__doc__ = '>>> 1'",
+        "__test__ = {'f': '>>> 1'}",
         "def f(x: \"__import__('a').b\"):\n    pass",
         "def f(x):\n    match x:\n        case object(f_back=y):\n            return y",
     ],
