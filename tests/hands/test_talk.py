@@ -264,3 +264,42 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(command: Com
     ):
         done = await command("fork", *args)
         assert (done.code, wanted in done.err) == (2, True), done.err
+
+
+async def killed_and_again(command: Command, model: ScriptedModel, name: str, *args: str, cwd: Path) -> list[str]:
+    """Kill a command after its first call, run it again to its end, and return the calls of its task."""
+
+    def calls() -> list[str]:
+        return [call.call_id for call in model.requests if call.call_id.startswith(f"{name}/")]
+
+    process = await command.start(*args, cwd=cwd)
+    try:
+        async with asyncio.timeout(180):
+            while not calls():
+                await asyncio.sleep(0.05)
+            # The next call is made once the first is on record, and begins with what it did.
+            while len(calls()) < 2 and name == "second":
+                await asyncio.sleep(0.05)
+    finally:
+        process.kill()
+        await process.communicate()
+    again = await command(*args, cwd=cwd)
+    assert (again.code, again.document["task_id"]) == (0, name), again.err
+    return calls()
+
+
+async def test_a_house_that_is_killed_goes_on_with_the_question_and_with_the_fork(
+    model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
+    command = make_command(tmp_path, model.base_url)
+    first = await command("ask", "--json", "What did I ask before?", cwd=repo)
+    assert first.code == 0, first.err
+    seat = "agent-dev-001/propose"
+    ask = ("ask", "--json", "--task-id", "second", f"SLOWLY {TASK}", "--continue")
+    asked = await killed_and_again(command, model, "second", *ask, cwd=repo)
+    assert asked.count(f"second/{seat}/0.1") == 1
+    shown = await command("show", "second")
+    assert shown.out.startswith(f"after {first.document['task_id']}: ")
+    fork = ("fork", "--json", "--task-id", "third", "--turn", "1", "second", "SAY otherwise")
+    forked = await killed_and_again(command, model, "third", *fork, cwd=repo)
+    assert set(forked) == {f"third/{seat}/0.2"}

@@ -12,7 +12,6 @@ from moothall.aio import said
 from moothall.cli.ask import Asking
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
-from moothall.config import Settings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import Outcome
@@ -28,15 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Door:
-    """Where questions are put. `files` is where their diffs can be applied, `follows` the task before the next question, `changes` the diffs of
-    the conversation so far.
+    """Where questions are put. `request` is the first of a conversation about the files `home`. `files` is where diffs can be applied, `follows` the
+    task before the next question, `elsewhere` whether that begins on what `request` names all the same; `changes` are the diffs of the
+    conversation so far.
     """
 
     desk: Desk | RemoteKernel
     request: DeliberationRequest
-    files: Path | None
+    home: Path | None
+    files: Path | None = None
     follows: str = ""
+    elsewhere: bool = False
     changes: list[Change] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Begin another conversation."""
+        self.files, self.follows = self.home, ""
+        self.changes.clear()
 
     async def put(self, prompt: str, narrator: Narrator) -> Outcome:
         """Put a question and follow it to its end. One before it that has not ended is waited for. Interrupted, it is cancelled, and the
@@ -44,18 +51,21 @@ class Door:
         """
         if self.follows:
             with said(narrator.note, f"{self.follows}, which is under way"):
-                await self.desk.wait(self.follows, LOCAL)
-        base = ""
+                before = (await self.desk.wait(self.follows, LOCAL)).diff
+            if before and before not in {change.diff for change in self.changes}:
+                self.changes.append(Change(before))
+        request, base = replace(self.request, description=prompt, follows=self.follows), ""
+        if self.follows and not self.elsewhere:
+            request = replace(request, repository=None, about_text=False)
 
         def take(recorded: Recorded) -> None:
             nonlocal base
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
                 base, self.follows = str(recorded.event.data.get("base_sha") or ""), recorded.event.subject
-                # What comes next begins where this one ends.
-                self.request = replace(self.request, task_id="", repository=None, about_text=False)
+                self.request, self.elsewhere = replace(self.request, task_id=""), False
             narrator.take(recorded)
 
-        outcome = await hold_council(self.desk, replace(self.request, description=prompt, follows=self.follows), take)
+        outcome = await hold_council(self.desk, request, take)
         if outcome.diff:
             self.changes.append(Change(outcome.diff, base))
         return outcome
@@ -76,53 +86,41 @@ async def opened(asking: Asking, tell: Callable[[str], None], note: Callable[[st
 
     settings, named = asking.settings, asking.named
     repository = await asked_about(settings, named)
-    if repository is None and not named.text:
+    begins = asking.goes_on is None or bool(named.ref)
+    if repository is None and begins and not named.text:
         note("you are in no repository: this is about text alone")
-    elif (
-        repository is not None
-        and (named.ref or asking.goes_on is None)
-        and (unasked := await unseen(settings, repository, named.profile))
-    ):
-        note(unasked)
+    elif repository is not None and begins and (words := await unseen(settings, repository, named.profile)):
+        note(words)
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(asking.request, repository=repository, about_text=repository is None)
-    door_of = _Opening(settings, request, repository)
     async with open_house(settings, tell, asked=asked) as house:
-        yield await door_of.open(house.desk, tasks_of(settings, house), asking)
+        yield await _local(asking, request, house.desk, tasks_of(settings, house))
 
 
-@dataclass(frozen=True, slots=True)
-class _Opening:
-    settings: Settings
-    request: DeliberationRequest
-    repository: RepositoryRef | None
+async def _local(asking: Asking, request: DeliberationRequest, desk: Desk, tasks: Tasks) -> Door:
+    """Return the door to a house of this machine, with the conversation that goes on."""
+    from moothall.wiring.tasks import files_for
 
-    async def open(self, desk: Desk, tasks: Tasks, asking: Asking) -> Door:
-        """Return the door to a house, with the conversation that goes on."""
-        from moothall.wiring.tasks import files_for
+    repository = request.repository
+    files = files_of(asking.settings, repository) if repository else None
+    if asking.goes_on is None:
+        return Door(desk, request, files, files)
+    follows = await _before(request, tasks, asking.goes_on)
+    elsewhere = bool(asking.named.ref or asking.named.text)
+    there = files if elsewhere else await files_for(asking.settings, await tasks.repository(follows))
+    return Door(desk, request, files, there, follows, elsewhere, list(await tasks.changes(follows)))
 
-        files = files_of(self.settings, self.repository) if self.repository else None
-        if asking.goes_on is None:
-            return Door(desk, self.request, files)
-        follows = await self._before(tasks, asking.goes_on)
-        changes = list(await tasks.changes(follows))
-        if asking.named.ref:  # it goes on, on files that are named
-            return Door(desk, self.request, files, follows, changes)
-        files = await files_for(self.settings, await tasks.repository(follows))
-        return Door(desk, replace(self.request, repository=None, about_text=asking.named.text), files, follows, changes)
 
-    async def _before(self, tasks: Tasks, named: str) -> str:
-        """Return the task that was named, or the last one about this repository; of a question that was put before, what came before that."""
-        if self.request.task_id and (known := await tasks.thread(self.request.task_id)) and known[-1].follows:
-            return known[-1].follows
-        if named:
-            return await tasks.find(named)
-        about = self.repository.id if self.repository else ""
-        if not (last := await tasks.last_asked(about, self.request.task_id)):
-            raise NotFound(
-                f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task (--continue TASK)"
-            )
-        return last
+async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str:
+    """Return the task that was named, or the last one about this repository; of a question that was put before, what came before that."""
+    if request.task_id and (known := await tasks.thread(request.task_id)) and known[-1].follows:
+        return known[-1].follows
+    if named:
+        return await tasks.find(named)
+    about = request.repository.id if request.repository else ""
+    if not (last := await tasks.last_asked(about, request.task_id)):
+        raise NotFound(f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task (--continue TASK)")
+    return last
 
 
 @asynccontextmanager
@@ -135,7 +133,5 @@ async def _server(asking: Asking) -> AsyncIterator[Door]:
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
     request = replace(asking.request, repository=repository, about_text=repository is None)
-    if asking.goes_on and not named.ref:
-        request = replace(request, repository=None, about_text=False)
     async with kernel_of(settings, asking.server, asking.token_file) as kernel:
-        yield Door(kernel, request, files, asking.goes_on or "")
+        yield Door(kernel, request, files, files, asking.goes_on or "", bool(named.ref or named.text))

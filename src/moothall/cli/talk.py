@@ -85,7 +85,6 @@ class _Talk:
     def __init__(self, asking: Asking, door: Door) -> None:
         self._asking = asking
         self._door = door
-        self._fresh = door.request
         self._out = Console(highlight=False)
         self._last: Outcome | None = None
         self._commands: dict[str, Callable[[], object]] = {"/diff": self._diff, "/new": self._new, "/help": self._help}
@@ -145,8 +144,7 @@ class _Talk:
             click.echo("nothing was changed yet", err=True)
 
     def _new(self) -> None:
-        self._door.request, self._door.follows = self._fresh, ""
-        self._door.changes.clear()
+        self._door.begin()
         click.echo("another conversation", err=True)
 
     def _help(self) -> None:

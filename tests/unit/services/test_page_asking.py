@@ -17,6 +17,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest, Fork
 from moothall.services.rest.server import http_server
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
@@ -86,6 +87,17 @@ async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> N
     assert state is not None
     assert state.requested is not None
     assert (state.requested.value.follows, "What does add do?" in state.requested.value.context) == ("first", True)
+
+
+async def test_a_fork_says_of_what_it_is_another_run(house: Asked) -> None:
+    await house.browser.send("/ask", form=house.form, key="first", question="What does add do?")
+    told = {"task_id": "first", "seat": SEAT, "phase": "propose", "round": 0, "turn": 1, "operations": []}
+    await house.bus.publish(new_event(EventType.SEAT_TURN, "first", told))
+    made = await house.desk.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
+    assert (
+        f'Another run of <a href="/councils/first">first</a>, from turn 1 of {SEAT}'
+        in (await house.browser.get(f"/councils/{made.task_id}")).text
+    )
 
 
 async def test_what_cannot_be_asked_is_said_beside_what_was_written(house: Asked) -> None:

@@ -1,0 +1,32 @@
+"""What follows --continue: a task, or the question."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from moothall.cli import main
+from moothall.cli.ask import _LAST, _meant
+
+
+@pytest.mark.parametrize(
+    ("prompt", "goes_on", "meant"),
+    [
+        ("What?", None, ("What?", None)),
+        ("What?", _LAST, ("What?", "")),
+        ("What?", "task-1", ("What?", "task-1")),
+        ("", "And where is it used?", ("And where is it used?", "")),
+        ("", "task-1", ("", "task-1")),
+        ("", _LAST, ("", "")),
+        ("", None, ("", None)),
+    ],
+)
+def test_a_task_and_a_question_are_told_apart(prompt: str, goes_on: str | None, meant: tuple[str, str | None]) -> None:
+    assert _meant(prompt, goes_on) == meant
+
+
+@pytest.mark.parametrize("args", [(), ("--continue",), ("--continue", "task-1"), ("--json",), ("--yes",), ("--task-id", "mine")])
+def test_nothing_asked_where_nobody_can_type_is_wrong_use(args: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(main, ["ask", *args])
+    assert said.exit_code == 2
+    assert "nothing is asked" in said.output
