@@ -17,9 +17,10 @@ _WAIT_SECONDS = 1.0
 async def hosts(settings: Settings) -> Sequence[HostState] | None:
     """Return the hosts by name; None where nothing is served. Raises `BusUnavailable`, `ConfigurationError`."""
     address = lock.find(settings.data_dir)
-    if address is None:
+    url = settings.bus.url if address is None else address.bus_url
+    if url is None:
         return None
-    async with open_bus(settings.bus, address.bus_url) as bus:
+    async with open_bus(settings.bus, url) as bus:
         return await hosts_on(bus)
 
 

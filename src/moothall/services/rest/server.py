@@ -79,8 +79,8 @@ async def http_server(
 def application(settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], sessions: Sessions) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = Bearers(tokens)
-    pages = page_routes(doors, bearers, sessions)
-    operations = story_operations(doors)
+    pages = page_routes(doors, bearers, sessions) if "page" in doors.served else []
+    operations = story_operations(doors) if "api" in doors.served else []
     stories = [*(operation.route for operation in operations), _described(operations)]
     routes = [*state_routes(doors), *tool_routes(doors), *stories, _links(sessions), *rpc_routes(services_of(doors)), *pages]
 
