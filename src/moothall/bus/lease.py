@@ -7,6 +7,7 @@ before it sent what it renewed with. So it has stopped to believe that it holds 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 import time
@@ -43,7 +44,7 @@ class Lease:
         self._name = name
         self._seconds = seconds
         self._clock = clock
-        self._holder = f"{socket.gethostname()[:40]}-{secrets.token_hex(8)}"
+        self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(8)}"
         self._seen = -1
         self._since = 0.0
         self._until = 0.0
