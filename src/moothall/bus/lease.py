@@ -96,6 +96,13 @@ class Lease:
             yield self.held
 
     @asynccontextmanager
+    async def waited_for(self) -> AsyncIterator[None]:
+        """Wait until it is had, and keep it for as long as this lasts."""
+        async with self._kept():
+            await self._is_had()
+            yield
+
+    @asynccontextmanager
     async def _kept(self) -> AsyncIterator[None]:
         try:
             async with beside(self._keep(), f"lease-{self._name}"):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.aio import beside, start_beside
+from moothall.aio import beside, said, start_beside
 from moothall.bus.registry import EVENTS
 from moothall.collector.onlooker import UnderWay
 from moothall.collector.overview import Overview
@@ -44,7 +44,7 @@ from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus, Tell, watch_log
 from moothall.wiring.graph import Answers
-from moothall.wiring.roles import alone
+from moothall.wiring.roles import alone, lease_of
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
@@ -152,6 +152,11 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
         visits, workflows = None, None
         if "tools" in behind.roles:
+            if settings.bus.url is not None:
+                # Workspaces and workflows are one process's: a second would take up what the first is at.
+                with said(tell, "the process that has the role tools to end"):
+                    tools = await stack.enter_async_context(start_beside(lease_of(settings, bus, "tools").waited_for()))
+                    await tools
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
             visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules, writer))))
             workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))

@@ -148,3 +148,27 @@ async def test_the_work_is_done_by_one_and_by_the_other_when_that_ends() -> None
         await until("second")
         waiting.cancel()
     assert list(dict.fromkeys(seen)) == ["first", "second"]
+
+
+async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
+    bucket, order = MemoryBus().bucket(BUCKET), list[str]()
+
+    async def second() -> None:
+        async with Lease(bucket, "x", 0.3).waited_for():
+            order.append("second")
+
+    async with asyncio.TaskGroup() as group:
+        async with Lease(bucket, "x", 0.3).waited_for():
+            waiting = group.create_task(second())
+            await asyncio.sleep(1)
+            order.append("first")
+        await waiting
+    assert order == ["first", "second"]
+
+
+async def test_a_command_takes_it_only_where_nobody_has_it() -> None:
+    bucket = MemoryBus().bucket(BUCKET)
+    async with Lease(bucket, "x", 30).taken() as first, Lease(bucket, "x", 30).taken() as second:
+        assert (first, second) == (True, False)
+    async with Lease(bucket, "x", 30).taken() as again:
+        assert again
