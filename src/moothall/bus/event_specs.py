@@ -27,6 +27,7 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.LINK: "workspace.link.{end}",
     Channel.FIGURES: "agent.metrics.{process}",
     Channel.HOSTS: "host.requests.{fleet}",
+    Channel.GRAPH: "graph.questions.{graph}",
     Channel.REPOSITORIES: "repository.requests.{holder}",
 }
 """Where the messages of each channel travel."""

@@ -151,6 +151,11 @@ SIGNALS = (
     ),
     SignalSpec(Channel.HOSTS, "Every host answers with how it is: a line of JSON.", {"ask": "state"}),
     SignalSpec(
+        Channel.GRAPH,
+        "A process without the embedded graph asks the one that writes it; the answer is a line of JSON.",
+        {"question": "its name", "parameters": "by name", "position": "true: how far it is written"},
+    ),
+    SignalSpec(
         Channel.REPOSITORIES,
         "A host that shares no disk with the repositories asks for a commit, a part of a bundle or a push; the answer is a line of JSON, and bytes after it.",
         {

@@ -12,17 +12,27 @@ from moothall.cli.run import errors_spoken, run, settings_of
 from moothall.config import Settings
 
 
-@click.command(epilog=example("moothall serve", "moothall serve --port 0"))
+@click.command(epilog=example("moothall serve", "moothall serve --port 0", "moothall serve --only api,page --port 0"))
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="gRPC port; 50055 by default, 0 for any free one.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="ROLES",
+    help="What this process does: some of api,page,collector,planning,graph,tools,hosts. All by default.",
+)
 @click.pass_context
 @errors_spoken
-def serve(context: click.Context, port: int | None) -> None:
+def serve(context: click.Context, port: int | None, only: tuple[str, ...]) -> None:
     """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (tools, /health, /tasks) and the bus, on
-    loopback unless the settings say otherwise, until Ctrl-C.
+    loopback unless the settings say otherwise, until Ctrl-C. On a bus of your own (bus.url) any number of processes may share the work.
     """
     settings = settings_of(context)
     if port is not None:
         settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})
+    if only:
+        from moothall.wiring.roles import parse_roles
+
+        settings = settings.model_copy(update={"serve": settings.serve.model_copy(update={"only": parse_roles(only)})})
     run(serve_until_stopped(settings))
 
 

@@ -13,7 +13,7 @@ from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools,
 from moothall.config.jobs import Jobs
 from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes
-from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Trace, Web
+from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web
 from moothall.config.section import Section
 from moothall.config.settings import Settings, read_settings, secret_values
 
@@ -35,6 +35,7 @@ __all__ = [
     "Runner",
     "Sandbox",
     "Section",
+    "Serve",
     "Settings",
     "Tools",
     "Trace",

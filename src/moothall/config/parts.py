@@ -11,6 +11,8 @@ from pydantic import Field, SecretStr, model_validator
 from moothall.config.section import Section
 
 Role = Literal["dev", "qa", "architect", "devops", "data", "po"]
+Duty = Literal["api", "page", "collector", "planning", "graph", "tools", "hosts"]
+"""What a serving process may do, `serve.only`."""
 
 
 class Llm(Section):
@@ -129,6 +131,22 @@ class Ray(Section):
         if self.mode == "process" and self.address is not None:
             raise ValueError("mode 'process' runs no hosts on the Ray at address: leave one of them out")
         return self
+
+
+class Serve(Section):
+    """What a process of `moothall serve` does, and how it does so beside others on the same bus."""
+
+    only: tuple[Duty, ...] = Field((), description="the roles of this process; empty: all. Any but all need bus.url")
+    lease_seconds: float = Field(
+        6.0,
+        ge=1,
+        description="how long nobody hears of who decides, plans or writes the graph, until another does it; with bus.url",
+    )
+    leave_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="how long a server that is told to stop still takes calls, while its health says NOT_SERVING already",
+    )
 
 
 class Grpc(Section):

@@ -43,6 +43,8 @@ class Channel(StrEnum):
     """Signal: the figures of a process."""
     HOSTS = "hosts"
     """Asked and answered: how each host is; by the fleet."""
+    GRAPH = "graph"
+    """Asked and answered: questions about the graph, by whoever writes it."""
     REPOSITORIES = "repositories"
     """Asked and answered: what hosts that share no disk need of repositories; by whoever is asked."""
 

@@ -1,6 +1,6 @@
-"""Asking the process that has the embedded graph open: a Unix socket in the data directory, one question a connection.
+"""Asking the process that has the embedded graph open: a Unix socket in the data directory, one question a connection, or the bus.
 
-Its folder's mode (0700) says who may ask. A question and its answer are one line of JSON each.
+The folder's mode (0700) says who may ask there. A question and its answer are one line of JSON each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from moothall.errors import GraphUnavailable, InvalidRequest, MoothallError
+from moothall.domain.topic import Channel
+from moothall.errors import BusUnavailable, GraphUnavailable, InvalidRequest, MoothallError
 from moothall.graph.store import CypherGraph
+from moothall.ports import Bus
 
 _QUESTION_BYTES = 64 * 1024
 _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
@@ -58,6 +60,8 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
             raise InvalidRequest("a question is an object with `question` and `parameters`")
         if asked.get("counts"):
             return {"rows": [await graph.counts()]}
+        if asked.get("position"):
+            return {"rows": [{"seq": await graph.position()}]}
         return {"rows": list(await graph.ask(str(asked.get("question")), **(asked.get("parameters") or {})))}
     except MoothallError as error:
         return {"code": error.code, "message": error.message}
@@ -97,11 +101,7 @@ class Elsewhere:
                     await writer.wait_closed()
         except (OSError, ValueError) as error:
             raise GraphUnavailable(f"the process that has the graph open did not answer: {error}") from error
-        if "rows" in answer:
-            return answer
-        if answer.get("code") == InvalidRequest.code:
-            raise InvalidRequest(str(answer.get("message")))
-        raise GraphUnavailable(str(answer.get("message")))
+        return _told(answer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for _ in range(1 + int(self._patience / _LOOK_SECONDS)):
@@ -111,6 +111,58 @@ class Elsewhere:
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(_LOOK_SECONDS)
         raise GraphUnavailable("the process that has the graph open does not answer; is it starting or ending? try again")
+
+
+QUESTIONS = Channel.GRAPH.of("embedded")
+_ANSWER_BYTES = 900_000
+"""What fits into a message."""
+
+
+async def answer_on(bus: Bus, graph: CypherGraph) -> None:
+    """Answer on the bus until cancelled."""
+
+    async def answer(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        said = json.dumps(await _answer(graph, json.dumps(asked).encode())).encode()
+        if len(said) > _ANSWER_BYTES:
+            wrong = f"the answer has {len(said)} bytes and fits into no message; ask for less, or set graph.url"
+            said = json.dumps({"code": InvalidRequest.code, "message": wrong}).encode()
+        return {}, said
+
+    await bus.answer(QUESTIONS, answer)
+
+
+class OverBus:
+    """The graph of the process that answers on the bus."""
+
+    def __init__(self, bus: Bus, seconds: float) -> None:
+        self._bus = bus
+        self._seconds = seconds
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Have a named question answered there. Raises what is raised there."""
+        return await self._rows({"question": question, "parameters": parameters})
+
+    async def position(self) -> int:
+        """Return the seq up to which the log is written there."""
+        return int((await self._rows({"position": True}))[0]["seq"])
+
+    async def _rows(self, asked: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        try:
+            _, said = await self._bus.ask(QUESTIONS, asked, self._seconds)
+        except BusUnavailable as error:
+            raise GraphUnavailable(
+                "no process writes the graph and answers; start `moothall serve` with the role graph"
+            ) from error
+        rows: Sequence[Mapping[str, Any]] = _told(json.loads(said))["rows"]
+        return rows
+
+
+def _told(answer: dict[str, Any]) -> dict[str, Any]:
+    if "rows" in answer:
+        return answer
+    if answer.get("code") == InvalidRequest.code:
+        raise InvalidRequest(str(answer.get("message")))
+    raise GraphUnavailable(str(answer.get("message")))
 
 
 @contextmanager

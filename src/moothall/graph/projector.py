@@ -23,13 +23,22 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
 
 
 class Projector:
-    """The only writer of a graph."""
+    """The only writer of a graph. `may` says before each batch whether this process still is that."""
 
-    def __init__(self, log_: Log, graph: CypherGraph, settings: Settings, *, pause_seconds: float = _FIRST_SECONDS) -> None:
+    def __init__(
+        self,
+        log_: Log,
+        graph: CypherGraph,
+        settings: Settings,
+        *,
+        pause_seconds: float = _FIRST_SECONDS,
+        may: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._log = log_
         self._graph = graph
         self._settings = settings
         self._pause_seconds = pause_seconds
+        self._may = may
         self._written = 0
         self._progress = asyncio.Condition()
 
@@ -112,6 +121,8 @@ class Projector:
                 pause = min(2 * pause, _LONGEST_SECONDS)
 
     async def _project(self, batch: Sequence[Recorded]) -> None:
+        if not self._may():
+            raise GraphUnavailable("another process writes the graph by now")
         await self._graph.project(batch)
         async with self._progress:
             self._written = max(self._written, batch[-1].seq)

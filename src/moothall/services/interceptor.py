@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from inspect import isasyncgenfunction, iscoroutinefunction
@@ -32,6 +33,18 @@ _OF_THE_CALLER = {
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Puts every method of our own services behind `_watch` and `_answer`. Strangers do not come here, and begin no spans."""
 
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._ended: set[asyncio.Task[Any]] = set()
+
+    async def end(self, seconds: float) -> None:
+        """Wait for the calls in flight for so long; then answer those that are left with UNAVAILABLE."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=seconds)
+        self._ended |= self._calls
+        for call in self._ended:
+            call.cancel()
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
@@ -54,9 +67,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         # The bytes are read inside, so that what is no message of ours gets an answer of ours.
-        answer = _watch(_answer(handler, method), method.strip("/"), parent)
+        answer = _watch(self._ending(_answer(handler, method)), method.strip("/"), parent)
         made: grpc.RpcMethodHandler[Any, Any] = make(answer, None, handler.response_serializer)
         return made
+
+    def _ending(self, behaviour: Any) -> Any:
+        """Know a call while it is answered, and tell its caller where the server ended it."""
+
+        async def answer(request: Any, context: Any) -> Any:
+            call = asyncio.current_task()
+            assert call is not None  # noqa: S101 - for mypy: a call has a task
+            self._calls.add(call)
+            try:
+                return await behaviour(request, context)
+            except asyncio.CancelledError:
+                if call not in self._ended:
+                    raise
+                call.uncancel()
+                why = "this server is stopping; what was asked for goes on: ask again with the same id, another one answers"
+                await abort(context, grpc.StatusCode.UNAVAILABLE, "STOPPING", why, RETRY_SECONDS)
+            finally:
+                self._calls.discard(call)
+
+        return answer
 
 
 def _watch(behaviour: Any, method: str, parent: str) -> Any:

@@ -42,13 +42,17 @@ class Service:
 
 def services_of(doors: Doors) -> list[Service]:
     """Return what can be called."""
-    found = [
-        _service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors)),
-        _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors)),
-        _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
-        _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
-        _service("ContextService", context_pb2, context_pb2_grpc, Context(doors)),
-    ]
+    found = (
+        []
+        if "api" not in doors.served
+        else [
+            _service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors)),
+            _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors)),
+            _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
+            _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
+            _service("ContextService", context_pb2, context_pb2_grpc, Context(doors)),
+        ]
+    )
     if doors.visits is not None:
         tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))
         found += [

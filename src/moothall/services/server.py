@@ -22,6 +22,8 @@ from moothall.services.protos import services_of
 
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
+_FAREWELL_SECONDS = 2.0
+"""What the last answers get to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,10 @@ class Server:
 
 @asynccontextmanager
 async def grpc_server(
-    settings: config.Grpc, limits: config.Limits, doors: Doors, tokens: Mapping[str, Principal]
+    settings: config.Grpc, limits: config.Limits, doors: Doors, tokens: Mapping[str, Principal], leave_seconds: float = 0.0
 ) -> AsyncIterator[Server]:
-    """Serve until the context ends; then calls in flight get `settings.grace_seconds` to end.
+    """Serve until the context ends. Then its health is NOT_SERVING at once, it goes on for `leave_seconds`, and calls in flight get
+    `settings.grace_seconds` to end; those that do not are answered UNAVAILABLE: what they asked for goes on, and another server says what it came to.
 
     `tokens` says who each accepted bearer token stands for (`identity.read_tokens`). Raises
     `ConfigurationError` without tokens, without TLS on anything but loopback, and where the
@@ -50,9 +53,10 @@ async def grpc_server(
     if not tokens or not all(tokens):
         raise ConfigurationError("the gRPC server needs a token that is not empty: set grpc.token")
     credentials = await asyncio.to_thread(_credentials, settings)
+    calls = CallInterceptor()
     server = grpc.aio.server(
         # The first one sees a call first: nothing is answered, not even an error, before it is known who asks.
-        interceptors=(IdentityInterceptor(tokens), CallInterceptor()),
+        interceptors=(IdentityInterceptor(tokens), calls),
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )
@@ -72,9 +76,12 @@ async def grpc_server(
             await checkup.set(name, health_pb2.HealthCheckResponse.SERVING)
         yield Server(settings.host, port)
     finally:
-        doors.stopping.set()
         await checkup.enter_graceful_shutdown()
-        await server.stop(settings.grace_seconds)
+        await asyncio.sleep(leave_seconds)
+        doors.stopping.set()
+        stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + _FAREWELL_SECONDS))
+        await calls.end(settings.grace_seconds)
+        await stopped
 
 
 def _address(host: str, port: int) -> str:

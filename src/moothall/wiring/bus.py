@@ -27,7 +27,7 @@ from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry.events import write
 from moothall.wiring import lock
 
-__all__ = ["Bus", "Tell", "bus_url", "found", "hosts", "open_bus", "open_log"]
+__all__ = ["Bus", "Tell", "bus_url", "found", "hosts", "hosts_on", "open_bus", "open_log"]
 
 Tell = Callable[[str], None]
 _ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
@@ -83,16 +83,20 @@ async def found(settings: Settings, tell: Tell) -> lock.Address:
 
 
 async def hosts(settings: Settings) -> Sequence[HostState] | None:
-    """Return the hosts that work for a data directory and answer, by name; None where nothing is served. One that stands still does not
-    answer. Raises `BusUnavailable`, `ConfigurationError`.
+    """Return the hosts that work for a data directory and answer, by name; None where nothing is served. Raises `BusUnavailable`,
+    `ConfigurationError`.
     """
     address = lock.find(settings.data_dir)
-    if address is None:
+    url = settings.bus.url if address is None else address.bus_url
+    if url is None:
         return None
-    async with (
-        open_bus(settings.bus, address.bus_url) as bus,
-        aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said,
-    ):
+    async with open_bus(settings.bus, url) as bus:
+        return await hosts_on(bus)
+
+
+async def hosts_on(bus: Bus) -> Sequence[HostState]:
+    """Return the hosts that answer on a bus, by name. One that stands still does not."""
+    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
         return sorted([load(HostState, state) async for state in said], key=lambda host: (host.name, host.since))
 
 

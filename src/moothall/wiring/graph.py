@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from moothall.aio import said
+from moothall.aio import beside, said
+from moothall.bus.lease import Lease
 from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
 from moothall.config import Settings
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.graph.asking import Elsewhere, answering
+from moothall.graph.asking import Elsewhere, OverBus, answer_on, answering
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus, bus_url, open_bus
+from moothall.wiring.roles import lease_of
 
 log = get_logger(__name__)
 
@@ -43,6 +46,72 @@ async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
 
     async with embedded_store(settings.data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds) as file:
         yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
+
+
+class Answers(Protocol):
+    """Whoever answers questions about the graph."""
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Answer a named question. Raises `InvalidRequest`, `GraphUnavailable`."""
+        ...
+
+    async def position(self) -> int:
+        """Return the seq up to which the log is written."""
+        ...
+
+
+@asynccontextmanager
+async def reading(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
+    """Yield the graph for a process that does not write it: the server's, or that of the process which has the embedded one."""
+    if settings.graph.url is None:
+        yield OverBus(bus, settings.graph.query_seconds)
+        return
+    async with open_graph(settings) as graph:
+        yield graph
+
+
+def graph_of(
+    settings: Settings, bus: Bus, tell: Callable[[str], None], serves: frozenset[str] | None
+) -> AbstractAsyncContextManager[Answers]:
+    """Return the graph as a process of these roles has it; None: a command, which lets its own catch up at its end. A server that ends leaves that to the next one."""
+    if serves is not None and "graph" not in serves:
+        return reading(settings, bus)
+    if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
+        return taking_turns(settings, bus)
+    return remembering(settings, bus, tell if serves is None else None)
+
+
+class _Nearest:
+    """The embedded graph of this process while it writes it, else that of the process which does."""
+
+    def __init__(self, own: CypherGraph, other: OverBus, lease: Lease) -> None:
+        self._own, self._other, self._lease = own, other, lease
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        return await (self._own if self._lease.held else self._other).ask(question, **parameters)
+
+    async def position(self) -> int:
+        return await (self._own if self._lease.held else self._other).position()
+
+
+@asynccontextmanager
+async def taking_turns(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
+    """Open the graph, and project the log into it while no other process on this bus does. An embedded one that others wrote meanwhile reads on in the log."""
+    lease = lease_of(settings, bus, "graph")
+    async with open_graph(settings) as graph, AsyncExitStack() as stack:
+
+        async def write() -> None:
+            projector = Projector(bus, graph, settings.graph, may=lambda: lease.held)
+            last_seq = (await bus.state(EVENTS.name)).last_seq
+            async with beside(answer_on(bus, graph), "graph-answers"):
+                await projector.run(last_seq)
+
+        answers: Answers = graph
+        if settings.graph.url is None:
+            answers = _Nearest(graph, OverBus(bus, settings.graph.query_seconds), lease)
+            await stack.enter_async_context(answering(graph, _socket(settings)))
+        async with beside(lease.lead(write), "graph"):
+            yield answers
 
 
 @asynccontextmanager
@@ -79,7 +148,8 @@ async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewh
         if await _free(settings, stack):
             bus = await stack.enter_async_context(_own_bus(settings))
             graph = await stack.enter_async_context(open_graph(settings))
-            await Projector(bus, graph, settings.graph).catch_up((await bus.state(EVENTS.name)).last_seq)
+            if await _writes(settings, bus, stack):
+                await Projector(bus, graph, settings.graph).catch_up((await bus.state(EVENTS.name)).last_seq)
             yield graph
         elif settings.graph.url:
             yield await stack.enter_async_context(open_graph(settings))
@@ -117,6 +187,10 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
                 f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone and would be gone; "
                 "--lossy rebuilds it nevertheless"
             )
+        if not await _writes(settings, bus, stack):
+            raise ConfigurationError(
+                f"another process on the bus writes the graph {settings.graph.url}; stop it and run this again"
+            )
         graph = await stack.enter_async_context(open_graph(settings))
         projector = Projector(bus, graph, settings.graph)
         await projector.catch_up(state.last_seq)
@@ -142,6 +216,13 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
                     return True
     except TimeoutError as error:
         raise ConfigurationError(f"another process holds {settings.data_dir} but does not answer for the graph") from error
+
+
+async def _writes(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
+    """Whether this command may write the graph: its own file, or a server's that no other process writes."""
+    if settings.bus.url is None or settings.graph.url is None:
+        return True
+    return await stack.enter_async_context(lease_of(settings, bus, "graph").taken())
 
 
 @asynccontextmanager

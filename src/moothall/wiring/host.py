@@ -141,18 +141,24 @@ async def _host(
         await host.run()
 
 
+async def _called(instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any) -> None:
+    await main(f"{name}-{instance}" if instance else name, ready, **more)
+
+
 Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
 """Starts the hosts, given the bus, its URL and that of the model."""
 
 
 @asynccontextmanager
-async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosting]:
-    """Start what hosts need and yield what starts the hosts. Raises `ConfigurationError` where Ray is wanted and does not come."""
+async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") -> AsyncIterator[Hosting]:
+    """Start what hosts need and yield what starts the hosts. Raises `ConfigurationError` where Ray is wanted and does not come.
+    `instance` is in the names of the hosts, where other processes have some.
+    """
     if not on_ray:
 
         def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
             main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
-            return in_process.hosting(settings.ray.hosts, main)
+            return in_process.hosting(settings.ray.hosts, functools.partial(_called, instance, main))
 
         yield here
         return
@@ -172,7 +178,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool) -> AsyncIterator[Hosti
             model_url=model_url,
             home=home_of(settings),
         )
-        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, main)
+        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, functools.partial(_called, instance, main))
         return hosts
 
     async with ray_fleet.cluster(settings.ray):

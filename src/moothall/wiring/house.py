@@ -13,19 +13,22 @@ from pathlib import Path
 
 from moothall.aio import beside, said, start_beside
 from moothall.collector import Collector
+from moothall.collector.onlooker import UnderWay
 from moothall.config import Llm, Ray, Settings, secret_values
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
+from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import end_left
 from moothall.ports import Bus
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
-from moothall.wiring.bus import Tell, bus_url, found, open_bus
+from moothall.wiring.bus import Tell, bus_url, found, hosts_on, open_bus
 from moothall.wiring.early import defaults
 from moothall.wiring.elsewhere import lending
+from moothall.wiring.roles import ALL, Deciding, embedded, instance, roles_of
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import settle, spans
 
@@ -49,25 +52,30 @@ class House:
 async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False) -> AsyncIterator[House]:
     """Serve this data directory, or attach to the process that does.
 
-    `serving`: a second server on the same data directory is an error. `asked`: the model server has answered just now.
+    `serving`: a second server with embedded parts on the same data directory is an error. `asked`: the model server has answered just now.
     """
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(spans(settings, "serve" if serving else "cli"))
+        roles = roles_of(settings) if serving else ALL
+        own = not serving or roles == ALL or bool(embedded(settings, roles))
         try:
-            stack.enter_context(lock.hold(settings.data_dir))
+            if own:
+                stack.enter_context(lock.hold(settings.data_dir))
         except lock.Taken as error:
-            address = await found(settings, tell)
-            if serving:
+            own = not serving or bool(parts := embedded(settings, roles))
+            address = await found(settings, tell) if own else None
+            if serving and address is not None:
                 raise ConfigurationError(
-                    f"process {address.pid} serves the data directory {settings.data_dir} already; "
-                    "stop it or set MOOTHALL_DATA_DIR to another one"
+                    f"process {address.pid} serves the data directory {settings.data_dir} already, and an embedded {' or '.join(parts)} is one "
+                    "process's; stop it or set MOOTHALL_DATA_DIR to another one"
                 ) from error
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(_watch_owner(settings), name="owner")
-                yield await _attach(settings, address, stack)
-                watching.cancel()
-            return
-        house, collector = await _build(settings, tell, stack, serving=serving, asked=asked)
+            if address is not None:
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(_watch_owner(settings), name="owner")
+                    yield await _attach(settings, address, stack)
+                    watching.cancel()
+                return
+        house, collector = await _build(settings, tell, stack, roles if serving else None, own=own, asked=asked)
         try:
             yield house
         except (OSError, SystemExit):  # nobody reads this command any more: the others have readers of their own
@@ -102,38 +110,42 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
     return House(desk, bus, address.grpc_port, attached=True)
 
 
-async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, serving: bool, asked: bool) -> tuple[House, Collector]:
-    if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
-        raise ConfigurationError(
-            "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
-        )
-    if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
-        tell(f"{left} host(s) of a house that was killed were still alive; they are ended")
-    if serving:
-        check_ports(settings)
-    walls = await _check_parts(settings, tell, serving=serving, asked=asked)
+async def _build(
+    settings: Settings, tell: Tell, stack: AsyncExitStack, serves: frozenset[str] | None, *, own: bool, asked: bool
+) -> tuple[House, UnderWay]:
+    """Open what the roles need that are served; None: what a command needs. `own`: others on this data directory are to find this process."""
+    serving, roles = serves is not None, ALL if serves is None else serves
+    await _check_first(settings, tell, serving=serving)
+    walls = await _check_parts(settings, tell, roles, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
-    from moothall.council.briefing import Briefings
+    from moothall.council.briefing import Briefings, estimate
     from moothall.model.counting import counting
-    from moothall.wiring.graph import remembering
+    from moothall.wiring.graph import graph_of
     from moothall.wiring.host import open_fleet
 
-    on_ray = _on_ray(settings.ray, serving=serving)
-    starting = [name for name, wanted in (("Ray", on_ray), ("the model", settings.llm.base_url is None)) if wanted]
+    hosts = "hosts" in roles
+    on_ray = hosts and _on_ray(settings.ray, serving=serving)
+    starting = [name for name, wanted in (("Ray", on_ray), ("the model", hosts and settings.llm.base_url is None)) if wanted]
     if starting:
         tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
     ending = stack.enter_context(ExitStack())
-    fleet = await stack.enter_async_context(start_beside(open_fleet(settings, on_ray=on_ray)))
-    model = await stack.enter_async_context(start_beside(model_url(settings.llm, settings.data_dir, tell)))
+    named = instance(settings, ending) if serving else ""
+    fleet = await stack.enter_async_context(start_beside(open_fleet(settings, on_ray=on_ray, instance=named)))
+    model = await stack.enter_async_context(start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts)))
     with said(tell, "the bus"):
         url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
-    # A server that ends leaves what the graph lacks to its next start; a single command has none.
-    remembered = await stack.enter_async_context(start_beside(remembering(settings, bus, None if serving else tell)))
+    remembered = await stack.enter_async_context(start_beside(graph_of(settings, bus, tell, serves)))
     repositories = await stack.enter_async_context(lending(settings, bus, trusted_repositories(settings)))
-    collector = Collector(bus, repositories, settings.limits)
+    collector = Deciding(
+        settings,
+        bus,
+        lambda: Collector(bus, repositories, settings.limits),
+        decides="collector" in roles,
+        watches=serving and bool(roles & {"api", "page"}),
+    )
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
     await (await stack.enter_async_context(start_beside(beside(collector.run(), "collector"))))
     roster = Roster(bus, settings.limits, settings.choice)
@@ -145,34 +157,50 @@ async def _build(settings: Settings, tell: Tell, stack: AsyncExitStack, *, servi
         graph = await remembered
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
-        alive = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
-    count = await stack.enter_async_context(counting(settings.llm, answering))
-    clean = functools.partial(scrub, known=secret_values(settings))
-    briefed = functools.partial(Briefings, graph.ask, settings.limits, count=count, clean=clean)
+        alive: Alive = functools.partial(_answering, bus)
+        if hosts:
+            alive = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
+    count = await stack.enter_async_context(counting(settings.llm, answering)) if answering else estimate
+    briefed = functools.partial(
+        Briefings, graph.ask, settings.limits, count=count, clean=functools.partial(scrub, known=secret_values(settings))
+    )
     desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
     house = House(desk, bus, 0, attached=False)
     if serving:
-        from moothall.wiring.bus import watch_log
-
-        await (
-            await stack.enter_async_context(
-                start_beside(beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check"))
-            )
-        )
         from moothall.wiring.serving import Behind, open_doors
 
-        ports = await stack.enter_async_context(
-            open_doors(settings, Behind(bus, desk, roster, collector, graph, alive, walls, answering, briefed))
-        )
+        behind = Behind(bus, desk, roster, collector, graph, alive, walls, answering, briefed, roles, named)
+        ports = await stack.enter_async_context(open_doors(settings, behind, tell))
         house = House(desk, bus, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http, link=ports.link)
     settle()
-    lock.announce(settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link)))
-    stack.callback(lock.withdraw, settings.data_dir)
+    if own:
+        lock.announce(
+            settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link))
+        )
+        stack.callback(lock.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
     return house, collector
 
 
-async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: bool) -> tuple[Layer, ...]:
+async def _check_first(settings: Settings, tell: Tell, *, serving: bool) -> None:
+    """Refuse what cannot be, and end what was left. Raises `ConfigurationError`."""
+    if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
+        raise ConfigurationError(
+            "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
+        )
+    if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
+        tell(f"{left} host(s) of a house that was killed were still alive; they are ended")
+    if serving:
+        check_ports(settings)
+
+
+async def _answering(bus: Bus) -> tuple[int, int]:
+    """Return how many hosts of other processes answer."""
+    there = len(await hosts_on(bus))
+    return there, there
+
+
+async def _check_parts(settings: Settings, tell: Tell, roles: frozenset[str], *, serving: bool, asked: bool) -> tuple[Layer, ...]:
     """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
     outlives a model server that is away: it says so, also at /health, and goes on.
     """
@@ -189,11 +217,11 @@ async def _check_parts(settings: Settings, tell: Tell, *, serving: bool, asked: 
 
     asking = None
     async with asyncio.TaskGroup() as group:
-        if not asked:
+        if not asked and "hosts" in roles:
             asking = group.create_task(ask(), name="model")
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
         walls: tuple[Layer, ...] = ()
-        if settings.workspace.kind == "local":
+        if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
             with said(tell, "the sandbox to be tried"):
                 walls = await check_walls(settings.sandbox, tell)
         if asking is not None:
@@ -213,7 +241,7 @@ def _on_ray(ray: Ray, *, serving: bool) -> bool:
     return ray.mode == "ray"
 
 
-async def _leave(settings: Settings, collector: Collector, tell: Tell, *, serving: bool) -> None:
+async def _leave(settings: Settings, collector: UnderWay, tell: Tell, *, serving: bool) -> None:
     """Other commands may be attached to this process: let them end, unless it is a server that was told to stop."""
     if serving:
         return
@@ -236,10 +264,10 @@ def _fingerprint(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def model_url(llm: Llm, data_dir: Path, tell: Tell) -> AsyncIterator[str]:
-    """Yield the model server's root URL once it can be called."""
-    if llm.base_url:
-        yield llm.base_url
+async def model_url(llm: Llm, data_dir: Path, tell: Tell, *, needed: bool = True) -> AsyncIterator[str]:
+    """Yield the model server's root URL once it can be called; empty where none is named and this process needs none."""
+    if llm.base_url or not needed:
+        yield llm.base_url or ""
         return
     from moothall.model.local import local_model_server
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -47,6 +48,25 @@ def hold(data_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def numbered(data_dir: Path) -> Iterator[int]:
+    """Yield the first number, from 1, that no other process of this data directory has. The kernel takes it back when the process ends."""
+    folder = data_dir / "processes"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for number in itertools.count(1):
+        handle = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            continue
+        try:
+            yield number
+        finally:
+            os.close(handle)
+        return
 
 
 def announce(data_dir: Path, address: Address) -> None:

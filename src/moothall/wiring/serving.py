@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.aio import beside, start_beside
+from moothall.aio import beside, said, start_beside
 from moothall.bus.registry import EVENTS
-from moothall.collector import Collector
+from moothall.collector.onlooker import UnderWay
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.config import Models, Settings, secret_values
@@ -24,7 +24,6 @@ from moothall.domain.overview import Condition
 from moothall.domain.secrets import scrub
 from moothall.errors import ModelUnavailable, Temporary
 from moothall.fleet.in_process import Alive
-from moothall.graph.store import CypherGraph
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.guard.decisions import Decisions
 from moothall.guard.rules import Rules
@@ -44,16 +43,18 @@ from moothall.services.page.provider import Provider
 from moothall.services.rest.server import Served, http_server
 from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
-from moothall.wiring.bus import Bus
+from moothall.wiring.bus import Bus, Tell, watch_log
+from moothall.wiring.graph import Answers
+from moothall.wiring.roles import alone, lease_of
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import trusted_repositories
-from moothall.wiring.visits import agent_service, execution_service, tool_service, workflow_service
+from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
 from moothall.wiring.watching import figures
 
 Found = tuple[Condition, str]
 
 
-def checkup(models: Models, *, bus: Bus, model_url: str, graph: CypherGraph, alive: Alive, walls: Sequence[Layer]) -> Checkup:
+def checkup(models: Models, *, bus: Bus, model_url: str, graph: Answers, alive: Alive, walls: Sequence[Layer]) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
@@ -89,9 +90,9 @@ def checkup(models: Models, *, bus: Bus, model_url: str, graph: CypherGraph, ali
     return Checkup(
         {
             "bus": Probe(see_bus),
-            "model": Probe(see_model),
+            **({"model": Probe(see_model)} if model_url else {}),
             "fleet": Probe(see_fleet),
-            "sandbox": Probe(see_sandbox),
+            **({"sandbox": Probe(see_sandbox)} if walls else {}),
             "graph": Probe(see_graph, needed=False),
         }
     )
@@ -104,12 +105,15 @@ class Behind:
     bus: Bus
     desk: Desk
     roster: Roster
-    collector: Collector
-    graph: CypherGraph
+    collector: UnderWay
+    graph: Answers
     alive: Alive
     walls: Sequence[Layer]
     model_url: str
     briefed: Callable[[Rules], Briefings]
+    roles: frozenset[str]
+    instance: str
+    """What no other process on the bus is called; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +127,12 @@ class Ports:
 
 
 @asynccontextmanager
-async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]:
+async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIterator[Ports]:
     """Serve until the context ends. Raises `ConfigurationError`."""
     bus, desk = behind.bus, behind.desk
 
     async def see() -> None:
-        await asyncio.gather(bus.measure(), look(settings.choice, behind.model_url))
+        await asyncio.gather(bus.measure(), *([look(settings.choice, behind.model_url)] if behind.model_url else []))
 
     async with AsyncExitStack() as stack:
         metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector, see))))
@@ -136,12 +140,28 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well
-        work = Work(bus, desk, settings.limits, planner, trusted_repositories(settings).land, architects=architects)
-        await (await stack.enter_async_context(start_beside(beside(work.run(), "planner"))))
+
+        async def plan() -> None:
+            await Work(bus, desk, settings.limits, planner, trusted_repositories(settings).land, architects=architects).run()
+
+        if "collector" in behind.roles:
+            checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
+            await (await stack.enter_async_context(start_beside(checking)))
+        if "planning" in behind.roles:
+            planning = beside(alone(settings, bus, "planning", plan), "planner")
+            await (await stack.enter_async_context(start_beside(planning)))
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
-        visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules))))
-        workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))
-        visits.await_calls(of_tasks(desk))
+        visits, workflows = None, None
+        if "tools" in behind.roles:
+            if settings.bus.url is not None:
+                # Workspaces and workflows are one process's: a second would take up what the first is at.
+                with said(tell, "the process that has the role tools to end"):
+                    tools = await stack.enter_async_context(start_beside(lease_of(settings, bus, "tools").waited_for()))
+                    await tools
+            writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
+            visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules, writer))))
+            workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))
+            visits.await_calls(of_tasks(desk))
         doors = Doors(
             desk=desk,
             councils=behind.roster,
@@ -156,20 +176,23 @@ async def open_doors(settings: Settings, behind: Behind) -> AsyncIterator[Ports]
             notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
             bundles=Bundles(bus.bucket(BUNDLES)),
             visits=visits,
-            executions=execution_service(settings.runner, visits),
+            executions=execution_service(settings.runner, visits) if visits else None,
             parking=rules.parking,
             workflows=workflows,
-            agents=agent_service(settings, bus, desk, visits),
+            agents=agent_service(settings, bus, desk, visits) if visits else None,
             decisions=Decisions(bus),
             tasks=Overview(bus, behind.collector.states),
             repositories=trusted_repositories(settings),
+            served=behind.roles & {"api", "page"},
             checkup=checkup(
                 settings.choice, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         http = await stack.enter_async_context(_serving_http(settings, doors, tokens))
-        server = await stack.enter_async_context(grpc_server(settings.grpc, settings.limits, doors, tokens))
+        server = await stack.enter_async_context(
+            grpc_server(settings.grpc, settings.limits, doors, tokens, settings.serve.leave_seconds)
+        )
         yield Ports(server.port, http.port, metrics, http.link)
 
 

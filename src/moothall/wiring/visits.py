@@ -32,17 +32,17 @@ from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest
 from moothall.workflows.running import BUCKET, Begun, Workflows, entries
 
-_WRITER = "serve"
+WRITER = "serve"
 
 
 @asynccontextmanager
-async def tool_service(settings: Settings, bus: Bus, rules: Rules) -> AsyncIterator[Visits]:
-    """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed."""
+async def tool_service(settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER) -> AsyncIterator[Visits]:
+    """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed. `writer` names this process in the audit."""
     async with AsyncExitStack() as stack:
         audit = await stack.enter_async_context(
             AuditLog(
                 settings.data_dir,
-                _WRITER,
+                writer,
                 sync_records=settings.guard.audit_sync_records,
                 key=keys_of(settings).audit,
                 publish=bus.publish,

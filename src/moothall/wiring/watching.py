@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
-from moothall.collector import Collector
+from moothall.collector.onlooker import UnderWay
 from moothall.config import Metrics, Settings, secret_values
 from moothall.domain.topic import Channel
 from moothall.telemetry import metrics, reports
@@ -40,7 +40,7 @@ async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterato
 
 
 @asynccontextmanager
-async def figures(settings: Metrics, bus: Bus, collector: Collector, see: Callable[[], Awaitable[None]]) -> AsyncIterator[int]:
+async def figures(settings: Metrics, bus: Bus, collector: UnderWay, see: Callable[[], Awaitable[None]]) -> AsyncIterator[int]:
     """Serve this process's figures and those that hosts report; yields the port, 0 where none is served. `see` looks, before each answer,
     at what nobody counts.
     """

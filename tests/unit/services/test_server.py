@@ -164,6 +164,39 @@ async def test_calls_in_flight_may_end_within_the_grace_time(desk: MemoryDesk) -
     assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
 
 
+async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(desk: MemoryDesk) -> None:
+    async with serving(desk, grace_seconds=0.1) as house:
+        call = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1"))
+        answer = asyncio.ensure_future(_answered(call))
+        await desk.submitted.wait()
+    with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id") as caught:
+        await answer
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not (await desk.result("task-1", TOKENS[TOKEN])).status.ended
+
+
+async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: MemoryDesk) -> None:
+    leaving = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+
+        async def serve(ready: asyncio.Future[str]) -> None:
+            async with grpc_server(config.Grpc(port=0), config.Limits(), doors_of(desk), TOKENS, leave_seconds=3) as server:
+                ready.set_result(server.target)
+                await leaving.wait()
+
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        group.create_task(serve(ready))
+        async with grpc.aio.insecure_channel(await ready) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            leaving.set()
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            answer = await Client(channel).SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+            assert answer.agent_count == 3
+            watch.cancel()
+
+
 async def _answered(call: Any) -> Any:
     return await call
 

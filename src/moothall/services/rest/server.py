@@ -109,8 +109,8 @@ def application(
 ) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = Bearers(tokens)
-    pages = page_routes(doors, bearers, sessions, provider)
-    operations = story_operations(doors)
+    pages = page_routes(doors, bearers, sessions, provider) if "page" in doors.served else []
+    operations = story_operations(doors) if "api" in doors.served else []
     stories = [*(operation.route for operation in operations), _described(operations)]
     routes = [*state_routes(doors), *tool_routes(doors), *stories, _links(sessions), *rpc_routes(services_of(doors)), *pages]
 

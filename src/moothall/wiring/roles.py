@@ -1,0 +1,121 @@
+"""What a serving process does of all that there is to do, what it needs the data directory for itself alone for, and what one process does at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
+from typing import Any, get_args
+
+from moothall.bus.lease import BUCKET, Lease
+from moothall.bus.registry import EVENTS
+from moothall.collector import Collector, State
+from moothall.collector.onlooker import Onlooker, UnderWay
+from moothall.config import Settings
+from moothall.config.parts import Duty
+from moothall.domain.task import Deliberation
+from moothall.errors import ConfigurationError
+from moothall.wiring import lock
+from moothall.wiring.bus import Bus
+
+ROLES: tuple[Duty, ...] = get_args(Duty)
+ALL = frozenset(ROLES)
+_NEEDED = frozenset({"collector", "hosts"})
+"""What no house does without, where nobody else reaches its bus."""
+
+
+def parse_roles(said: Iterable[str]) -> tuple[Duty, ...]:
+    """Return roles by their names, which may be divided by commas. Raises `ConfigurationError` for what is none."""
+    names = [name for one in said for part in one.split(",") if (name := part.strip().lower())]
+    known: dict[str, Duty] = {role: role for role in ROLES}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigurationError(f"unknown role {unknown[0][:40]!r}; the roles are {', '.join(ROLES)}")
+    if said and not names:
+        raise ConfigurationError(f"no role is named; the roles are {', '.join(ROLES)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def roles_of(settings: Settings) -> frozenset[str]:
+    """Return what a server is to do. Raises `ConfigurationError` for what cannot be."""
+    roles = frozenset(settings.serve.only) or ALL
+    if settings.bus.url is None and (missing := [role for role in ROLES if role in _NEEDED - roles]):
+        raise ConfigurationError(
+            f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that nobody else reaches, and nobody on it does "
+            f"the work of {', '.join(missing)}: set bus.url (MOOTHALL_BUS__URL) to a NATS server that all processes reach, or add "
+            f"{', '.join(missing)}"
+        )
+    return roles
+
+
+def embedded(settings: Settings, roles: frozenset[str]) -> tuple[str, ...]:
+    """Return the embedded parts of a process. Each lies in the data directory, or is found through it, and is one process's."""
+    parts = {
+        "bus": settings.bus.url is None,
+        "graph": "graph" in roles and settings.graph.url is None,
+        "model": "hosts" in roles and settings.llm.base_url is None,
+    }
+    return tuple(name for name, here in parts.items() if here)
+
+
+def instance(settings: Settings, stack: ExitStack) -> str:
+    """Return what no other living process on the same bus is called, and this one is again when it is started anew; empty with an embedded bus."""
+    if settings.bus.url is None:
+        return ""
+    from moothall.wiring.elsewhere import disk_of
+
+    return f"{disk_of(settings)}-{stack.enter_context(lock.numbered(settings.data_dir))}"
+
+
+def lease_of(settings: Settings, bus: Bus, name: str) -> Lease:
+    """Return the lease of what one process does at a time."""
+    return Lease(bus.bucket(BUCKET), name, settings.serve.lease_seconds)
+
+
+async def alone(settings: Settings, bus: Bus, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do what one process does at a time, until cancelled: at once with an embedded bus, for then there is no other."""
+    if settings.bus.url is None:
+        await work()
+    else:
+        await lease_of(settings, bus, name).lead(work)
+
+
+class Deciding:
+    """The collector of this process where it decides; else what follows the one that does. Implements `UnderWay`.
+
+    `decides`: whether this process may decide at all. `watches`: whether anybody asks it what is under way.
+    """
+
+    def __init__(self, settings: Settings, bus: Bus, make: Callable[[], Collector], *, decides: bool, watches: bool) -> None:
+        self._settings, self._bus, self._make = settings, bus, make
+        self._decides, self._watches = decides, watches
+        self._at: UnderWay = Onlooker(bus)
+
+    @property
+    def under_way(self) -> int:
+        """How many deliberations."""
+        return self._at.under_way
+
+    def states(self) -> Iterable[State]:
+        """Return what is known of each."""
+        return self._at.states()
+
+    def deliberations(self) -> Iterable[Deliberation]:
+        """Return what was asked for."""
+        return self._at.deliberations()
+
+    async def run(self) -> None:
+        """Decide, or follow, until cancelled."""
+        if not self._decides:
+            await self._follow()
+        elif self._settings.bus.url is None:
+            await self._decide()
+        else:
+            await lease_of(self._settings, self._bus, "collector").lead(self._decide, self._follow)
+
+    async def _decide(self) -> None:
+        self._at = collector = self._make()
+        await collector.run()
+
+    async def _follow(self) -> None:
+        self._at = onlooker = Onlooker(self._bus)
+        if self._watches:
+            await onlooker.run((await self._bus.state(EVENTS.name)).last_seq)

@@ -1,0 +1,207 @@
+"""A house of many processes: every role twice on one bus, whichever of them is asked, killed or started again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from served import ALICE, make_command
+
+from house import Command
+from moothall.bus.lease import BUCKET
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
+from moothall.config import Bus
+from moothall.domain.event import EventType
+from moothall.domain.topic import Channel
+from moothall.errors import GraphUnavailable
+from moothall.graph.asking import OverBus
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from moothall.testing.model import ScriptedModel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+WHO = (("authorization", f"Bearer {ALICE}"),)
+_SERVICE = """{"loadBalancingConfig": [{"round_robin": {}}]}"""
+_ROLES = ("api,page", "collector,planning,graph", "hosts")
+
+
+@dataclass(slots=True)
+class Part:
+    """A process with some roles. It is on the same port again after a restart, as a Service's address is."""
+
+    command: Command
+    roles: str
+    process: asyncio.subprocess.Process | None = None
+    target: str = ""
+    said: list[str] = field(default_factory=list)
+    _reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        port = self.target.rpartition(":")[2] or "0"
+        self.process = await self.command.start("serve", "--only", self.roles, "--port", port)
+        err = self.process.stderr
+        assert err is not None
+        async with asyncio.timeout(400):
+            while line := (await err.readline()).decode():
+                self.said.append(line)
+                if line.startswith("serving gRPC on"):
+                    break
+            else:
+                raise AssertionError(f"{self.roles} ended: " + "".join(self.said))
+        self.target = line.split()[3].rstrip(";")
+        self._reading = asyncio.create_task(self._read(err))
+
+    async def _read(self, err: asyncio.StreamReader) -> None:
+        while line := await err.readline():
+            self.said.append(line.decode())
+
+    async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is None:
+            return
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        async with asyncio.timeout(120):
+            code = await self.process.wait()
+        assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(self.said)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The parts by role, two of each, on one bus."""
+
+    bus: JetStreamBus
+    parts: Mapping[str, Sequence[Part]]
+
+    def door(self, number: int) -> str:
+        return self.parts["api,page"][number].target
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("roles")
+    settings = Bus()
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_server(settings, folder / "bus"))
+        base = make_command(folder, model.base_url)
+        base.extra |= {
+            "MOOTHALL_BUS__URL": url,
+            "MOOTHALL_WEB__PORT": "0",
+            "MOOTHALL_METRICS__ENABLED": "false",
+            "MOOTHALL_SERVE__LEASE_SECONDS": "4",
+        }
+        parts: dict[str, list[Part]] = {}
+        for roles in _ROLES:
+            for number in range(2):
+                # An embedded graph is a file of its own; all else shares one data directory.
+                data = folder / f"graph-{number}" if "graph" in roles else base.data_dir
+                part = Part(replace(base, data_dir=data), roles)
+                parts.setdefault(roles, []).append(part)
+                stack.push_async_callback(part.end)
+        await asyncio.gather(*(part.start() for two in parts.values() for part in two))
+        bus = await stack.enter_async_context(open_bus(settings, url))
+        yield Cluster(bus, parts)
+
+
+async def deliberate(target: str, task_id: str, words: str = "HAIKU about a hall") -> pb.DeliberateResponse:
+    async with grpc.aio.insecure_channel(target, options=[("grpc.service_config", _SERVICE)]) as channel:
+        request = pb.DeliberateRequest(task_description=words, role="DEV", num_agents=1, task_id=task_id)
+        stub: Any = OrchestratorServiceStub(channel)
+        for last in (False, True):  # by the wire's rules UNAVAILABLE may be asked again once
+            try:
+                answer: pb.DeliberateResponse = await stub.Deliberate(request, metadata=WHO, timeout=180, wait_for_ready=last)
+            except grpc.aio.AioRpcError as error:
+                if last or error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+            else:
+                return answer
+    raise AssertionError("not reached")
+
+
+async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
+    topic = (Channel.RESPONSES.of(f"team-a_{task_id}"),)
+    return [one.event async for one in bus.replay(topic) if one.event.type is EventType.DELIBERATION_DECIDED]
+
+
+async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> None:
+    answer = await deliberate(cluster.door(0), "one-1")
+    assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
+    async with grpc.aio.insecure_channel(cluster.door(1)) as channel:
+        stub: Any = OrchestratorServiceStub(channel)
+        there = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60)
+    assert there.status == answer.status
+    assert [one.proposal.content for one in there.results] == [one.proposal.content for one in answer.results]
+    assert len(await decided(cluster.bus, "one-1")) == 1
+
+
+async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(cluster: Cluster) -> None:
+    await deliberate(cluster.door(0), "graph-1")
+    asked = OverBus(cluster.bus, 30)
+    await written(cluster, asked)
+    writer = await holder(cluster, "graph")
+    await writer.end(signal.SIGKILL)
+    try:
+        await deliberate(cluster.door(1), "graph-2")
+        await written(cluster, asked)
+        assert await holder(cluster, "graph") is not writer
+        for task_id in ("graph-1", "graph-2"):
+            (row,) = await asked.ask("deliberation", tenant="team-a", task_id=task_id)
+            assert row["deliberation"]["status"] == "COMPLETED"
+    finally:
+        await writer.start()
+
+
+async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(cluster: Cluster) -> None:
+    doors = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
+    going, asked = True, list[str]()
+
+    async def caller(name: str) -> None:
+        while going:
+            asked.append(task_id := f"roll-{name}-{len(asked)}")
+            answer = await deliberate(doors, task_id)
+            assert answer.task_id == task_id
+            assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
+
+    async with asyncio.TaskGroup() as group:
+        callers = [group.create_task(caller(name)) for name in ("a", "b")]
+        for two in cluster.parts.values():
+            for part in two:
+                await part.end()
+                await part.start()
+        going = False
+        await asyncio.gather(*callers)
+    assert len(asked) > 2
+    for task_id in asked:
+        assert len(await decided(cluster.bus, task_id)) == 1
+
+
+async def written(cluster: Cluster, asked: OverBus) -> None:
+    """Wait until the graph has all that is recorded now, whoever writes it."""
+    last = (await cluster.bus.state("EVENTS")).last_seq
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(GraphUnavailable):
+                if await asked.position() >= last:
+                    return
+            await asyncio.sleep(0.2)
+
+
+async def holder(cluster: Cluster, name: str) -> Part:
+    """Return the part that has a lease."""
+    document = await cluster.bus.bucket(BUCKET).get(name)
+    assert document is not None
+    (part,) = [
+        part
+        for two in cluster.parts.values()
+        for part in two
+        if part.process is not None and str(document["holder"]).split("-")[-2] == str(part.process.pid)
+    ]
+    return part
