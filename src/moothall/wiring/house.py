@@ -22,10 +22,9 @@ from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
 from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import end_left
-from moothall.ports import Bus
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
-from moothall.wiring.bus import Tell, bus_url, found, hosts_on, open_bus
+from moothall.wiring.bus import Bus, Tell, bus_url, found, hosts_on, open_bus
 from moothall.wiring.early import defaults
 from moothall.wiring.elsewhere import lending
 from moothall.wiring.roles import ALL, Deciding, embedded, instance, roles_of

@@ -62,7 +62,7 @@ def instance(settings: Settings, stack: ExitStack) -> str:
         return ""
     from moothall.wiring.elsewhere import disk_of
 
-    return f"{disk_of(settings)}-{stack.enter_context(lock.numbered(settings.data_dir))}"
+    return f"{disk_of(settings.data_dir)}-{stack.enter_context(lock.numbered(settings.data_dir))}"
 
 
 def lease_of(settings: Settings, bus: Bus, name: str) -> Lease:
