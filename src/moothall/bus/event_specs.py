@@ -170,6 +170,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
         ),
         _spec(_E.DELIBERATION_CANCELLED, _C.RESPONSES, _TASK, reason="why"),
         _spec(_E.DELIBERATION_STEERED, _C.WORDS, _TASK, message="what the seats hear at their next turn", by="who says it"),
+        _spec(_E.DELIBERATION_PAUSED, _C.WORDS, _TASK, number="of its pauses and resumptions, from 0: an even one", by="who"),
+        _spec(_E.DELIBERATION_RESUMED, _C.WORDS, _TASK, number="as of deliberation.paused: an odd one", by="who"),
         _spec(
             _E.DELIBERATION_DAMAGED,
             _C.RESULTS,

@@ -42,6 +42,7 @@ class Progress:
         phases = {
             "decided": self.status.ended,
             "stopping": state.cancelled is not None,
+            "paused": state.pauses.held,
             "preparing": state.started is None and self.said.startswith(_PREPARING),
             "asked for": state.started is None,
             "ranking": bool(lanes) and all(lane.waits == ENDED for lane in lanes),
@@ -188,6 +189,8 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {_object(data.get('outcome')).get('status', '')}.",
     EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",
     EventType.DELIBERATION_STEERED: lambda _, data: f"{data.get('by', '')} says: {data.get('message', '')}",
+    EventType.DELIBERATION_PAUSED: lambda _, data: f"Paused by {data.get('by', '')}.",
+    EventType.DELIBERATION_RESUMED: lambda _, data: f"{data.get('by', '')} lets it go on.",
     EventType.DELIBERATION_DECIDED: _tell_decision,
 }
 

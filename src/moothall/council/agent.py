@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -159,7 +160,7 @@ class Agent:
         """Return an answer in text; raises `MalformedReplies` and what the model raises."""
         for turn in range(1, self._limits.malformed_replies + 2):
             at = _Said(phase, round_, turn)
-            with self._turn(at):
+            async with self._turn(at):
                 said, text = await self.talk.ask(at.step, deadline, may_finish=True)
                 if isinstance(said, Turn) and said.finish is not None:
                     await self._tell_turn(at, said.thought)
@@ -183,7 +184,7 @@ class Agent:
         turn = turns.start
         for turn in turns:
             at = _Said(phase, round_, turn)
-            with self._turn(at):
+            async with self._turn(at):
                 may_finish = self._asked or course.state.changed or turn - turns.start >= _LOOKING
                 try:
                     said, text = await self.talk.ask(
@@ -335,14 +336,18 @@ class Agent:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
-    def _turn(self, at: _Said) -> telemetry.Span:
+    @asynccontextmanager
+    async def _turn(self, at: _Said) -> AsyncIterator[None]:
+        """One turn: it begins where the deliberation is not paused."""
         about: dict[str, str | int] = {
             "moothall.seat": self.seat,
             "moothall.phase": at.phase,
             "moothall.round": at.round,
             "moothall.turn": at.turn,
         }
-        return telemetry.span("turn", about)
+        async with self._model.turn():
+            with telemetry.span("turn", about):
+                yield
 
     async def _tell_turn(
         self,

@@ -22,6 +22,7 @@ from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
 from moothall.council.survey import Order, Survey, Surveyor
 from moothall.council.text import tokens
+from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
 from moothall.domain.proposal import Review, SeatStatus
@@ -72,6 +73,8 @@ class Parts:
     """What is said to the deliberation while it is under way, by event id; others add to it."""
     hint: Hint | None = None
     """Tells what a seat writes while it writes it."""
+    turnstile: Turnstile | None = None
+    """Where the deliberation stops when it is paused."""
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -250,6 +253,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             purse=parts.purse,
             words=parts.words,
             hint=parts.hint,
+            turnstile=parts.turnstile,
         ),
         ledger=ledger,
         mode=mode,

@@ -27,6 +27,7 @@ from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, new_task_id, own_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import (
     DEFAULT_SEATS,
@@ -239,6 +240,29 @@ class Desk:
             raise InvalidRequest(f"all that is said to a deliberation has at most {most} characters (limits.steer_chars)")
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
+
+    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+        """Let it wait from the next turn on, or go on; return whether that changes anything."""
+        await self._visible(task_id, who)
+        task, kind = key_of(task_id, who.tenant), EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
+        if await self._decided(task) is not None:
+            raise InvalidRequest(f"deliberation {task_id!r} has ended: it can neither wait nor go on")
+        pauses = Pauses.of([recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))])
+        if pauses.held is paused:
+            return False
+        number = len(pauses.turns)
+        event = write(
+            kind,
+            task,
+            {"task_id": task, "number": number, "by": who.name},
+            ordinal=number,
+            causationid=requested_id(task),
+            tenant=who.tenant,
+            time=self._clock().isoformat(),
+        )
+        await self._bus.publish(event)
+        await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
+        return True
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
@@ -11,6 +12,7 @@ from moothall.config import Llm
 from moothall.council.facts import Facts
 from moothall.council.growing import Growing, Hint
 from moothall.council.text import fence, tokens
+from moothall.council.turnstile import Turnstile
 from moothall.council.watching import model_call
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message
@@ -102,6 +104,7 @@ class RecordedModel:
         purse: Purse | None = None,
         words: Mapping[str, str] | None = None,
         hint: Hint | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         self._ledger = ledger
         self._facts = facts
@@ -113,6 +116,7 @@ class RecordedModel:
         self._purse = purse
         self._words = words if words is not None else {}
         self._hint = hint
+        self._turnstile = turnstile or Turnstile()
         self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
@@ -145,7 +149,7 @@ class RecordedModel:
         """Return the answer. No secret is in what is sent. Raises what the model raises, and `BudgetExceeded`."""
         if (heard := self._heard.get(request.call_id)) is not None:
             return heard  # a turn that is done again, in a fresh workspace
-        _, seat, phase, _ = request.call_id.split("/")
+        seat = request.call_id.split("/")[1]
         known = self._recording.answers.get(request.call_id)
         if known is not None:
             self._ledger.settle(request.call_id, known.usage)
@@ -161,6 +165,26 @@ class RecordedModel:
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
+        with self._turnstile.busy():
+            reply = await self._made(request, messages, used, estimate)
+            await self._settled()
+        return reply
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Hold one turn of a seat: it begins where the deliberation is not paused."""
+        async with self._turnstile.turn():
+            yield
+            await self._settled()
+
+    async def _settled(self) -> None:
+        """What was said is on record before the deliberation is put down."""
+        if self._turnstile.shut:
+            await self._facts.recorded()
+
+    async def _made(self, request: ChatRequest, messages: tuple[Message, ...], used: Named, estimate: Usage) -> ChatReply:
+        """Make a call for which there is room, and record it."""
+        _, seat, phase, _ = request.call_id.split("/")
         try:
             if self._purse is not None:
                 await self._covered(self._purse, estimate)

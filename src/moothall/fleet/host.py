@@ -20,14 +20,17 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
+from moothall.aio import beside
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, said_to
+from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.fleet import FLEET, Held, HostState
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES
+from moothall.domain.pauses import Pauses
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, with_checks
 from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
@@ -68,6 +71,18 @@ class _Running:
     """Another has it, or shall have it: it is neither done nor over."""
     words: dict[str, str] = field(default_factory=dict)
     """What was said to it, by event id."""
+    pauses: Pauses = field(default_factory=Pauses)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    down: bool = False
+    """It was put down because it is paused."""
+
+    def heed(self, pauses: Pauses) -> None:
+        """Note whether it is paused."""
+        self.pauses = pauses
+        on, off = (self.held, self.free) if pauses.held else (self.free, self.held)
+        on.set()
+        off.clear()
 
 
 @dataclass(slots=True)
@@ -191,13 +206,14 @@ class Host:
                     self._stop(task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS)
 
     async def _hear(self, task_id: str, running: _Running) -> EventType | None:
-        """Give it what was said to it; return how it is over, if it is."""
-        async for recorded in self.bus.replay((Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))):
-            event = recorded.event
+        """Give it what was said to it, and that it is paused or goes on; return how it is over, if it is."""
+        events = [item.event async for item in self.bus.replay((Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id)))]
+        for event in events:
             if event.type in _OVER:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
                 running.words[event.id] = said_to(event)
+        running.heed(Pauses.of(events))
         return None
 
     def _stop(self, task_id: str, message: str | None = None) -> None:
@@ -245,11 +261,9 @@ class Host:
         if deliveries < self._taken.get(task_id, 0):
             raise Superseded(f"{task_id} was taken up by another host")
 
-    async def _remember(self, task_id: str) -> tuple[Recording, bool]:
-        """Return what was recorded of this deliberation before, and whether it is over."""
-        events = [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
-        over = any(event.type in _OVER for event in events)
-        return Recording.of(events), over
+    async def _remember(self, task_id: str) -> list[Event]:
+        """Return what was recorded of this deliberation before."""
+        return [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
 
     async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str, *, fresh: bool) -> None:
         about = _about(deliberation) | {"moothall.deliveries": deliveries}
@@ -267,12 +281,41 @@ class Host:
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
             # What came here before the answer to that includes the word of whoever took it up later.
             self._yield_to_later(deliberation.task_id, deliveries)
-        recording, over = (Recording(), False) if fresh else await self._remember(deliberation.task_id)
-        purse = await self._purse(deliberation)
-        if not over:
-            await self._deliberate(deliberation, recording, purse)
-        elif purse is not None:  # whoever had it may have been killed over the end
-            await purse.close(recording.spent)
+        events = [] if fresh else await self._remember(deliberation.task_id)
+        running = self._running[deliberation.task_id]
+        while True:
+            running.heed(Pauses.of(events))
+            recording, purse = Recording.of(events), await self._purse(deliberation)
+            if any(event.type in _OVER for event in events):
+                if purse is not None:  # whoever had it may have been killed over the end
+                    await purse.close(recording.spent)
+                return
+            if not running.pauses.held and await self._until_paused(deliberation, recording, purse, running):
+                return
+            await running.free.wait()
+            events = await self._remember(deliberation.task_id)
+
+    async def _until_paused(self, d: Deliberation, recording: Recording, purse: Purse | None, running: _Running) -> bool:
+        """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is recorded, with the time that it had left."""
+        turnstile, task = Turnstile(), asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in one
+
+        async def put_down() -> None:
+            await running.held.wait()
+            await turnstile.quiet()
+            running.down = True
+            task.cancel(HOST_STOPS)
+
+        running.down = False
+        later = replace(d, deadline=running.pauses.later(d.deadline))
+        try:
+            async with beside(put_down(), "pause"):
+                await self._deliberate(later, recording, purse, turnstile)
+        except asyncio.CancelledError:
+            if not running.down or task.uncancel():
+                raise
+            return False
+        return True
 
     async def _purse(self, deliberation: Deliberation) -> Purse | None:
         """Return what a deliberation of a story draws on; a merge asks no model."""
@@ -282,7 +325,9 @@ class Host:
         budget = card.story.budget if card else Budget()
         return self.accounts.purse(deliberation.story_id, deliberation.tenant, deliberation.task_id, budget)
 
-    async def _deliberate(self, deliberation: Deliberation, recording: Recording, purse: Purse | None) -> None:
+    async def _deliberate(
+        self, deliberation: Deliberation, recording: Recording, purse: Purse | None, turnstile: Turnstile
+    ) -> None:
         prepared, refusal = None, None
         try:
             with telemetry.span("prepare"):
@@ -301,9 +346,8 @@ class Host:
                 told = {"task_id": deliberation.task_id, "seat": seat, "text": text}
                 await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
 
-            await deliberate(
-                deliberation, prepared, replace(self.parts, ours=ours, purse=purse, words=words, hint=hint), recording
-            )
+            parts = replace(self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile)
+            await deliberate(deliberation, prepared, parts, recording)
 
     async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
         if deliberation.repository is None or deliberation.base_sha is None:

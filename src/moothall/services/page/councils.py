@@ -53,6 +53,7 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "on": request.query_params.get("on", ""),
             "may": may_act(session.who),
             "key": new_task_id(),
+            "paused": bool(progress.state and progress.state.pauses.held),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
         }
         told["changes"] = f"/councils/{task_id}/changes"
