@@ -71,6 +71,7 @@ class Agent:
     bus: MemoryBus
     slow: Slow
     tasks: AgentTasks
+    target: str
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.stub, name)
@@ -97,7 +98,7 @@ async def serving_agents(tmp_path: Path, desk: MemoryDesk, settings: Agents) -> 
 
         checkup = Checkup({"model": Probe(away, needed=False)}, keep_seconds=0)
         async with serving(desk, replace(doors_of(desk, bus, checkup=checkup), visits=behind.visits, agents=tasks)) as house:
-            yield Agent(pb_grpc.AgentServiceStub(house.channel), behind, desk, bus, slow, tasks)
+            yield Agent(pb_grpc.AgentServiceStub(house.channel), behind, desk, bus, slow, tasks, house.server.target)
 
 
 def asked(query: str = "", context: dict[str, Any] | None = None, **more: Any) -> pb.ExecuteTaskRequest:

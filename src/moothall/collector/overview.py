@@ -153,7 +153,7 @@ def live_view(state: State) -> TaskView:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
     asked = state.requested
     seats = tuple(seat_of(state, seat) for seat in asked.value.seats)
-    view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state))
+    view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state), paused=state.pauses.held)
     return _with_request(view, asked.value, _stamp(asked.time))
 
 
@@ -187,6 +187,7 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
         base_sha=d.base_sha or "",
         principal=d.principal,
         requested=time,
+        agent=d.agent.name if d.agent else "",
     )
 
 

@@ -18,6 +18,7 @@ from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, 
 from moothall.council.examples import broken
 from moothall.council.facts import Facts
 from moothall.council.function import Function
+from moothall.council.measuring import check_bounds, measured
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
@@ -32,6 +33,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.repository import Patch, Prepared
 from moothall.domain.secrets import brings_secret
+from moothall.domain.tool import ToolUsage
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused
 from moothall.guard.gate import Gate
 from moothall.guard.paths import first_covered
@@ -142,6 +144,7 @@ class Agent:
         self._asked = asked
         self._example = tuple(example)
         self._attempt = 1
+        self.used = ToolUsage()
 
     def place(self) -> tuple[int, int]:
         """Say how far it has come; `back_to` goes back there."""
@@ -240,7 +243,7 @@ class Agent:
 
     async def _do(self, course: _Course, at: _Said, said: Turn) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
-        place = course.place
+        place, bounds = course.place, course.place.prepared.bounds
         did = await do(said, self._coding, place.at(at.step))
         self.operations += did.operations
         course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
@@ -251,15 +254,18 @@ class Agent:
             wrong = await broken(function.examples, function.path, place.context, self._limits.own_check_seconds)
             course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
             course.over = not wrong
+        runs = state.runs if ran else {}
+        self.used += measured(did.results, runs)
         course.steps.append(Step(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
         course.circle = await self._tell_turn(
             at,
             said.thought,
             operations=did.operations,
-            runs=state.runs if ran else None,
+            runs=runs,
             steps=() if course.over else course.steps,
             doubted=bool(state.doubts),
         )
+        check_bounds(bounds, did.results, runs)
         repeated = again(course.steps)
         # Small models get stuck in such turns: what they repeat is not offered in the next.
         course.stale = frozenset(action.tool for action in said.actions) if repeated else frozenset()
@@ -376,6 +382,7 @@ class Agent:
             operations=[dump(item) for item in operations],
             thought=thought,
             usage=dump(self._model.used(self.seat)),
+            tools=dump(self.used),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
             attempt=self._attempt,
             attempts=self._limits.attempts,

@@ -16,8 +16,9 @@ from moothall.council.draft import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint
+from moothall.council.measuring import Advance
 from moothall.council.recheck import Bench, Judged
-from moothall.council.recording import Named, RecordedModel, Recording
+from moothall.council.recording import ELSEWHERE, Named, RecordedModel, Recording
 from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
 from moothall.council.survey import Order, Survey, Surveyor
@@ -60,6 +61,8 @@ class Parts:
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
     named: Mapping[str, Named] = field(default_factory=dict)
+    elsewhere: Mapping[str, ChatModel] = field(default_factory=dict)
+    """Agents elsewhere, by endpoint."""
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
@@ -194,6 +197,15 @@ def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     return {name: known[name] for name in names}
 
 
+def _elsewhere(d: Deliberation, parts: Parts, seats: Mapping[str, Named]) -> Mapping[str, Named]:
+    """Return who answers for seats whose agents are elsewhere: for their proposals alone, by `<seat>/elsewhere`."""
+    return {
+        f"{seat}/{ELSEWHERE}": Named(seats[seat].llm, parts.elsewhere[endpoint])
+        for seat, endpoint in d.elsewhere.items()
+        if seat in seats and endpoint in parts.elsewhere
+    }
+
+
 async def _common_mode(models: Iterable[Named]) -> ReplyMode:
     """Return json where all that answer reply so. Raises what the first that does not answer raised where none does."""
     found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
@@ -214,7 +226,7 @@ def _common(models: Iterable[Named]) -> Llm:
 
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
-    facts = Facts(parts.log, d, parts.source, recording.known)
+    facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
     used = _used(d, parts)
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
@@ -247,7 +259,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             facts=facts,
             recording=recording,
             settings=used[d.model].llm,
-            seats=seats,
+            seats={**seats, **_elsewhere(d, parts, seats)},
             clean=parts.clean,
             ours=parts.ours,
             purse=parts.purse,

@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from moothall import telemetry
 from moothall.config import Limits, Models
 from moothall.council import params
-from moothall.council.choices import checks_of, models_of
+from moothall.council.choices import checks_of, elsewhere_of, models_of
 from moothall.council.roster import Roster
 from moothall.council.text import tokens
 from moothall.domain.briefing import BriefingRequest
@@ -60,6 +60,7 @@ class Defaults:
     repository: str = ""
     seed: int = 0
     models: Models = field(default_factory=Models)
+    endpoints: frozenset[str] = frozenset()
 
 
 class Desk:
@@ -380,6 +381,8 @@ def plan(
         seat_models=seat_models,
         checks=checks_of(request),
         tools=request.tools,
+        agent=request.agent,
+        elsewhere={} if request.merge else elsewhere_of(council, defaults.endpoints),
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
@@ -391,7 +394,7 @@ def _digest_of(request: DeliberationRequest, who: Principal) -> str:
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
     fields = dump(replace(request, context=""))
-    for name in ("merge", "model", "checks", "tools"):
+    for name in ("merge", "model", "checks", "tools", "agent"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)

@@ -27,6 +27,8 @@ from moothall.ports import ChatModel
 log = telemetry.get_logger(__name__)
 
 _MILLION = 1_000_000
+ELSEWHERE = "elsewhere"
+"""The phase of a call that asks an agent elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Recording:
     told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     """The ids of what is on record."""
+    progress: float = 0.0
+    """How far its agent was told to be."""
 
     @property
     def spent(self) -> Usage:
@@ -55,8 +59,11 @@ class Recording:
         words: dict[str, str] = {}
         told: dict[str, tuple[str, ...]] = {}
         known: set[str] = set()
+        progress = 0.0
         for event in events:
             known.add(event.id)
+            if event.type is EventType.AGENT_PROGRESS and isinstance(far := event.data.get("progress"), int | float):
+                progress = max(progress, far)
             if event.type is EventType.DELIBERATION_STEERED:
                 words[event.id] = said_to(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
@@ -71,7 +78,7 @@ class Recording:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
                     log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
-        return cls(answers, circles, words, told, frozenset(known))
+        return cls(answers, circles, words, told, frozenset(known), progress)
 
 
 def said_to(event: Event) -> str:
@@ -149,7 +156,7 @@ class RecordedModel:
         """Return the answer. No secret is in what is sent. Raises what the model raises, and `BudgetExceeded`."""
         if (heard := self._heard.get(request.call_id)) is not None:
             return heard  # a turn that is done again, in a fresh workspace
-        seat = request.call_id.split("/")[1]
+        _, seat, phase, _ = request.call_id.split("/")
         known = self._recording.answers.get(request.call_id)
         if known is not None:
             self._ledger.settle(request.call_id, known.usage)
@@ -158,7 +165,7 @@ class RecordedModel:
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
         messages = tuple(self._cleaned(message) for message in request.messages)
-        used = self._seats.get(seat, self._default)
+        used = self._seats.get(f"{seat}/{phase}", self._seats.get(seat, self._default))
         estimate = _estimate(used.llm, messages, request.max_tokens)
         try:
             self._ledger.reserve(request.call_id, estimate)

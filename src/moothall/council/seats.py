@@ -15,7 +15,8 @@ from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.recheck import Judged, facts_text
-from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
+from moothall.council.recording import ELSEWHERE
+from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches, read_elsewhere
 from moothall.council.reviews import review_text
 from moothall.council.runs import workspace_name
 from moothall.council.stuck import TOO_EARLY, UNUSABLE
@@ -27,9 +28,11 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolUsage
 from moothall.errors import (
     BudgetExceeded,
     BusUnavailable,
+    ConfigurationError,
     DeadlineExceeded,
     MoothallError,
     PatchRefused,
@@ -37,6 +40,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
+from moothall.guard.paths import first_covered
 from moothall.guard.seat import Meter, SeatContext
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
@@ -92,6 +96,10 @@ async def propose(council: Council, sitting: Sitting) -> None:
         await _sit_down(council, sitting, "", 0.0)
         await _bounded(council, sitting, _merge(council, sitting), council.work_until)
         return
+    if endpoint := d.elsewhere.get(sitting.seat):
+        await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
+        await _bounded(council, sitting, _ask_elsewhere(council, sitting, endpoint), council.work_until)
+        return
     approach = council.approaches[sitting.number] if council.approaches else ""
     warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
@@ -138,7 +146,9 @@ async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: f
 
 
 async def revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
-    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is."""
+    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of an agent elsewhere."""
+    if sitting.seat in council.d.elsewhere:
+        return
     await _bounded(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
@@ -194,6 +204,34 @@ async def _merge(council: Council, sitting: Sitting) -> None:
     if not patch.diff:
         raise NoChanges("the base has all of it already")
     await _submit(council, sitting, Draft(council.d.description, patch), 0)
+
+
+async def _ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> None:
+    """Ask the seat's agent, and propose what it changed: a diff, taken as what any other hostile text is."""
+    if endpoint not in council.parts.elsewhere:
+        raise ConfigurationError(f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)")
+    request = ChatRequest(
+        call_id=f"{council.d.task_id}/{sitting.seat}/{ELSEWHERE}/0.1",
+        messages=prompts.elsewhere_prompt(council.d),
+        max_tokens=council.seats[sitting.seat].llm.max_tokens,
+        deadline=council.work_until,
+    )
+    try:
+        said, diff = read_elsewhere(council.parts.clean((await council.model.ask(request)).text))
+    except MalformedReplyError as error:
+        raise MalformedReplies(f"what the agent elsewhere said is no answer: {error}") from error
+    if council.prepared is None:
+        await _submit(council, sitting, Draft(said), 0)
+        return
+    if not diff.strip():
+        raise NoChanges("the agent elsewhere says that it is done and has changed nothing")
+    name = workspace_name(council.d.task_id, sitting.seat)
+    async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
+        patch = await workspace.patch(f"what the agent at {endpoint} changed")
+        held = first_covered(_context(council, sitting, workspace, council.work_until).grant.protected, patch.paths)
+    if held:
+        raise PatchRefused(f"{held!r} may not be changed by this role")
+    await _submit(council, sitting, Draft(said or "(no summary)", patch), 0)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
@@ -303,6 +341,8 @@ async def _attempt(
     """
     agent = _agent(sitting)
     place = agent.place()
+    if council.d.agent is not None:  # the re-check is the house's, and has its limits
+        prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
     also = frozenset(sitting.latest.assessment.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
@@ -379,4 +419,6 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
 
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
-    return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, council.model.used(sitting.seat))
+    used = sitting.agent.used if sitting.agent else ToolUsage()
+    spent = council.model.used(sitting.seat)
+    return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used)

@@ -49,7 +49,7 @@ class TaskSeat:
 @dataclass(frozen=True, slots=True)
 class TaskView:
     """A deliberation at a glance. `progress` in percent; `error` says why it came to nothing. Times are RFC 3339 in UTC,
-    empty where they are not known.
+    empty where they are not known. `agent`: of a file, of which it is a run.
     """
 
     task_id: str
@@ -70,6 +70,8 @@ class TaskView:
     requested: str = ""
     ended: str = ""
     duration_ms: int = 0
+    agent: str = ""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Self
 from moothall.domain.budget import Budget
 from moothall.domain.ids import ROLES, check_id, check_key, is_id
 from moothall.domain.protocol import PROTOCOLS, ProtocolName
+from moothall.domain.tool import Bounds
 from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
@@ -45,11 +46,20 @@ class RepositoryRef:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentRef:
+    """Of which agent of a file a deliberation is a run, and what that one may use at most."""
+
+    name: str
+    workstream: str = ""
+    bounds: Bounds = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
 class DeliberationRequest:
     """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
 
     `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
-    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone.
+    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `agent`: it is a run of this one.
     """
 
     description: str
@@ -74,6 +84,7 @@ class DeliberationRequest:
     model: str = ""
     checks: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    agent: AgentRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ class Deliberation:
     excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
     proposes what they come to together on the base, and asks no model. `model` names the council's model in the settings ('': the
     default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
-    the role's grant is narrowed to, where there are any.
+    the role's grant is narrowed to, where there are any. `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are asked elsewhere.
     """
 
     task_id: str
@@ -116,6 +127,8 @@ class Deliberation:
     seat_models: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    agent: AgentRef | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""
