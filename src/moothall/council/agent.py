@@ -21,7 +21,7 @@ from moothall.council.function import Function
 from moothall.council.measuring import check_bounds, measured
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
-from moothall.council.report import check_text, verdict_text
+from moothall.council.report import check_text, objection, verdict_text
 from moothall.council.stuck import DOUBTED, FINISH, NOT_GREEN, Step, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import Did, asked_of, do
@@ -228,8 +228,8 @@ class Agent:
     async def _finish(self, course: _Course, at: _Said, summary: str, thought: str) -> None:
         """End, or say why it is too early for that."""
         course.summary, state = summary, course.state
-        objection = _objection(course, answered=self._asked and bool(summary))
-        if not objection or (state.changed and course.refusals >= self._limits.malformed_replies):
+        too_early = objection(state, course.place.prepared, answered=self._asked and bool(summary))
+        if not too_early or (state.changed and course.refusals >= self._limits.malformed_replies):
             await self._tell_turn(at, thought)
             self.talk.add(at.text, "", "finished")
             course.over = True
@@ -237,7 +237,7 @@ class Agent:
         course.refusals += 1
         course.steps.append(Step(FINISH, state.tree))
         course.circle = await self._tell_turn(at, thought, steps=course.steps)
-        self.talk.add(at.text, objection, "finished too early")
+        self.talk.add(at.text, too_early, "finished too early")
         if course.refusals > self._limits.malformed_replies:
             raise NoChanges("the seat says that it is done and has changed nothing")
 
@@ -389,19 +389,6 @@ class Agent:
             stuck=found,
         )
         return found
-
-
-def _objection(course: _Course, *, answered: bool) -> str:
-    """Why a seat may not finish yet, or nothing."""
-    state, prepared = course.state, course.place.prepared
-    if state.refused is not None:
-        return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
-    if not state.changed:
-        return "" if answered else "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
-    if not state.green:
-        red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
-        return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
-    return ""
 
 
 def _brief(did: Did, state: State) -> str:

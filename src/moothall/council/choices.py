@@ -1,13 +1,20 @@
-"""What a request chooses for its council: which models its seats use, and which checks stand beside the repository's own."""
+"""What a request chooses for its council: which models and agents its seats use, which checks stand beside the repository's own, and what
+tells it from others.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from moothall.config import Models
+from moothall.domain.budget import Budget
+from moothall.domain.codec import dump
 from moothall.domain.council import Council
+from moothall.domain.identity import Principal
+from moothall.domain.ids import digest
 from moothall.domain.task import VALIDATION, DeliberationRequest
 from moothall.errors import InvalidRequest
 
@@ -39,6 +46,31 @@ def checks_of(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:
     if len(request.checks) > _MOST_CHECKS:
         raise InvalidRequest(f"{len(request.checks)} checks are asked for; at most {_MOST_CHECKS}")
     return {f"{VALIDATION}-{number}": _words(line) for number, line in enumerate(request.checks, 1)}
+
+
+def digest_of(request: DeliberationRequest, who: Principal) -> str:
+    """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
+    nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
+    """
+    fields = dump(replace(request, context=""))
+    for name in ("merge", "model", "checks", "tools", "agent"):
+        if not fields[name]:
+            del fields[name]
+    return digest(str(sorted(fields.items())), who.tenant, who.name)
+
+
+def cheaper(asked: Budget, house: Budget) -> Budget:
+    """The house's own limits are a ceiling; zero there means none."""
+
+    def least(a: float, b: float) -> float:
+        return min(a, b) if a and b else a or b
+
+    return Budget(
+        tokens=int(least(asked.tokens, house.tokens)),
+        seconds=int(least(asked.seconds, house.seconds)),
+        calls=int(least(asked.calls, house.calls)),
+        cost_usd=least(asked.cost_usd, house.cost_usd),
+    )
 
 
 def _words(line: str) -> tuple[str, ...]:

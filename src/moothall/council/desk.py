@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from moothall import telemetry
 from moothall.config import Limits, Models
 from moothall.council import params
-from moothall.council.choices import checks_of, elsewhere_of, models_of
+from moothall.council.choices import cheaper, checks_of, digest_of, elsewhere_of, models_of
 from moothall.council.roster import Roster
 from moothall.council.text import tokens
 from moothall.domain.briefing import BriefingRequest
@@ -96,7 +96,7 @@ class Desk:
             return replace(deliberation, task_id=own_id(deliberation.task_id, who.tenant))
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        request_digest = _digest_of(request, who)
+        request_digest = digest_of(request, who)
         key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
         # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
         if key and (request.repository or self._defaults.repository) and (known := await self._requested(key)):
@@ -367,7 +367,7 @@ def plan(
         deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
         max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns),
         constraints=request.constraints,
-        budget=_cheaper(request.budget.or_default(house), house),
+        budget=cheaper(request.budget.or_default(house), house),
         repository=request.repository or (RepositoryRef(id=defaults.repository) if default_one else None),
         adaptive=request.adaptive,
         peer_review=request.peer_review or bool(council and council.config.peer_review),
@@ -389,32 +389,7 @@ def plan(
     )
 
 
-def _digest_of(request: DeliberationRequest, who: Principal) -> str:
-    """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
-    nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
-    """
-    fields = dump(replace(request, context=""))
-    for name in ("merge", "model", "checks", "tools", "agent"):
-        if not fields[name]:
-            del fields[name]
-    return digest(str(sorted(fields.items())), who.tenant, who.name)
-
-
 def _within(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here")
     return value
-
-
-def _cheaper(asked: Budget, house: Budget) -> Budget:
-    """The house's own limits are a ceiling; zero there means none."""
-
-    def least(a: float, b: float) -> float:
-        return min(a, b) if a and b else a or b
-
-    return Budget(
-        tokens=int(least(asked.tokens, house.tokens)),
-        seconds=int(least(asked.seconds, house.seconds)),
-        calls=int(least(asked.calls, house.calls)),
-        cost_usd=least(asked.cost_usd, house.cost_usd),
-    )

@@ -8,7 +8,6 @@ inputs give the same bytes. Everything that others wrote is fenced.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 
 from moothall.council.context import GUIDE, Shown
@@ -201,20 +200,6 @@ def approaches_prompt(system: str, shared: str, count: int) -> tuple[Message, ..
         f"First, a plan: {count} distinct ideas for the code that does the task, each in 4 to 12 words, without paths or tools. "
         f'Reply with one JSON object {{"approaches": [...]}} that holds {count} strings, and nothing else.',
     )
-
-
-def elsewhere_prompt(d: Deliberation) -> tuple[Message, ...]:
-    """What an agent elsewhere is asked: what it is told as its context, as JSON, then the task."""
-    about: dict[str, object] = {"role": d.role}
-    if d.repository is not None and d.base_sha is not None:
-        where = {"url": d.repository.url} if d.repository.url else {"id": d.repository.id}
-        about["repository"] = {**where, "ref": d.base_sha}
-    checks = [f"- {shlex.join(argv)}" for argv in d.checks.values()]
-    told = ["It is done when these commands succeed:\n" + "\n".join(checks)] if checks else []
-    query = "\n\n".join(
-        part for part in (d.description, d.context, d.constraints.rubric, *d.constraints.requirements, *told) if part
-    )
-    return Message("system", json.dumps(about)), Message("user", query)
 
 
 def seat_prompt(

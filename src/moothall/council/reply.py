@@ -138,18 +138,6 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
     return tuple(distinct[:count])
 
 
-_FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-
-def read_elsewhere(text: str) -> tuple[str, str]:
-    """Return what an agent elsewhere said, and its diff: told beside it, or the last fenced block of one. Raises `MalformedReplyError`."""
-    found = _object(text)
-    said, diff = found.get("result"), found.get("diff")
-    if not isinstance(said, str) or not isinstance(diff, str):
-        raise MalformedReplyError("there is no result and no diff.")
-    return said, diff or next(iter(_FENCED.findall(said)[-1:]), "")
-
-
 @dataclass(frozen=True, slots=True)
 class ReadReview:
     """A review as the model spelled it: criteria by number from 1, with quotes for those that are met."""

@@ -10,6 +10,7 @@ from moothall.council.checking import State
 from moothall.council.text import clip, fence
 from moothall.domain.code import CodeRun
 from moothall.domain.evidence import RED, CheckRun
+from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
 
 _FOUND = 20  # findings of a linter that are shown
@@ -98,3 +99,15 @@ def verdict_text(state: State) -> str:
 
 def _named(cases: Sequence[str]) -> str:
     return ", ".join(cases[:_NAMED]) + (f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else "")
+
+
+def objection(state: State, prepared: Prepared, *, answered: bool) -> str:
+    """Return why a seat may not finish yet, or nothing."""
+    if state.refused is not None:
+        return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
+    if not state.changed:
+        return "" if answered else "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
+    if not state.green:
+        red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
+        return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
+    return ""

@@ -14,9 +14,9 @@ from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
+from moothall.council.elsewhere import ask_elsewhere
 from moothall.council.recheck import Judged, facts_text
-from moothall.council.recording import ELSEWHERE
-from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches, read_elsewhere
+from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
 from moothall.council.runs import workspace_name
 from moothall.council.stuck import TOO_EARLY, UNUSABLE
@@ -32,7 +32,6 @@ from moothall.domain.tool import ToolUsage
 from moothall.errors import (
     BudgetExceeded,
     BusUnavailable,
-    ConfigurationError,
     DeadlineExceeded,
     MoothallError,
     PatchRefused,
@@ -40,7 +39,6 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.guard.paths import first_covered
 from moothall.guard.seat import Meter, SeatContext
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
@@ -98,7 +96,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         return
     if endpoint := d.elsewhere.get(sitting.seat):
         await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
-        await _bounded(council, sitting, _ask_elsewhere(council, sitting, endpoint), council.work_until)
+        await _bounded(council, sitting, _propose_elsewhere(council, sitting, endpoint), council.work_until)
         return
     approach = council.approaches[sitting.number] if council.approaches else ""
     warmth = council.warmth(sitting.seat)
@@ -206,32 +204,8 @@ async def _merge(council: Council, sitting: Sitting) -> None:
     await _submit(council, sitting, Draft(council.d.description, patch), 0)
 
 
-async def _ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> None:
-    """Ask the seat's agent, and propose what it changed: a diff, taken as what any other hostile text is."""
-    if endpoint not in council.parts.elsewhere:
-        raise ConfigurationError(f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)")
-    request = ChatRequest(
-        call_id=f"{council.d.task_id}/{sitting.seat}/{ELSEWHERE}/0.1",
-        messages=prompts.elsewhere_prompt(council.d),
-        max_tokens=council.seats[sitting.seat].llm.max_tokens,
-        deadline=council.work_until,
-    )
-    try:
-        said, diff = read_elsewhere(council.parts.clean((await council.model.ask(request)).text))
-    except MalformedReplyError as error:
-        raise MalformedReplies(f"what the agent elsewhere said is no answer: {error}") from error
-    if council.prepared is None:
-        await _submit(council, sitting, Draft(said), 0)
-        return
-    if not diff.strip():
-        raise NoChanges("the agent elsewhere says that it is done and has changed nothing")
-    name = workspace_name(council.d.task_id, sitting.seat)
-    async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
-        patch = await workspace.patch(f"what the agent at {endpoint} changed")
-        held = first_covered(_context(council, sitting, workspace, council.work_until).grant.protected, patch.paths)
-    if held:
-        raise PatchRefused(f"{held!r} may not be changed by this role")
-    await _submit(council, sitting, Draft(said or "(no summary)", patch), 0)
+async def _propose_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> None:
+    await _submit(council, sitting, await ask_elsewhere(council, sitting, endpoint), 0)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:

@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,28 +31,20 @@ from moothall.domain.fleet import FLEET, Held, HostState
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES
 from moothall.domain.pauses import Pauses
-from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.repository import Base, Prepared, with_checks
-from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
+from moothall.domain.task import Deliberation, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import (
     MoothallError,
-    NothingToJudge,
-    RepositoryError,
-    SandboxUnavailable,
     Superseded,
     Temporary,
-    WorkspaceFailed,
 )
+from moothall.fleet.preparing import first_of, give_up, prepare
 from moothall.guard.accounts import Accounts, Purse
 from moothall.planning.board import Board
 from moothall.ports import Bus, Repositories
-from moothall.ranking import diagnose
-from moothall.telemetry.events import write_of
 
 log = telemetry.get_logger(__name__)
 
-_PREPARATIONS = 3
 _TAKEN_KEPT = 1000
 _UNSEEN_SECONDS = 0.5
 _OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
@@ -331,13 +323,13 @@ class Host:
         prepared, refusal = None, None
         try:
             with telemetry.span("prepare"):
-                prepared = await self._prepare(deliberation)
+                prepared = await prepare(self.bus, self.repositories, deliberation)
         except* (MoothallError, OSError) as group:
-            refusal = _first(group)
+            refusal = first_of(group)
         if isinstance(refusal, Temporary):
             raise refusal
         if refusal is not None:
-            await self._give_up(deliberation, refusal)
+            await give_up(self.bus, deliberation, refusal)
         else:
             ours = functools.partial(self._ours, deliberation.task_id)
             words = self._running[deliberation.task_id].words
@@ -349,78 +341,11 @@ class Host:
             parts = replace(self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile)
             await deliberate(deliberation, prepared, parts, recording)
 
-    async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
-        if deliberation.repository is None or deliberation.base_sha is None:
-            return None
-        ref = RepositoryRef(id=deliberation.repository.id, ref=deliberation.base_sha)
-        base = with_checks(await self.repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks)
-        steps: asyncio.Queue[str | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._tell_progress(deliberation, steps))
-
-            def tell(step: str) -> None:
-                loop.call_soon_threadsafe(steps.put_nowait, step)
-
-            try:
-                prepared = await self._prepared(base, tell)
-                found = diagnose(prepared)
-                tell(found.line)
-            finally:
-                loop.call_soon(steps.put_nowait, None)  # after all that was told
-        if found.text:
-            raise NothingToJudge(found.text)
-        return prepared
-
-    async def _prepared(self, base: Base, tell: Callable[[str], None]) -> Prepared:
-        """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
-        for lost in range(1, _PREPARATIONS + 1):
-            try:
-                return await self.repositories.prepare(base, tell)
-            except (WorkspaceFailed, SandboxUnavailable) as error:
-                if lost == _PREPARATIONS:
-                    raise
-                log.warning("preparation was cut short; trying again", sha=base.sha[:12], reason=error.message)
-        raise AssertionError("unreachable")
-
-    async def _tell_progress(self, deliberation: Deliberation, steps: asyncio.Queue[str | None]) -> None:
-        number = 0
-        while (step := await steps.get()) is not None:
-            number += 1
-            data = {
-                "agent_id": deliberation.task_id,
-                "task_id": deliberation.task_id,
-                "workstream": "preparation",
-                "progress": 0.0,
-                "current_task": step,
-                "metrics": {},
-            }
-            await self.bus.publish(
-                write_of(deliberation, EventType.AGENT_PROGRESS, data, ordinal=f"prepare-{number}-{step}", source="host")
-            )
-
-    async def _give_up(self, deliberation: Deliberation, error: MoothallError) -> None:
-        """A repository that cannot be prepared fails every seat before it started."""
-        log.warning("preparation failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
-        for seat in deliberation.seats:
-            outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
-            data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
-            await self.bus.publish(write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source="host"))
-
 
 def _end_of(task: asyncio.Task[None]) -> None:
     """Raise what a task raised; that it was cancelled is an end like another."""
     if not task.cancelled():
         task.result()
-
-
-def _first(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, MoothallError):
-        return error
-    return RepositoryError(f"the repository cannot be prepared: {error}; is the disk full? Free some, or set MOOTHALL_DATA_DIR")
 
 
 def _about(deliberation: Deliberation) -> dict[str, str | int]:
