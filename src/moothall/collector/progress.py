@@ -148,7 +148,7 @@ def _sentence(kind: EventType, agent: str, data: Data) -> str:
 
 def _tell_progress(agent: str, data: Data) -> str:
     said, progress = data.get("current_task", ""), data.get("progress")
-    if data.get("workstream") == "preparation":
+    if not data.get("agent"):
         return f"{_PREPARING}: {said}"
     share = f"{progress:.0%} of its way" if isinstance(progress, int | float) else "on its way"
     return f"{data.get('agent', '')} is at {share}: {agent} {said}."
