@@ -17,6 +17,7 @@
         ├── NoCouncil            the role's council was deleted, or nobody sits in it
         ├── Refused              policy, grants or identity say no
         ├── BudgetExceeded
+        ├── LimitExceeded        an agent hit a limit of its own
         ├── DeadlineExceeded
         ├── RepositoryError      a repository that cannot be used
         ├── PatchRefused         a patch that may not leave its workspace
@@ -140,6 +141,12 @@ class BudgetExceeded(Permanent):
     """Tokens, seconds, calls or money would be overspent."""
 
     code = "BUDGET_EXCEEDED"
+
+
+class LimitExceeded(Permanent):
+    """An agent hit a limit of its own."""
+
+    code = "LIMIT_EXCEEDED"
 
 
 class DeadlineExceeded(Permanent):

@@ -349,6 +349,12 @@ class Deliberations(Protocol):
         """Stop it; its model calls, tools and workspaces stop within a second."""
         ...
 
+    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+        """Let it wait from the next turn on, or go on where it was; return whether that changes anything. Its deadline moves by as long as
+        it waits. Raises `InvalidRequest` where it has ended, `NotFound` also across tenants.
+        """
+        ...
+
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
         """Say something to its seats, which hear it at their next turn; `key` names the request. Raises `InvalidRequest`, also once it has ended."""
         ...

@@ -2,59 +2,229 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from house import SOLVED, Command, git, scripted, turn
+from moothall.agents.loading import load
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 EXAMPLES = Path(__file__).parents[2] / "agents"
-TEST = "from src import utils\n\n\ndef test_negative():\n    assert utils.add(-2, -3) == -5\n"
+QUICK = {
+    "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
+    "MOOTHALL_LIMITS__COUNTER_PROOFS": "0",
+    "MOOTHALL_LLM__APPROACHES": "off",
+}
+NAMES = {"greeting", "negative-numbers", "handbook", "build", "security", "performance", "refactoring", "licences", "api"}
+SCAN = """import ast, pathlib, sys
+
+BAD = {"eval", "exec", "system"}
+found = 0
+for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in BAD:
+                found = 1
+                print(f"{path}:{node.lineno}: {name}()")
+sys.exit(found)
+"""
+BENCH = """import json, timeit
+
+from src.utils import add
+
+print(json.dumps({"add_per_second": 10_000 / timeit.timeit(lambda: add(2, 3), number=10_000)}))
+"""
+BUILD = """import pathlib, zipfile
+
+with zipfile.ZipFile("sample.zip", "w") as made:
+    for path in sorted(pathlib.Path("src").rglob("*.py")):
+        made.write(path)
+"""
+
+
+def write(**files: str) -> str:
+    """A turn that writes files; `_` in a name is its dot."""
+    calls = [{"tool": "files.write", "args": {"path": name.replace("_", "."), "content": text}} for name, text in files.items()]
+    return json.dumps({"thought": "do it", "actions": calls})
+
+
+WORK = {
+    "Write HANDBOOK.md": write(HANDBOOK_md="hello_world() greets, add() adds.\n"),
+    "negative numbers": turn(
+        "files.write",
+        path="tests/test_negative.py",
+        content="from src import utils\n\n\ndef test_negative():\n    assert utils.add(-2, -3) == -5\n",
+    ),
+    "Write build.py": write(build_py=BUILD),
+    "Write scan.py": write(scan_py=SCAN, SECURITY_md="Looked for eval(), exec() and os.system() in src/: none.\n"),
+    "Write bench.py": write(bench_py=BENCH),
+    "Annotate add()": turn("files.edit", path="src/utils.py", old="def add(a, b):", new="def add(a: int, b: int) -> int:"),
+    "Write LICENCES.md": write(LICENCES_md="It has no dependencies: none.\n"),
+    "Write api.txt": write(api_txt="add(a: int, b: int) -> int\nhello_world()\n"),
+    "Add hello_world()": turn("files.append", path="src/utils.py", content=SOLVED),
+}
 
 
 def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
-    """What each agent's seats do: each writes what its objective says, and the documentation reads what the others made."""
+    """What each agent's seats do: each writes what its objective says."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
-    if "Write HANDBOOK.md" in prompt:
-        return turn("files.write", path="HANDBOOK.md", content="hello_world() greets, add() adds.\n")
-    if "negative numbers" in prompt:
-        return turn("files.write", path="tests/test_negative.py", content=TEST)
-    return turn("files.append", path="src/utils.py", content=SOLVED)
+    return next(said for words, said in WORK.items() if words in prompt)
 
 
-async def test_the_examples_run_in_their_order_on_what_came_before(tmp_path: Path) -> None:
+def most_at_once(tasks: list[dict[str, Any]]) -> int:
+    """Return how many of these tasks were under way at a time, at most."""
+    moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
+    moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
+    now = most = 0
+    for _, step in sorted(moments):
+        now += step
+        most = max(most, now)
+    return most
+
+
+async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
+    specs = load([EXAMPLES]).specs.values()
+    assert {spec.name for spec in specs} == NAMES
+    for spec in specs:
+        for said in spec.validations:
+            argv = [sys.executable if word == "python" else word for word in shlex.split(said)]
+            red = await asyncio.to_thread(subprocess.run, argv, cwd=repo, capture_output=True, check=False)
+            assert red.returncode, f"{spec.name} is green before anybody has worked: {said}"
     async with scripted_model(scripted(work)) as model:
-        quick = {
-            "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
-            "MOOTHALL_LIMITS__COUNTER_PROOFS": "0",
-            "MOOTHALL_LLM__APPROACHES": "off",
-        }
-        command = Command(tmp_path / "data", model.base_url, quick)
-        done = await command("agents", "run", str(EXAMPLES), "--repo", str(repo), "--run", "first", "--json")
+        command = Command(tmp_path / "data", model.base_url, QUICK)
+        done = await command("agents", "run", str(EXAMPLES), "--repo", str(repo), "--run", "first", "--json", seconds=540)
         assert done.code == 0, done.out + done.err
+        listed = await command("list", "--json", "--limit", "100")
     ended = {end["name"]: end for end in done.document["agents"]}
-    states = [(name, end["state"]) for name, end in ended.items()]
-    assert states == [(name, "completed") for name in ("greeting", "negative-numbers", "handbook")]
+    assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(NAMES, "completed"), done.err
+    assert all(end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"] for end in ended.values())
+    runs = [task for task in listed.document["tasks"] if task["agent"]]
+    assert {task["agent"] for task in runs} == NAMES
+    assert 2 <= most_at_once(runs) <= 4
     files = git(repo, "ls-tree", "-r", "--name-only", ended["handbook"]["branch"]).split()
     assert {"HANDBOOK.md", "tests/test_negative.py"} <= set(files)
-    assert "hello_world" in git(repo, "show", f"{ended['handbook']['branch']}:src/utils.py")
+    both = git(repo, "show", f"{ended['api']['branch']}:src/utils.py")
+    assert "hello_world" in both
+    assert "add(a: int, b: int) -> int" in both
+
+
+HOG = """metadata: {name: hog}
+objectives:
+  - {description: Write done.txt, validation: test -f done.txt}
+security:
+  resource_limits: {max_memory: 128MB}
+restart: {max_restarts: 1, backoff_seconds: 0}
+"""
+
+
+async def test_an_agent_that_uses_up_its_memory_is_stopped_in_words_and_made_again_within_its_policy(tmp_path: Path) -> None:
+    repo, files = tmp_path / "repo", tmp_path / "agents"
+    await make_sample_repository(repo)
+    files.mkdir()
+    (files / "hog.yaml").write_text(HOG, encoding="utf-8")
+    test = "def test_hog():\n    held = []\n    while True:\n        held.append(bytearray(b'x' * 4_000_000))\n"
+    hogging = turn("files.write", path="tests/test_hog.py", content=test)
+    async with scripted_model(scripted(lambda *_: hogging)) as model:
+        command = Command(tmp_path / "data", model.base_url, QUICK)
+        done = await command("agents", "run", str(files), "--repo", str(repo), "--json")
+    assert done.code == 1
+    (end,) = done.document["agents"]
+    assert (end["state"], end["runs"]) == ("failed", 2), done.err
+    assert end["reason"] == "tests hit the agent's own limit (max_memory, 128 MB), and the agent was stopped"
+    assert end["tools"]["max_rss_bytes"] > 64_000_000
+
+
+async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    asked = asyncio.Event()
+    let = asyncio.Event()
+
+    async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        """A first turn that changes nothing and waits to be let; then the work."""
+        if not asked.is_set():
+            asked.set()
+            await let.wait()
+            return turn("files.list")
+        return work(body, headers)
+
+    async with scripted_model(scripted(slowly)) as model:
+        command = Command(tmp_path / "data", model.base_url, QUICK)
+        run = ("agents", "run", str(EXAMPLES / "build.yaml"), "--repo", str(repo), "--run", "once", "--json")
+        first = await command.start(*run)
+        async with asyncio.timeout(120):
+            await asked.wait()
+        paused = await command("agents", "pause", "build")
+        assert (paused.code, paused.out.split(": ")[1]) == (0, "paused\n"), paused.err
+        assert "was paused already" in (await command("agents", "pause", "build")).out
+        let.set()
+        first.kill()
+        await first.wait()
+        calls = len(model.requests)
+        second = await command.start(*run)
+        async with asyncio.timeout(120):
+            while '"paused": true' not in (await command("list", "--json")).out:
+                await asyncio.sleep(0.2)
+        assert len(model.requests) == calls, "a host that is started again lets it wait"
+        resumed = await command("agents", "resume", "build")
+        assert (resumed.code, resumed.out.split(": ")[1]) == (0, "goes on\n"), resumed.err
+        async with asyncio.timeout(240):
+            out, err = await second.communicate()
+        assert second.returncode == 0, err.decode()
+        assert json.loads(out)["agents"][0]["state"] == "completed"
+        gone = await command("agents", "pause", "build")
+        assert (gone.code, "no agent 'build' is at work; none is" in gone.err) == (2, True), gone.err
+
+
+async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    asked = asyncio.Event()
+
+    async def never(*_: Any) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with scripted_model(scripted(never)) as model:
+        command = Command(tmp_path / "data", model.base_url, QUICK)
+        first = await command.start("agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json")
+        async with asyncio.timeout(120):
+            await asked.wait()
+        stopped = await command("agents", "stop", "refactoring")
+        assert (stopped.code, "cancelled" in stopped.out) == (0, True), stopped.err
+        async with asyncio.timeout(120):
+            out, _ = await first.communicate()
+    (end,) = json.loads(out)["agents"]
+    assert (first.returncode, end["state"], end["runs"]) == (1, "failed", 1)
+    assert "stopped on the command line" in end["reason"]
 
 
 async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8")
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     done = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
-    assert (done.code, done.out.splitlines()[-1]) == (1, "3 agents are right, 1 places are wrong")
+    assert (done.code, done.out.splitlines()[-1]) == (1, "9 agents are right, 1 places are wrong")
     assert "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?" in done.err
     done = await command("agents", "run", str(tmp_path / "bad.yaml"))
     assert (done.code, "nothing is run" in done.err) == (2, True)
     done = await command("agents", "list", str(EXAMPLES))
-    assert [line.split()[0] for line in done.out.splitlines()] == ["greeting", "negative-numbers", "handbook"]
+    listed = [line.split()[0] for line in done.out.splitlines()]
+    assert set(listed) == NAMES
+    assert listed[:2] == ["security", "greeting"]
+    assert listed.index("api") > listed.index("refactoring")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +71,7 @@ class Agent:
     bus: MemoryBus
     slow: Slow
     tasks: AgentTasks
+    target: str
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.stub, name)
@@ -83,7 +84,9 @@ async def _blank(tenant: str) -> RepositoryRef:
 
 
 @asynccontextmanager
-async def serving_agents(tmp_path: Path, desk: MemoryDesk, settings: Agents) -> AsyncIterator[Agent]:
+async def serving_agents(
+    tmp_path: Path, desk: MemoryDesk, settings: Agents, probes: Mapping[str, Probe] | None = None
+) -> AsyncIterator[Agent]:
     """Serve, and yield a caller."""
     bus, slow = MemoryBus(), Slow()
     catalogue = {name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))} | {PONDER.name: PONDER}
@@ -95,9 +98,9 @@ async def serving_agents(tmp_path: Path, desk: MemoryDesk, settings: Agents) -> 
         async def away() -> tuple[Condition, str]:
             raise Temporary("the model server is away")
 
-        checkup = Checkup({"model": Probe(away, needed=False)}, keep_seconds=0)
+        checkup = Checkup(probes or {"model": Probe(away, needed=False)}, keep_seconds=0, patience_seconds=0.2)
         async with serving(desk, replace(doors_of(desk, bus, checkup=checkup), visits=behind.visits, agents=tasks)) as house:
-            yield Agent(pb_grpc.AgentServiceStub(house.channel), behind, desk, bus, slow, tasks)
+            yield Agent(pb_grpc.AgentServiceStub(house.channel), behind, desk, bus, slow, tasks, house.server.target)
 
 
 def asked(query: str = "", context: dict[str, Any] | None = None, **more: Any) -> pb.ExecuteTaskRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -115,6 +115,30 @@ def outcomes(events: list[Event]) -> dict[str, str]:
             raise AssertionError(f"{data['seat']} finished twice")
         found[data["seat"]] = " ".join(filter(None, (outcome["status"], outcome["error_code"])))
     return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to hold."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Thinking:
+    """A model whose first reply is nothing of use and comes when it is let; the second is the answer."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+        """Answer."""
+        del body, headers
+        self.asked += 1
+        if self.asked == 1:
+            await self.go_on.wait()
+            return "nothing of use"
+        return finish("Bonjour")
 
 
 async def forever() -> str:

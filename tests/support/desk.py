@@ -13,6 +13,7 @@ from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import DEFAULT_PROTOCOL
 from moothall.domain.repository import Landed
 from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
@@ -140,6 +141,16 @@ class MemoryDesk:
             task_id, EventType.DELIBERATION_STEERED, {"task_id": task_id, "message": message, "by": who.name, "key": key}
         )
 
+    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+        """Write down that it waits or goes on."""
+        kept = self._visible(task_id, who)
+        before = Pauses.of(recorded.event for recorded in kept.events)
+        if before.held is paused:
+            return False
+        kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
+        await self.record(task_id, kind, {"task_id": task_id, "number": len(before.turns), "by": who.name})
+        return True
+
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it, and decide it as cancelled."""
         kept = self._visible(task_id, who)
@@ -153,7 +164,9 @@ class MemoryDesk:
         """Write a fact and return its seq."""
         kept = self._kept[task_id]
         self._seq += 1
-        kept.events.append(Recorded(self._seq, new_event(kind, task_id, data, ordinal=self._seq)))
+        kept.events.append(
+            Recorded(self._seq, new_event(kind, task_id, data, ordinal=self._seq, time=datetime.now(UTC).isoformat()))
+        )
         async with self._changed:
             self._changed.notify_all()
         return self._seq

@@ -18,7 +18,8 @@ from moothall.agents.specs import Spec
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import VALIDATION, Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import VALIDATION, AgentRef, Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.tool import Bounds, ToolUsage
 from moothall.errors import MoothallError
 from moothall.planning.merging import Aim, ask, together, why_not
 from moothall.ports import Deliberations
@@ -36,7 +37,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an agent ended, and what came of it: its last task, the delivered commit and branch. `runs`: how often it was tried."""
+    """How an agent ended, and what came of it: its last task, the delivered commit and branch. `runs`: how often it was tried; `wall_ms`
+    and `tools` are what its last run took.
+    """
 
     name: str
     state: State
@@ -45,6 +48,13 @@ class Ended:
     branch: str = ""
     commit_sha: str = ""
     runs: int = 0
+    wall_ms: int = 0
+    tools: ToolUsage = ToolUsage()
+
+    @property
+    def used(self) -> str:
+        """What its last run took, in words."""
+        return f"{self.wall_ms / 1000:.1f} s, {self.tools.cpu_ms / 1000:.1f} s of CPU, {self.tools.max_rss_bytes / 10**6:.0f} MB"
 
 
 @dataclass
@@ -71,7 +81,8 @@ class AgentRun:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for end in (task.result() for task in done):
                     self.ended[end.name] = end
-                    self.tell(f"{end.name}: {end.state}" + (f", {first_line(end.reason)}" if end.reason else ""))
+                    said = [first_line(end.reason)] if end.reason else []
+                    self.tell(", ".join([f"{end.name}: {end.state}", *said, *([end.used] if end.runs else [])]))
                     order.ended(end.name)
         return {name: self.ended[name] for name in of_specs(specs)}
 
@@ -86,8 +97,11 @@ class AgentRun:
         for number in range(1, most + 2):
             self.tell(f"{spec.name}: " + ("begins" if number == 1 else f"begins again, {number - 1} of {most}"))
             request = _request(spec, base, self._task_id(spec.name, f"{number}"), number)
-            end = replace(_end(spec, await self._asked(request)), runs=number)
-            if end.state is State.COMPLETED or number > most:
+            outcome = await self._asked(request)
+            used = sum((seat.tools for seat in outcome.seats), ToolUsage())
+            end = replace(_end(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=used)
+            # One that a person stopped is not made again.
+            if end.state is State.COMPLETED or number > most or outcome.status is DeliberationStatus.CANCELLED:
                 break
             wait = min(spec.restart.backoff_seconds * 2 ** (number - 1), _LONGEST_BACKOFF)
             self.tell(f"{spec.name}: {first_line(end.reason)}; again in {wait:g} s")
@@ -139,6 +153,7 @@ def _request(spec: Spec, base: RepositoryRef, task_id: str, number: int) -> Deli
         model=spec.model.profile,
         checks=spec.validations,
         tools=tools_of(spec.security.capabilities_required),
+        agent=AgentRef(spec.name, spec.metadata.workstream, Bounds(int(limits.max_memory or 0), (limits.max_cpu or 0) / 100)),
     )
 
 

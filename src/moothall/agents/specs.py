@@ -198,10 +198,10 @@ _MEASURED = _written("string", "number")
 
 
 class Limits(Part):
-    """`timeout` is what one run may take. Memory and processor are bounded by the sandbox for all agents alike."""
+    """`timeout` is what one run may take. Memory and processor bound what its tools run: they narrow the settings' limits, and never widen them."""
 
-    max_memory: Annotated[float, _within(_UNITS, '"512MB"'), _MEASURED] | None = None
-    max_cpu: Annotated[float, _within({"%": 1}, '"75%"'), _MEASURED] | None = None
+    max_memory: Annotated[float, _within(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None = None
+    max_cpu: Annotated[float, _within({"%": 1}, '"75%"'), Field(gt=0), _MEASURED] | None = None
     timeout: Annotated[float, _within(_SECONDS, '"2h"'), _MEASURED] | None = None
 
 

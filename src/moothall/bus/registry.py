@@ -103,7 +103,7 @@ DURABLES: Mapping[str, DurableSpec] = {
         DurableSpec(
             "collector",
             EVENTS.name,
-            ("agent.results.>", "agent.responses.>"),
+            ("agent.results.>", "agent.responses.>", "agent.words.>"),
             "folds what happens in a deliberation into its outcome",
             prefetch=128,
         ),
@@ -132,7 +132,9 @@ class SignalSpec:
 
 SIGNALS = (
     SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
-    SignalSpec(Channel.STEER, "Something was said to a deliberation; the log has it.", {"task_id": "which"}),
+    SignalSpec(
+        Channel.STEER, "Something was said to a deliberation, or it is to wait or to go on; the log has it.", {"task_id": "which"}
+    ),
     SignalSpec(
         Channel.GROWING,
         "What a seat is writing, twice a second at most; its answer is in the log once it is whole.",

@@ -1,4 +1,4 @@
-"""`moothall agents`: the agents that files describe, checked, listed and run."""
+"""`moothall agents`: the agents that files describe, checked, listed, run, and stopped on their way."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from moothall.agents.specs import Spec
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option, repository_options
 from moothall.cli.plain import plain, teller
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import errors_spoken, result_of, run, settings_of
 from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, NotFound
 from moothall.wiring.early import Named, check_early
+
+_LOG = "reading the log of tasks"
 
 
 def _paths(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,6 +91,72 @@ def run_(
     run(_run(settings, specs, Named(repo, ref, profile=profile), name, at_once or settings.agents.at_once, as_json=as_json))
 
 
+_NAME = click.argument("name")
+
+
+@agents.command(epilog=example("moothall agents pause handbook"))
+@_NAME
+@click.pass_context
+@errors_spoken
+def pause(context: click.Context, *, name: str) -> None:
+    """Let the agent NAME, which is at work, wait: its turns end, and no other begins until `moothall agents resume`."""
+    _say_turned(result_of(_turned(settings_of(context, narrated=True), name, paused=True), _LOG), "paused", "was paused already")
+
+
+@agents.command(epilog=example("moothall agents resume handbook"))
+@_NAME
+@click.pass_context
+@errors_spoken
+def resume(context: click.Context, *, name: str) -> None:
+    """Let the agent NAME go on where it was. What the model said is not asked again; waiting is not counted against its time."""
+    _say_turned(result_of(_turned(settings_of(context, narrated=True), name, paused=False), _LOG), "goes on", "was not paused")
+
+
+@agents.command(epilog=example("moothall agents stop handbook"))
+@_NAME
+@click.pass_context
+@errors_spoken
+def stop(context: click.Context, *, name: str) -> None:
+    """Stop the agent NAME for good: it is not made again, whatever its file says."""
+    from moothall.wiring.tasks import cancel
+
+    settings = settings_of(context, narrated=True)
+    for task in result_of(_at_work(settings, name), _LOG):
+        task_id, status = result_of(cancel(settings, task, "stopped on the command line", _say), _LOG)
+        click.echo(f"{task_id}: {status.value.lower()}")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _say_turned(turned: Sequence[tuple[str, bool]], done: str, before: str) -> None:
+    for task_id, changed in turned:
+        click.echo(f"{task_id}: {done if changed else before}")
+
+
+async def _turned(settings: Settings, name: str, *, paused: bool) -> Sequence[tuple[str, bool]]:
+    from moothall.domain.identity import LOCAL
+    from moothall.planning import saying
+    from moothall.wiring.tasks import open_tasks
+
+    found = await _at_work(settings, name)
+    async with open_tasks(settings, _say) as tasks:
+        return [(task, await saying.pause(tasks.desk, task, LOCAL, paused=paused)) for task in found]
+
+
+async def _at_work(settings: Settings, name: str) -> Sequence[str]:
+    """Return the tasks of an agent that is at work. Raises `NotFound`, which names those that are."""
+    from moothall.wiring.tasks import open_tasks
+
+    async with open_tasks(settings, _say) as tasks:
+        live = [view for view in await tasks.latest("live", 1000) if view.agent]
+    if not (found := [view.task_id for view in live if view.agent == name]):
+        there = ", ".join(sorted({view.agent for view in live}))
+        raise NotFound(f"no agent {name[:80]!r} is at work; " + (f"at work are {there[:500]}" if there else "none is"))
+    return found
+
+
 def _load(paths: Sequence[Path]) -> Loaded:
     loaded = load(paths or (Path("agents"),))
     for said in loaded.wrong:
@@ -139,5 +207,6 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
         click.echo(json.dumps(dump(AgentsDocument(run_name, tuple(ended.values()))), indent=2))
     else:
         for end in ended.values():
-            click.echo(plain(f"{end.name:<32}  {end.state:<9}  {end.branch or first_line(end.reason)}"))
+            said = end.branch if end.state is State.COMPLETED else first_line(end.reason)
+            click.echo(plain(f"{end.name:<32}  {end.state:<9}  {end.used if end.runs else '':<36}  {said}"))
     return 0 if all(end.state is State.COMPLETED for end in ended.values()) else EXIT_NONE

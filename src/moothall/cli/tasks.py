@@ -62,7 +62,7 @@ def _row(view: TaskView, width: int) -> str:
     columns = _columns()
     task_id = view.task_id if len(view.task_id) <= width else view.task_id[: width - 1] + "…"
     end = f"{view.winner_id.removeprefix('agent-')} {'proven' if view.proven else 'unproven'}" if view.winner_id else ""
-    status = view.status.value.lower() if view.status.ended else f"at {view.progress} %"
+    status = view.status.value.lower() if view.status.ended else "paused" if view.paused else f"at {view.progress} %"
     role = f"{view.role:<9}  " if columns >= _WIDE else ""
     row = f"{task_id:<{width}}  {status:<9}  {_age(view.ended or view.requested):>6}  {role}{end:<18}"
     words = " ".join(plain(view.description, 200).split())

@@ -27,8 +27,8 @@ _UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
 def last_moment(state: State, grace: timedelta) -> datetime | None:
-    """Return when the deliberation is decided with what there is, or None while nobody asked for it."""
-    return None if state.requested is None else state.requested.value.deadline + grace
+    """Return when the deliberation is decided with what there is: never while it is paused; None while nobody asked for it."""
+    return None if state.requested is None else state.pauses.later(state.requested.value.deadline) + grace
 
 
 def ready(state: State, now: datetime, grace: timedelta = GRACE) -> bool:
@@ -235,7 +235,7 @@ def _duration(state: State, deliberation: Deliberation) -> int:
     elif state.all_finished:
         end = max(state.finished[seat].time for seat in deliberation.seats)
     else:
-        end = deliberation.deadline
+        end = state.pauses.later(deliberation.deadline)
     return _since_request(state, end)
 
 

@@ -18,6 +18,7 @@ from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import Outcome
+from moothall.domain.pauses import NEVER, Pauses
 from moothall.domain.proposal import Assessment, CrossRun, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest
@@ -26,7 +27,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 UNDATED = datetime.min.replace(tzinfo=UTC)
-_NEVER = datetime(9999, 12, 30, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class State(NamedTuple):
     failures: Mapping[str, Fact[SeatOutcome]] = _NONE
     finished: Mapping[str, Fact[SeatOutcome]] = _NONE
     calls: Mapping[str, Fact[tuple[str, Usage]]] = _NONE
+    pauses: Pauses = Pauses(_NONE)
 
     @property
     def all_finished(self) -> bool:
@@ -141,8 +142,7 @@ def _with(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T
 def _on_requested(state: State, event: Event, time: datetime) -> State:
     deliberation = load(Deliberation, event.data)
     deadline = deliberation.deadline
-    # The end of time leaves no room for a grace; a day before it is as good as never.
-    deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), _NEVER)
+    deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), NEVER)
     deliberation = replace(deliberation, deadline=deadline)
     return state._replace(requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent)))
 
@@ -153,6 +153,10 @@ def _on_started(state: State, event: Event, time: datetime) -> State:
 
 def _on_cancelled(state: State, event: Event, time: datetime) -> State:
     return state._replace(cancelled=_earlier(state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))))
+
+
+def _on_turned(state: State, event: Event, _: datetime) -> State:
+    return state._replace(pauses=state.pauses.noted(event))
 
 
 def _on_decided(state: State, event: Event, time: datetime) -> State:
@@ -210,6 +214,8 @@ _READERS: Mapping[EventType, Callable[[State, Event, datetime], State]] = {
     EventType.DELIBERATION_STARTED: _on_started,
     EventType.SEAT_STARTED: _on_started,
     EventType.DELIBERATION_CANCELLED: _on_cancelled,
+    EventType.DELIBERATION_PAUSED: _on_turned,
+    EventType.DELIBERATION_RESUMED: _on_turned,
     EventType.DELIBERATION_DECIDED: _on_decided,
     EventType.SEAT_PROPOSED: _on_proposed,
     EventType.SEAT_REVISED: _on_proposed,

@@ -163,7 +163,7 @@ def live_view(state: State) -> TaskView:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
     asked = state.requested
     seats = tuple(seat_of(state, seat) for seat in asked.value.seats)
-    view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state))
+    view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state), paused=state.pauses.held)
     return _with_request(view, asked.value, _stamp(asked.time))
 
 
@@ -199,6 +199,7 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
         requested=time,
         follows=own_id(d.follows, d.tenant),
         forked=own_id(d.fork.task_id, d.tenant) if d.fork else "",
+        agent=d.agent.name if d.agent else "",
     )
 
 

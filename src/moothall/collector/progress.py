@@ -14,9 +14,9 @@ from moothall.collector.fold import State, fold
 from moothall.collector.lanes import ENDED, Lanes, advance
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.proposal import way
 from moothall.errors import InvalidRequest
 
-_WORK, _PROPOSED, _CHECKED, _REVIEWED = 0.6, 0.7, 0.8, 0.9  # of a seat's way, where its calls, then these are behind it
 _BEGUN, _MOST = 5, 95
 _CHARS = 300
 _PREPARING = "Preparing"
@@ -24,7 +24,7 @@ _PREPARING = "Preparing"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was seen so far; `percent` never falls. `words` is what was said to it, and by whom, by event id; `said` is the last step in words, `seq` its place in the log."""
+    """What was seen so far; `percent` never falls. `words` is what was said to it, and by whom, by event id; `metrics` is what its agent told last of itself, `said` is the last step in words, `seq` its place in the log."""
 
     state: State | None = None
     status: DeliberationStatus = DeliberationStatus.PENDING
@@ -33,6 +33,7 @@ class Progress:
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     said: str = ""
     seq: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def phase(self) -> str:
@@ -42,6 +43,7 @@ class Progress:
         phases = {
             "decided": self.status.ended,
             "stopping": state.cancelled is not None,
+            "paused": state.pauses.held,
             "preparing": state.started is None and self.said.startswith(_PREPARING),
             "asked for": state.started is None,
             "ranking": bool(lanes) and all(lane.waits == ENDED for lane in lanes),
@@ -84,16 +86,15 @@ def percent_of(state: State) -> int:
 
 def _share(state: State, seat: str) -> float:
     """How far a seat is, 0..1."""
-    if seat in state.finished or seat in state.failures:
-        return 1.0
     names = {key for key, fact in state.proposals.items() if fact.value.seat == seat}
-    if names:
-        if any(key[:2] in names for key in state.reviews):
-            return _REVIEWED
-        return _CHECKED if names & state.assessments.keys() else _PROPOSED
-    calls = sum(caller == seat for caller, _ in (fact.value for fact in state.calls.values()))
-    turns = state.requested.value.max_turns if state.requested else 1
-    return min(1.0, calls / max(1, turns)) * _WORK
+    return way(
+        sum(caller == seat for caller, _ in (fact.value for fact in state.calls.values())),
+        state.requested.value.max_turns if state.requested else 1,
+        proposed=bool(names),
+        checked=bool(names & state.assessments.keys()),
+        reviewed=any(key[:2] in names for key in state.reviews),
+        ended=seat in state.finished or seat in state.failures,
+    )
 
 
 def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
@@ -104,8 +105,16 @@ def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
     words = progress.words
     if event.type is EventType.DELIBERATION_STEERED:
         words = {**words, event.id: (str(event.data.get("by", "")), str(event.data.get("message", "")))}
+    metrics = progress.metrics
+    if event.type is EventType.AGENT_PROGRESS and isinstance(told := event.data.get("metrics"), Mapping) and told:
+        metrics = {str(name): value for name, value in told.items() if isinstance(value, int | float)}
     after = replace(
-        _advance(progress, recorded), words=words, lanes=advance(progress.lanes, recorded), said=said, seq=recorded.seq
+        _advance(progress, recorded),
+        metrics=metrics,
+        words=words,
+        lanes=advance(progress.lanes, recorded),
+        said=said,
+        seq=recorded.seq,
     )
     step = Step(
         seq=recorded.seq,
@@ -135,6 +144,14 @@ def _advance(progress: Progress, recorded: Recorded) -> Progress:
 def _sentence(kind: EventType, agent: str, data: Data) -> str:
     say = _SENTENCES.get(kind)
     return say(agent, data) if say else f"{kind.value.removeprefix('moothall.').replace('.', ' ')}."
+
+
+def _tell_progress(agent: str, data: Data) -> str:
+    said, progress = data.get("current_task", ""), data.get("progress")
+    if not data.get("agent"):
+        return f"{_PREPARING}: {said}"
+    share = f"{progress:.0%} of its way" if isinstance(progress, int | float) else "on its way"
+    return f"{data.get('agent', '')} is at {share}: {agent} {said}."
 
 
 def _tell_turn(agent: str, data: Data) -> str:
@@ -175,7 +192,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.DELIBERATION_REQUESTED: lambda _, data: (
         f"Asked for: {len(_strings(data.get('seats')))} seats, protocol {data.get('protocol', '')}."
     ),
-    EventType.AGENT_PROGRESS: lambda _, data: f"{_PREPARING}: {data.get('current_task', '')}",
+    EventType.AGENT_PROGRESS: _tell_progress,
     EventType.DELIBERATION_STARTED: lambda *_: "The council has begun.",
     EventType.SEAT_STARTED: lambda agent, data: f"{agent} begins: {data.get('approach') or 'no particular approach'}.",
     EventType.SEAT_TURN: _tell_turn,
@@ -188,6 +205,8 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {_object(data.get('outcome')).get('status', '')}.",
     EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",
     EventType.DELIBERATION_STEERED: lambda _, data: f"{data.get('by', '')} says: {data.get('message', '')}",
+    EventType.DELIBERATION_PAUSED: lambda _, data: f"Paused by {data.get('by', '')}.",
+    EventType.DELIBERATION_RESUMED: lambda _, data: f"{data.get('by', '')} lets it go on.",
     EventType.DELIBERATION_DECIDED: _tell_decision,
 }
 

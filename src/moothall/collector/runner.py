@@ -220,7 +220,9 @@ class Collector:
         A malformed event is skipped: its own delivery puts it among the dead letters.
         """
         state: State | None = None
-        async for recorded in self._bus.replay((Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id))):
+        async for recorded in self._bus.replay(
+            (Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
+        ):
             settled = state is not None and state.settled
             if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
                 continue
@@ -282,6 +284,8 @@ class Collector:
         if state.decided is not None:
             await self._close(case, state.decided.value)
             return
+        if not ready(state, self._clock(), self._grace):
+            return  # it was paused meanwhile
         deliberation = state.requested.value
         outcome = decide(state, quorum=self._quorum, grace=self._grace)
         if outcome.winner_id and outcome.final_state == "committed":

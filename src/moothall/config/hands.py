@@ -97,6 +97,13 @@ class Agents(Section):
     session_seconds: int = Field(1800, ge=10, description="a session's workspace, from its last opening; then it begins anew")
     history: int = Field(20, ge=0, le=200, description="queries and answers of a session that are kept and told, the newest")
     answer_chars: int = Field(4_000, ge=100, description="of each answer that a session keeps")
+    endpoints: dict[str, tuple[str, ...]] = Field(
+        {},
+        description="agents elsewhere that seats may be asked of: the endpoint as it is registered, and the HOST:PORTs of its replicas",
+    )
+    endpoint_token_file: Path | None = Field(None, description="the token that is sent to them")
+    endpoint_ca: Path | None = Field(None, description="the authority of their certificates; this machine's own by default")
+    endpoint_pause_seconds: float = Field(0.5, gt=0, description="before another replica is asked; it doubles")
 
 
 class Tools(Section):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 
@@ -17,6 +18,7 @@ from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, 
 from moothall.council.examples import broken
 from moothall.council.facts import Facts
 from moothall.council.function import Function
+from moothall.council.measuring import check_bounds, measured
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
@@ -31,6 +33,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.repository import Patch, Prepared
 from moothall.domain.secrets import brings_secret
+from moothall.domain.tool import ToolUsage
 from moothall.errors import BudgetExceeded, DeadlineExceeded, PatchRefused
 from moothall.guard.paths import first_covered
 from moothall.ranking.joined import joined_secrets
@@ -96,6 +99,7 @@ class Agent:
         self._example = tuple(example)
         self._resumes = resumes
         self._attempt = 1
+        self.used = ToolUsage()
 
     def place(self) -> tuple[int, int]:
         """Say how far it has come; `back_to` goes back there."""
@@ -115,7 +119,7 @@ class Agent:
         begun = int(self._resumes.rpartition(".")[2]) if self._resumes.startswith(f"{phase}/{round_}.") else 0
         for turn in range(1, begun + self._limits.malformed_replies + 2):
             at = Said(phase, round_, turn)
-            with self._turn(at):
+            async with self._turn(at):
                 said, text = await self.talk.ask(at.step, deadline, may_finish=True)
                 if isinstance(said, Turn) and said.finish is not None:
                     await self._tell_turn(at, said.thought)
@@ -145,7 +149,7 @@ class Agent:
             resumes = at.step == self._resumes
             if resumes:
                 course.stay()
-            with self._turn(at):
+            async with self._turn(at):
                 may_finish = self._asked or course.state.changed or turn - turns.start >= _LOOKING
                 try:
                     said, text = await self.talk.ask(
@@ -188,8 +192,8 @@ class Agent:
     async def _finish(self, course: Course, at: Said, summary: str, thought: str) -> None:
         """End, or say why it is too early for that."""
         course.summary, state = summary, course.state
-        objection = why_not(course, answered=self._asked and bool(summary))
-        if not objection or (state.changed and course.refusals >= self._limits.malformed_replies):
+        too_early = why_not(course, answered=self._asked and bool(summary))
+        if not too_early or (state.changed and course.refusals >= self._limits.malformed_replies):
             await self._tell_turn(at, thought)
             self.talk.add(at.text, "", "finished")
             course.over = True
@@ -197,13 +201,13 @@ class Agent:
         course.refusals += 1
         course.steps.append(TurnStep(FINISH, state.tree))
         course.circle = await self._tell_turn(at, thought, steps=course.steps)
-        self.talk.add(at.text, objection, "finished too early")
+        self.talk.add(at.text, too_early, "finished too early")
         if course.refusals > self._limits.malformed_replies:
             raise NoChanges("the seat says that it is done and has changed nothing")
 
     async def _do(self, course: Course, at: Said, said: Turn) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
-        place = course.place
+        place, bounds = course.place, course.place.prepared.bounds
         did = await do(said, self._coding, place.at(at.step))
         self.operations += did.operations
         course.state, ran = await self._look(course, did, f"turn {at.round}.{at.turn}")
@@ -214,15 +218,18 @@ class Agent:
             wrong = await broken(function.examples, function.path, place.context, self._limits.own_check_seconds)
             course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
             course.over = not wrong
+        runs = state.runs if ran else {}
+        self.used += measured(did.results, runs)
         course.steps.append(TurnStep(asked_of(said), state.tree, changed=ran, red=state.red if ran else frozenset()))
         course.circle = await self._tell_turn(
             at,
             said.thought,
             operations=did.operations,
-            runs=state.runs if ran else None,
+            runs=runs,
             steps=() if course.over else course.steps,
             doubted=bool(state.doubts),
         )
+        check_bounds(bounds, did.results, runs)
         repeated = again(course.steps)
         # Small models get stuck in such turns: what they repeat is not offered in the next.
         course.stale = frozenset(action.tool for action in said.actions) if repeated else frozenset()
@@ -299,14 +306,18 @@ class Agent:
             parts.append("You did just that before, and nothing changed. Reply with actions that change something.")
         return "\n\n".join(parts)
 
-    def _turn(self, at: Said) -> telemetry.Span:
+    @asynccontextmanager
+    async def _turn(self, at: Said) -> AsyncIterator[None]:
+        """One turn: it begins where the deliberation is not paused."""
         about: dict[str, str | int] = {
             "moothall.seat": self.seat,
             "moothall.phase": at.phase,
             "moothall.round": at.round,
             "moothall.turn": at.turn,
         }
-        return telemetry.span("turn", about)
+        async with self._model.turn():
+            with telemetry.span("turn", about):
+                yield
 
     async def _tell_turn(
         self,
@@ -335,6 +346,7 @@ class Agent:
             operations=[dump(item) for item in operations],
             thought=thought,
             usage=dump(self._model.used(self.seat)),
+            tools=dump(self.used),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
             attempt=self._attempt,
             attempts=self._limits.attempts,

@@ -16,12 +16,14 @@ from moothall.council.draft import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint
+from moothall.council.measuring import Advance
 from moothall.council.recheck import Bench, Judged
-from moothall.council.recording import Named, RecordedModel, Recording
+from moothall.council.recording import ELSEWHERE, Named, RecordedModel, Recording
 from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
 from moothall.council.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.text import tokens
+from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode
 from moothall.domain.proposal import Review, SeatStatus
@@ -59,6 +61,8 @@ class Parts:
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
     named: Mapping[str, Named] = field(default_factory=dict)
+    elsewhere: Mapping[str, ChatModel] = field(default_factory=dict)
+    """Agents elsewhere, by endpoint."""
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
@@ -72,6 +76,8 @@ class Parts:
     """What is said to the deliberation while it is under way, by event id; others add to it."""
     hint: Hint | None = None
     """Tells what a seat writes while it writes it."""
+    turnstile: Turnstile | None = None
+    """Where the deliberation stops when it is paused."""
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
@@ -199,6 +205,15 @@ def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     return {name: known[name] for name in names}
 
 
+def _elsewhere(d: Deliberation, parts: Parts, seats: Mapping[str, Named]) -> Mapping[str, Named]:
+    """Return who answers for seats whose agents are elsewhere: for their proposals alone, by `<seat>/elsewhere`."""
+    return {
+        f"{seat}/{ELSEWHERE}": Named(seats[seat].llm, parts.elsewhere[endpoint])
+        for seat, endpoint in d.elsewhere.items()
+        if seat in seats and endpoint in parts.elsewhere
+    }
+
+
 async def _common_mode(models: Iterable[Named]) -> ReplyMode:
     """Return json where all that answer reply so. Raises what the first that does not answer raised where none does."""
     found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
@@ -219,7 +234,7 @@ def _common(models: Iterable[Named]) -> Llm:
 
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
-    facts = Facts(parts.log, d, parts.source, recording.known)
+    facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
     used = _used(d, parts)
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
@@ -252,12 +267,13 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             facts=facts,
             recording=recording,
             settings=used[d.model].llm,
-            seats=seats,
+            seats={**seats, **_elsewhere(d, parts, seats)},
             clean=parts.clean,
             ours=parts.ours,
             purse=parts.purse,
             words=parts.words,
             hint=parts.hint,
+            turnstile=parts.turnstile,
         ),
         ledger=ledger,
         mode=mode,

@@ -1,9 +1,12 @@
-"""What a request chooses for its council: which models its seats use, and which checks stand beside the repository's own."""
+"""What a request chooses for its council: which models and agents its seats use, which checks stand beside the repository's own, and what
+tells it from others.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from moothall.config import Models
 from moothall.domain.council import Council
@@ -24,6 +27,11 @@ def models_of(request: DeliberationRequest, role: str, models: Models, council: 
     agents = council.agents if council and not request.model else ()
     own = {agent.id: models.choose(name) for agent in agents if (name := agent.capabilities.model_profile)}
     return model, {seat: name for seat, name in own.items() if name != model}
+
+
+def elsewhere_of(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
+    """Return the endpoints of seats whose agents are asked elsewhere: those that the settings allow."""
+    return {agent.id: agent.endpoint for agent in (council.agents if council else ()) if agent.endpoint in endpoints}
 
 
 def checks_of(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:

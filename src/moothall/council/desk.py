@@ -25,6 +25,7 @@ from moothall.domain.event import Data, Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, own_id, read_role
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.pauses import Pauses
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound
@@ -247,6 +248,29 @@ class Desk:
             raise InvalidRequest(f"all that is said to a deliberation has at most {most} characters (limits.steer_chars)")
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
+
+    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+        """Let it wait from the next turn on, or go on; return whether that changes anything."""
+        await self._visible(task_id, who)
+        task, kind = key_of(task_id, who.tenant), EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
+        if await decided(self._bus, task) is not None:
+            raise InvalidRequest(f"deliberation {task_id!r} has ended: it can neither wait nor go on")
+        pauses = Pauses.of([recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))])
+        if pauses.held is paused:
+            return False
+        number = len(pauses.turns)
+        event = write(
+            kind,
+            task,
+            {"task_id": task, "number": number, "by": who.name},
+            ordinal=number,
+            causationid=requested_id(task),
+            tenant=who.tenant,
+            time=self._clock().isoformat(),
+        )
+        await self._bus.publish(event)
+        await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
+        return True
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""

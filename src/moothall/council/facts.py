@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from moothall.domain.event import EventType
+from moothall.council.measuring import Advance
+from moothall.domain.event import Event, EventType
 from moothall.domain.task import Deliberation
 from moothall.ports import Log, Receipt
 from moothall.telemetry.events import write_of
@@ -24,6 +25,8 @@ class Facts:
     d: Deliberation
     source: str = "host"
     known: frozenset[str] = frozenset()
+    advance: Advance | None = None
+    """What tells how far its agent is, where it has one."""
     """The ids of what an earlier run recorded: it is not said again."""
     _sent: deque[Receipt] = field(default_factory=deque)
 
@@ -35,9 +38,13 @@ class Facts:
         while self._sent and self._sent[0].done():
             await self._sent.popleft()
         event = write_of(self.d, kind, data, ordinal=ordinal, source=self.source)
-        if event.id in self.known:
-            return
-        self._sent.append(await self.log.post(event))
+        await self._post(event)
+        if self.advance is not None and (told := self.advance.after(kind, data)) is not None:
+            await self._post(write_of(self.d, EventType.AGENT_PROGRESS, told, ordinal=event.id, source=self.source))
+
+    async def _post(self, event: Event) -> None:
+        if event.id not in self.known:
+            self._sent.append(await self.log.post(event))
 
     async def recorded(self) -> None:
         """Return once all that was said is durable. Raises `BusUnavailable` where it could not be recorded."""

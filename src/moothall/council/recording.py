@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
@@ -11,6 +12,7 @@ from moothall.config import Llm
 from moothall.council.facts import Facts
 from moothall.council.growing import Growing, Hint
 from moothall.council.text import fence, tokens
+from moothall.council.turnstile import Turnstile
 from moothall.council.watching import model_call
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message
@@ -25,6 +27,8 @@ from moothall.ports import ChatModel
 log = telemetry.get_logger(__name__)
 
 _MILLION = 1_000_000
+ELSEWHERE = "elsewhere"
+"""The phase of a call that asks an agent elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Recording:
     told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     """The ids of what is on record."""
+    progress: float = 0.0
+    """How far its agent was told to be."""
 
     @property
     def spent(self) -> Usage:
@@ -53,8 +59,11 @@ class Recording:
         words: dict[str, str] = {}
         told: dict[str, tuple[str, ...]] = {}
         known: set[str] = set()
+        progress = 0.0
         for event in events:
             known.add(event.id)
+            if event.type is EventType.AGENT_PROGRESS and isinstance(far := event.data.get("progress"), int | float):
+                progress = max(progress, far)
             if event.type is EventType.DELIBERATION_STEERED:
                 words[event.id] = said_to(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
@@ -69,7 +78,7 @@ class Recording:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
                     log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
-        return cls(answers, circles, words, told, frozenset(known))
+        return cls(answers, circles, words, told, frozenset(known), progress)
 
 
 def said_to(event: Event) -> str:
@@ -102,6 +111,7 @@ class RecordedModel:
         purse: Purse | None = None,
         words: Mapping[str, str] | None = None,
         hint: Hint | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         self._ledger = ledger
         self._facts = facts
@@ -113,6 +123,7 @@ class RecordedModel:
         self._purse = purse
         self._words = words if words is not None else {}
         self._hint = hint
+        self._turnstile = turnstile or Turnstile()
         self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
@@ -154,13 +165,33 @@ class RecordedModel:
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
         messages = tuple(self._cleaned(message) for message in request.messages)
-        used = self._seats.get(seat, self._default)
+        used = self._seats.get(f"{seat}/{phase}", self._seats.get(seat, self._default))
         estimate = _estimate(used.llm, messages, request.max_tokens)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
+        with self._turnstile.busy():
+            reply = await self._made(request, messages, used, estimate)
+            await self._settled()
+        return reply
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Hold one turn of a seat: it begins where the deliberation is not paused."""
+        async with self._turnstile.turn():
+            yield
+            await self._settled()
+
+    async def _settled(self) -> None:
+        """What was said is on record before the deliberation is put down."""
+        if self._turnstile.shut:
+            await self._facts.recorded()
+
+    async def _made(self, request: ChatRequest, messages: tuple[Message, ...], used: Named, estimate: Usage) -> ChatReply:
+        """Make a call for which there is room, and record it."""
+        _, seat, phase, _ = request.call_id.split("/")
         try:
             if self._purse is not None:
                 await self._covered(self._purse, estimate)

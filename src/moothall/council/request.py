@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from moothall.config import Limits, Models
 from moothall.council import params
-from moothall.council.choices import checks_of, models_of
+from moothall.council.choices import checks_of, elsewhere_of, models_of
 from moothall.council.text import tokens
 from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
@@ -27,6 +27,7 @@ class Defaults:
     repository: str = ""
     seed: int = 0
     models: Models = field(default_factory=Models)
+    endpoints: frozenset[str] = frozenset()
 
 
 def plan(
@@ -88,6 +89,8 @@ def plan(
         seat_models=seat_models,
         checks=checks_of(request),
         tools=request.tools,
+        agent=request.agent,
+        elsewhere={} if request.merge else elsewhere_of(council, defaults.endpoints),
         follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
         tenant=who.tenant,
         principal=who.name,
@@ -100,7 +103,7 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
     fields = dump(replace(request, context=""))
-    for name in ("merge", "model", "checks", "tools", "follows", "fork"):
+    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)

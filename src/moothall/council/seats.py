@@ -16,6 +16,7 @@ from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.course import Workplace
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
+from moothall.council.elsewhere import ask_elsewhere
 from moothall.council.recheck import Judged, facts_text
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
@@ -29,6 +30,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolUsage
 from moothall.errors import (
     BudgetExceeded,
     BusUnavailable,
@@ -94,6 +96,10 @@ async def propose(council: Council, sitting: Sitting) -> None:
         await _sit_down(council, sitting, "", 0.0)
         await _bounded(council, sitting, _merge(council, sitting), council.work_until)
         return
+    if endpoint := d.elsewhere.get(sitting.seat):
+        await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
+        await _bounded(council, sitting, _propose_elsewhere(council, sitting, endpoint), council.work_until)
+        return
     approach = council.approach(sitting)
     warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
@@ -141,7 +147,9 @@ async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: f
 
 
 async def revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
-    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is."""
+    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of an agent elsewhere."""
+    if sitting.seat in council.d.elsewhere:
+        return
     await _bounded(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
@@ -197,6 +205,10 @@ async def _merge(council: Council, sitting: Sitting) -> None:
     if not patch.diff:
         raise NoChanges("the base has all of it already")
     await _submit(council, sitting, Draft(council.d.description, patch), 0)
+
+
+async def _propose_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> None:
+    await _submit(council, sitting, await ask_elsewhere(council, sitting, endpoint), 0)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
@@ -306,6 +318,8 @@ async def _attempt(
     """
     agent = _agent(sitting)
     place = agent.place()
+    if council.d.agent is not None:  # the re-check is the house's, and has its limits
+        prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
     also = frozenset(sitting.latest.assessment.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
@@ -382,4 +396,6 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
 
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
-    return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, council.model.used(sitting.seat))
+    used = sitting.agent.used if sitting.agent else ToolUsage()
+    spent = council.model.used(sitting.seat)
+    return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used)

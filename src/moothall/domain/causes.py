@@ -49,6 +49,8 @@ _CAUSES: Mapping[EventType, Callable[[str, str, Mapping[str, Any]], str]] = {
     EventType.AGENT_PROGRESS: lambda task_id, _ordinal, _data: requested_id(task_id),
     EventType.DELIBERATION_CANCELLED: lambda task_id, _ordinal, _data: requested_id(task_id),
     EventType.DELIBERATION_STEERED: lambda task_id, _ordinal, _data: requested_id(task_id),
+    EventType.DELIBERATION_PAUSED: lambda task_id, _ordinal, _data: requested_id(task_id),
+    EventType.DELIBERATION_RESUMED: lambda task_id, _ordinal, _data: requested_id(task_id),
     EventType.SEAT_STARTED: lambda task_id, _ordinal, _data: _began(task_id),
     EventType.SEAT_FINISHED: lambda task_id, _ordinal, _data: requested_id(task_id),  # it may end before it began
     EventType.MODEL_CALLED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),

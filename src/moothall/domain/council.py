@@ -18,7 +18,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A member of a council. It takes a seat under its id. `endpoint` is kept and never called."""
+    """A member of a council. It takes a seat under its id. `endpoint` is called where the settings allow it, and else kept."""
 
     id: str
     capabilities: Capabilities = field(default_factory=Capabilities)

@@ -29,6 +29,8 @@ class EventType(StrEnum):
     DELIBERATION_DECIDED = "moothall.deliberation.decided"
     DELIBERATION_CANCELLED = "moothall.deliberation.cancelled"
     DELIBERATION_STEERED = "moothall.deliberation.steered"
+    DELIBERATION_PAUSED = "moothall.deliberation.paused"
+    DELIBERATION_RESUMED = "moothall.deliberation.resumed"
     DELIBERATION_DAMAGED = "moothall.deliberation.damaged"
     SEAT_STARTED = "moothall.seat.started"
     SEAT_TURN = "moothall.seat.turn"

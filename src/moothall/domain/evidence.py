@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from moothall.domain.tool import ToolUsage
+
 
 class Verdict(StrEnum):
     """What a check said. `missing` (it did not run) never counts as passed."""
@@ -22,7 +24,7 @@ class CheckRun:
 
     `status` is the tool status (success when the command ran to its end, whatever it said). `details` says of red cases what
     they printed (a traceback), cut to length; `durations` is milliseconds by case, where the runner tells; `findings` are what
-    a linter or type checker found, one line each, without line numbers.
+    a linter or type checker found, one line each, without line numbers; `usage` is what it took.
     """
 
     check: str
@@ -35,6 +37,7 @@ class CheckRun:
     details: Mapping[str, str] = field(default_factory=dict)
     durations: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
+    usage: ToolUsage = ToolUsage()
 
 
 RED = frozenset({"failed", "errored"})

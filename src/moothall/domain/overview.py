@@ -50,6 +50,7 @@ class TaskSeat:
 class TaskView:
     """A deliberation at a glance. `progress` in percent; `error` says why it came to nothing. Times are RFC 3339 in UTC,
     empty where they are not known. `follows` is the task before it in a conversation, `forked` the one that it is another run of.
+    `agent`: of a file, of which it is a run.
     """
 
     task_id: str
@@ -72,6 +73,8 @@ class TaskView:
     duration_ms: int = 0
     follows: str = ""
     forked: str = ""
+    agent: str = ""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from moothall.domain.budget import Usage
 from moothall.domain.evidence import APART, COUNTER, INPUTS, RED, Evidence, Verdict
 from moothall.domain.ids import digest
+from moothall.domain.tool import ToolUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ OUT_OF_PATIENCE = "OUT_OF_PATIENCE"
 class SeatOutcome:
     """A seat's end. A failed seat is a value, with a stable error code, never an exception.
 
-    `duration_ms` from the request to its end; 0 while that isn't known.
+    `duration_ms` from the request to its end; 0 while that isn't known. `tools`: what its tools and checks used.
     """
 
     seat: str
@@ -87,6 +88,21 @@ class SeatOutcome:
     error_message: str = ""
     usage: Usage = Usage()
     duration_ms: int = 0
+    tools: ToolUsage = ToolUsage()
+
+
+_WORK, _PROPOSED, _CHECKED, _REVIEWED = 0.6, 0.7, 0.8, 0.9  # of a seat's way, where its turns, then these are behind it
+
+
+def way(
+    turns: int, most: int, *, proposed: bool = False, checked: bool = False, reviewed: bool = False, ended: bool = False
+) -> float:
+    """Return how far a seat is, 0..1, after so many turns of at most `most`."""
+    if ended:
+        return 1.0
+    if proposed:
+        return _REVIEWED if reviewed else _CHECKED if checked else _PROPOSED
+    return min(1.0, turns / max(1, most)) * _WORK
 
 
 @dataclass(frozen=True, slots=True)

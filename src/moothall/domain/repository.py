@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moothall.domain.evidence import CheckRun
+from moothall.domain.tool import Bounds
 from moothall.errors import InvalidRequest
 
 
@@ -96,7 +97,7 @@ class Prepared:
     """A base that is ready to work on: set up, checked once as it is.
 
     `files` are the paths of the base in order, `runs` what each check says of the untouched base.
-    `key` names the shared read-only checkout and environment. `flaky` are the cases that differed between two runs of it.
+    `key` names the shared read-only checkout and environment. `flaky` are the cases that differed between two runs of it; `bounds` hold in workspaces on it.
     """
 
     base: Base
@@ -104,6 +105,7 @@ class Prepared:
     files: tuple[str, ...]
     runs: Mapping[str, CheckRun] = field(default_factory=dict)
     flaky: tuple[str, ...] = ()
+    bounds: Bounds = Bounds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Self
 from moothall.domain.budget import Budget
 from moothall.domain.ids import ROLES, check_id, check_key, is_id
 from moothall.domain.protocol import PROTOCOLS, ProtocolName
+from moothall.domain.tool import Bounds
 from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
@@ -72,13 +73,22 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentRef:
+    """Of which agent of a file a deliberation is a run, and what that one may use at most."""
+
+    name: str
+    workstream: str = ""
+    bounds: Bounds = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
 class DeliberationRequest:
     """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
 
     `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
     `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `follows`: the task whose
     conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
-    turns; all but `task_id` and `seed` is as it was there.
+    turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one.
     """
 
     description: str
@@ -105,6 +115,7 @@ class DeliberationRequest:
     tools: tuple[str, ...] = ()
     follows: str = ""
     fork: Fork | None = None
+    agent: AgentRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,7 @@ class Deliberation:
     default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
     the role's grant is narrowed to, where there are any. `follows` is the key of the task before it in a conversation, whose questions and
     answers are in `context`; `fork` the recorded turns with which its one seat begins.
+    `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are asked elsewhere.
     """
 
     task_id: str
@@ -150,6 +162,8 @@ class Deliberation:
     tools: tuple[str, ...] = ()
     follows: str = ""
     fork: Beginning | None = None
+    agent: AgentRef | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""

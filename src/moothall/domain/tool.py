@@ -37,6 +37,20 @@ class ToolUsage:
     cpu_ms: int = 0
     max_rss_bytes: int = 0
 
+    def __add__(self, other: ToolUsage) -> ToolUsage:
+        """What two things used, one after the other."""
+        return ToolUsage(self.cpu_ms + other.cpu_ms, max(self.max_rss_bytes, other.max_rss_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What tools may use at most, where that is less than the settings say; zero: as they say. `cpu_share`: processors, over the time that a
+    command may take.
+    """
+
+    memory_bytes: int = 0
+    cpu_share: float = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,39 +20,33 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.aio import leaves
+from moothall.aio import beside
 from moothall.council.forking import take_over
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, said_to
+from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.fleet import FLEET, Held, HostState
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES
-from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.repository import Base, Prepared, with_checks
-from moothall.domain.task import Deliberation, RepositoryRef, check_deliberation
+from moothall.domain.pauses import Pauses
+from moothall.domain.task import Deliberation, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import (
     MoothallError,
     NotFound,
-    NothingToJudge,
-    RepositoryError,
-    SandboxUnavailable,
     Superseded,
     Temporary,
-    WorkspaceFailed,
 )
+from moothall.fleet.preparing import first_of, give_up, prepare
 from moothall.guard.accounts import Accounts, Purse
 from moothall.planning.board import Board
 from moothall.ports import Bus, Repositories
-from moothall.ranking import diagnose
-from moothall.telemetry.events import write_of
 
 log = telemetry.get_logger(__name__)
 
-_PREPARATIONS = 3
 _TAKEN_KEPT = 1000
 _UNSEEN_SECONDS = 0.5
 _OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
@@ -71,6 +65,18 @@ class _Running:
     """Another has it, or shall have it: it is neither done nor over."""
     words: dict[str, str] = field(default_factory=dict)
     """What was said to it, by event id."""
+    pauses: Pauses = field(default_factory=Pauses)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    down: bool = False
+    """It was put down because it is paused."""
+
+    def heed(self, pauses: Pauses) -> None:
+        """Note whether it is paused."""
+        self.pauses = pauses
+        on, off = (self.held, self.free) if pauses.held else (self.free, self.held)
+        on.set()
+        off.clear()
 
 
 @dataclass(slots=True)
@@ -194,13 +200,14 @@ class Host:
                     self._stop(task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS)
 
     async def _hear(self, task_id: str, running: _Running) -> EventType | None:
-        """Give it what was said to it; return how it is over, if it is."""
-        async for recorded in self.bus.replay((Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))):
-            event = recorded.event
+        """Give it what was said to it, and that it is paused or goes on; return how it is over, if it is."""
+        events = [item.event async for item in self.bus.replay((Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id)))]
+        for event in events:
             if event.type in _OVER:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
                 running.words[event.id] = said_to(event)
+        running.heed(Pauses.of(events))
         return None
 
     def _stop(self, task_id: str, message: str | None = None) -> None:
@@ -248,11 +255,9 @@ class Host:
         if deliveries < self._taken.get(task_id, 0):
             raise Superseded(f"{task_id} was taken up by another host")
 
-    async def _remember(self, d: Deliberation) -> tuple[Recording, bool]:
-        """Return what was recorded of this deliberation before, and whether it is over. A fork knows what it takes over, too."""
-        events = [item.event async for item in self.bus.replay(deliberation_topics(d.task_id))]
-        over = any(event.type in _OVER for event in events)
-        return Recording.of(events if over else await take_over(self.bus, d, events)), over
+    async def _remember(self, task_id: str) -> list[Event]:
+        """Return what was recorded of this deliberation before."""
+        return [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
 
     async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str, *, fresh: bool) -> None:
         about = _about(deliberation) | {"moothall.deliveries": deliveries}
@@ -270,16 +275,47 @@ class Host:
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
             # What came here before the answer to that includes the word of whoever took it up later.
             self._yield_to_later(deliberation.task_id, deliveries)
+        events = [] if fresh else await self._remember(deliberation.task_id)
+        running = self._running[deliberation.task_id]
+        while True:
+            running.heed(Pauses.of(events))
+            over = any(event.type in _OVER for event in events)
+            try:
+                recording = Recording.of(events if over else await take_over(self.bus, deliberation, events))
+            except NotFound as error:  # what it was forked from
+                await give_up(self.bus, deliberation, error)
+                return
+            purse = await self._purse(deliberation)
+            if over:
+                if purse is not None:  # whoever had it may have been killed over the end
+                    await purse.close(recording.spent)
+                return
+            if not running.pauses.held and await self._until_paused(deliberation, recording, purse, running):
+                return
+            await running.free.wait()
+            events = await self._remember(deliberation.task_id)
+
+    async def _until_paused(self, d: Deliberation, recording: Recording, purse: Purse | None, running: _Running) -> bool:
+        """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is recorded, with the time that it had left."""
+        turnstile, task = Turnstile(), asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in one
+
+        async def put_down() -> None:
+            await running.held.wait()
+            await turnstile.quiet()
+            running.down = True
+            task.cancel(HOST_STOPS)
+
+        running.down = False
+        later = replace(d, deadline=running.pauses.later(d.deadline))
         try:
-            recording, over = (Recording(), False) if fresh and not deliberation.fork else await self._remember(deliberation)
-        except NotFound as error:  # what it was forked from
-            await self._give_up(deliberation, error)
-            return
-        purse = await self._purse(deliberation)
-        if not over:
-            await self._deliberate(deliberation, recording, purse)
-        elif purse is not None:  # whoever had it may have been killed over the end
-            await purse.close(recording.spent)
+            async with beside(put_down(), "pause"):
+                await self._deliberate(later, recording, purse, turnstile)
+        except asyncio.CancelledError:
+            if not running.down or task.uncancel():
+                raise
+            return False
+        return True
 
     async def _purse(self, deliberation: Deliberation) -> Purse | None:
         """Return what a deliberation of a story draws on; a merge asks no model."""
@@ -289,17 +325,19 @@ class Host:
         budget = card.story.budget if card else Budget()
         return self.accounts.purse(deliberation.story_id, deliberation.tenant, deliberation.task_id, budget)
 
-    async def _deliberate(self, deliberation: Deliberation, recording: Recording, purse: Purse | None) -> None:
+    async def _deliberate(
+        self, deliberation: Deliberation, recording: Recording, purse: Purse | None, turnstile: Turnstile
+    ) -> None:
         prepared, refusal = None, None
         try:
             with telemetry.span("prepare"):
-                prepared = await self._prepare(deliberation)
+                prepared = await prepare(self.bus, self.repositories, deliberation)
         except* (MoothallError, OSError) as group:
-            refusal = _first(group)
+            refusal = first_of(group)
         if isinstance(refusal, Temporary):
             raise refusal
         if refusal is not None:
-            await self._give_up(deliberation, refusal)
+            await give_up(self.bus, deliberation, refusal)
         else:
             ours = functools.partial(self._ours, deliberation.task_id)
             words = self._running[deliberation.task_id].words
@@ -308,80 +346,14 @@ class Host:
                 told = {"task_id": deliberation.task_id, "seat": seat, "text": text}
                 await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
 
-            await deliberate(
-                deliberation, prepared, replace(self.parts, ours=ours, purse=purse, words=words, hint=hint), recording
-            )
-
-    async def _prepare(self, deliberation: Deliberation) -> Prepared | None:
-        if deliberation.repository is None or deliberation.base_sha is None:
-            return None
-        ref = RepositoryRef(id=deliberation.repository.id, ref=deliberation.base_sha)
-        base = with_checks(await self.repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks)
-        steps: asyncio.Queue[str | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._tell_progress(deliberation, steps))
-
-            def tell(step: str) -> None:
-                loop.call_soon_threadsafe(steps.put_nowait, step)
-
-            try:
-                prepared = await self._prepared(base, tell)
-                found = diagnose(prepared)
-                tell(found.line)
-            finally:
-                loop.call_soon(steps.put_nowait, None)  # after all that was told
-        if found.text:
-            raise NothingToJudge(found.text)
-        return prepared
-
-    async def _prepared(self, base: Base, tell: Callable[[str], None]) -> Prepared:
-        """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
-        for lost in range(1, _PREPARATIONS + 1):
-            try:
-                return await self.repositories.prepare(base, tell)
-            except (WorkspaceFailed, SandboxUnavailable) as error:
-                if lost == _PREPARATIONS:
-                    raise
-                log.warning("preparation was cut short; trying again", sha=base.sha[:12], reason=error.message)
-        raise AssertionError("unreachable")
-
-    async def _tell_progress(self, deliberation: Deliberation, steps: asyncio.Queue[str | None]) -> None:
-        number = 0
-        while (step := await steps.get()) is not None:
-            number += 1
-            data = {
-                "agent_id": deliberation.task_id,
-                "task_id": deliberation.task_id,
-                "workstream": "preparation",
-                "progress": 0.0,
-                "current_task": step,
-                "metrics": {},
-            }
-            await self.bus.publish(
-                write_of(deliberation, EventType.AGENT_PROGRESS, data, ordinal=f"prepare-{number}-{step}", source="host")
-            )
-
-    async def _give_up(self, deliberation: Deliberation, error: MoothallError) -> None:
-        """A repository that cannot be prepared fails every seat before it started."""
-        log.warning("preparation failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
-        for seat in deliberation.seats:
-            outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
-            data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
-            await self.bus.publish(write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source="host"))
+            parts = replace(self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile)
+            await deliberate(deliberation, prepared, parts, recording)
 
 
 def _end_of(task: asyncio.Task[None]) -> None:
     """Raise what a task raised; that it was cancelled is an end like another."""
     if not task.cancelled():
         task.result()
-
-
-def _first(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
-    error = next(leaves(group))
-    if isinstance(error, MoothallError):
-        return error
-    return RepositoryError(f"the repository cannot be prepared: {error}; is the disk full? Free some, or set MOOTHALL_DATA_DIR")
 
 
 def _about(deliberation: Deliberation) -> dict[str, str | int]:

@@ -46,6 +46,12 @@ async def steer(desk: Deliberations, task_id: str, message: str, who: Principal,
     await desk.steer(check_id(task_id, "task_id"), message, who, key=key)
 
 
+async def pause(desk: Deliberations, task_id: str, who: Principal, *, paused: bool) -> bool:
+    """Let a council wait from the next turn on, or go on; return whether that changes anything. Raises `Refused`, and what `Deliberations.pause` does."""
+    check_role(who)
+    return await desk.pause(check_id(task_id, "task_id"), who, paused=paused)
+
+
 async def remark(board: Board, desk: Deliberations, story_id: str, text: str, who: Principal, *, place: Place, key: str) -> None:
     """Say something of a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` where its diff has no such line."""
     card = await board.card(story_id, who)

@@ -12,9 +12,7 @@ from moothall.services import convert
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 
-_NOT_CALLED = (
-    "registered; it takes a seat on this service's hosts, with its model. The endpoint is kept and listed, and never called"
-)
+_AT_ITS_ENDPOINT = "registered; its seat is asked at its endpoint where an operator allows that (agents.endpoints), and else filled on this service's hosts"
 
 
 class CouncilCalls:
@@ -70,7 +68,7 @@ class CouncilCalls:
         capabilities = convert.from_message(Capabilities, request.capabilities)
         agent = convert.from_message(Agent, request, id=request.agent_id, capabilities=capabilities)
         council = await self._doors.councils.register(request.role, agent, caller())
-        message = _NOT_CALLED if agent.endpoint else "registered; it takes a seat on this service's hosts, with its model"
+        message = _AT_ITS_ENDPOINT if agent.endpoint else "registered; it takes a seat on this service's hosts, with its model"
         return pb.RegisterAgentResponse(success=True, message=message, council_id=council.id)
 
     async def UnregisterAgent(self, request: pb.UnregisterAgentRequest, context: Any) -> pb.UnregisterAgentResponse:

@@ -101,6 +101,14 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         """Tell its seats something; `key` names the request among the caller's."""
         await saying.steer(self._desk, request.task_id, request.message, caller(), key=key)
 
+    async def PauseDeliberation(self, request: pb.PauseDeliberationRequest, context: Any) -> pb.PauseDeliberationResponse:
+        """Let it wait."""
+        return pb.PauseDeliberationResponse(changed=await saying.pause(self._desk, request.task_id, caller(), paused=True))
+
+    async def ResumeDeliberation(self, request: pb.ResumeDeliberationRequest, context: Any) -> pb.ResumeDeliberationResponse:
+        """Let it go on."""
+        return pb.ResumeDeliberationResponse(changed=await saying.pause(self._desk, request.task_id, caller(), paused=False))
+
     async def _updates(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[pb.DeliberationUpdate]:
         progress = Progress()
         # Read from the beginning: how far it is follows from all events, also from those that the caller has seen.

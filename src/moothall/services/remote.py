@@ -183,19 +183,22 @@ async def remote_kernel(server: str, token: str, ca: Path | None = None) -> Asyn
 
     Raises `ConfigurationError`.
     """
+    async with await open_channel(server, ca) as channel:
+        yield RemoteKernel(channel, token)
+
+
+async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
+    """Return a channel to `HOST:PORT`, as `remote_kernel` has it. Raises `ConfigurationError`."""
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal():
         raise errors.ConfigurationError(f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055")
     if is_loopback(host):
-        channel = grpc.aio.insecure_channel(server)
-    else:
-        try:
-            roots = await asyncio.to_thread(ca.read_bytes) if ca is not None else None
-        except OSError as error:
-            raise errors.ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
-        channel = grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
-    async with channel:
-        yield RemoteKernel(channel, token)
+        return grpc.aio.insecure_channel(server)
+    try:
+        roots = await asyncio.to_thread(ca.read_bytes) if ca is not None else None
+    except OSError as error:
+        raise errors.ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
+    return grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
 
 
 _AGAIN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}

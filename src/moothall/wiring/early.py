@@ -54,4 +54,4 @@ async def check_early(settings: Settings, request: DeliberationRequest, named: N
 
 def defaults(settings: Settings) -> Defaults:
     """Return what holds for a request that does not say otherwise."""
-    return Defaults(settings.limits, settings.repository, settings.seed, settings.choice)
+    return Defaults(settings.limits, settings.repository, settings.seed, settings.choice, frozenset(settings.agents.endpoints))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import importlib
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from moothall.guard.accounts import BUCKET, Accounts
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.replicas import open_models
+from moothall.ports import ChatModel
 from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
@@ -111,9 +112,15 @@ async def _host(
         )
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         hands = await stack.enter_async_context(open_hands(settings, far))
+        elsewhere: Mapping[str, ChatModel] = {}
+        if settings.agents.endpoints:
+            from moothall.services.elsewhere import agents_elsewhere  # gRPC costs start time, and most hosts call nobody
+
+            elsewhere = await stack.enter_async_context(agents_elsewhere(settings.agents))
         parts = Parts(
             model=models[DEFAULT],
             named={name: Named(llm, models[name]) for name, llm in settings.models.items()},
+            elsewhere=elsewhere,
             gate=Gate(settings.guard, audit, bus.publish, rules),
             workspaces=Leaving(hands.workspaces, rules.left),
             read=hands.repositories.read,

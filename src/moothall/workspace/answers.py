@@ -17,7 +17,6 @@ def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
     """Return an answer as a tool's result. Raises `WorkspaceFailed`."""
     try:
         output = answer.get("output") or {}
-        used = answer.get("usage") or {}
         return ToolResult(
             call.request_id,
             call.tool,
@@ -25,10 +24,15 @@ def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
             output=dict(output),
             error=str(answer.get("error") or ""),
             duration_ms=int(answer.get("duration_ms", 0)),
-            usage=ToolUsage(int(used.get("cpu_ms", 0)), int(used.get("max_rss_bytes", 0))),
+            usage=_usage(answer),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
+
+
+def _usage(answer: dict[str, Any]) -> ToolUsage:
+    used = answer.get("usage") or {}
+    return ToolUsage(int(used.get("cpu_ms", 0)), int(used.get("max_rss_bytes", 0)))
 
 
 def _results(answer: dict[str, Any]) -> dict[str, str]:
@@ -67,6 +71,7 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
             details={str(case): str(said) for case, said in dict(answer.get("details") or {}).items()},
             durations={str(case): int(ms) for case, ms in dict(answer.get("durations") or {}).items()},
             findings=tuple(str(line) for line in answer.get("findings") or ()),
+            usage=_usage(answer),
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error

@@ -43,7 +43,7 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
-    an empty folder. `program` answers in it; `limits` hold instead of the settings'. `toolchains` are shown where they lie, and
+    an empty folder. `program` answers in it; `limits` hold instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as the limits say. `toolchains` are shown where they lie, and
     their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
     """
 
@@ -55,6 +55,7 @@ class Place:
     ro: tuple[tuple[Path, str], ...] = ()
     program: str = EXECUTOR
     limits: Sandbox | None = None
+    cpu_share: float = 0.0
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
 
@@ -183,11 +184,12 @@ class Box(ABC):
         limits = self._limits
         long = op in _LONG
         wall = max(0.05, wall_seconds if long else min(wall_seconds, limits.wall_seconds))
+        cpu = wall * (os.cpu_count() or 1) if long else limits.cpu_seconds
         message = {
             "op": "run" if long else op,
             "limits": {
                 "wall_seconds": wall,
-                "cpu_seconds": wall * (os.cpu_count() or 1) if long else limits.cpu_seconds,
+                "cpu_seconds": min(cpu, wall * self.place.cpu_share) if self.place.cpu_share else cpu,
                 "output_bytes": limits.output_bytes,
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },

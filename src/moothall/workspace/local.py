@@ -100,6 +100,10 @@ class LocalWorkspace:
         return self.prepared.base
 
     @property
+    def _limits(self) -> Sandbox:
+        return self._box.place.limits or self._settings.sandbox
+
+    @property
     def pid(self) -> int:
         """The host's pid of its sandbox."""
         return self._box.pid
@@ -167,7 +171,7 @@ class LocalWorkspace:
         run = check_run(name, await self._run_check(name, command, limit, cases, code))
         if run.status == ToolStatus.SUCCESS:
             return run
-        return replace(run, output=f"{limits.said(name, run.status, limit, self._settings.sandbox)}\n{run.output}")
+        return replace(run, output=f"{limits.said(name, run.status, limit, self._limits)}\n{run.output}")
 
     async def _run_check(
         self, name: str, command: tuple[str, ...], limit: limits.Limit, cases: Sequence[str] = (), apart: Sequence[str] = ()
@@ -240,7 +244,7 @@ class LocalWorkspace:
 
         Its box is one more on the same files, so that tools are run by this workspace's own executor while the block waits.
         """
-        runner, sandbox = self._settings.runner, self._settings.sandbox
+        runner, sandbox = self._settings.runner, self._limits
         seconds = min(seconds_until(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
         place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
@@ -284,7 +288,7 @@ class LocalWorkspace:
         return why
 
     def _about(self) -> dict[str, Any]:
-        limits, kernel = self._settings.sandbox, os.uname()
+        limits, kernel = self._limits, os.uname()
         return {
             "system": f"{kernel.sysname} {kernel.release}",
             "machine": kernel.machine,

@@ -10,12 +10,14 @@ import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from moothall import telemetry
 from moothall.config import Settings
 from moothall.domain.repository import Prepared
+from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
@@ -102,9 +104,22 @@ class Pool:
     @asynccontextmanager
     async def box(self, prepared: Prepared) -> AsyncIterator[Box]:
         """A fresh box on `prepared`, a spare one where there is one. Raises `SandboxUnavailable`."""
-        async with self.started(self.layout.place(prepared.base, prepared.key)) as box:
+        async with self.started(self._place(prepared)) as box:
             self._refill(box.place)
             yield box
+
+    def _place(self, prepared: Prepared) -> Place:
+        """What a workspace shows; bounds narrow the settings' limits, and never widen them."""
+        place, bounds, limits = self.layout.place(prepared.base, prepared.key), prepared.bounds, self._settings.sandbox
+        if bounds == Bounds():
+            return place
+        memory = min(bounds.memory_bytes or limits.memory_bytes, limits.memory_bytes)
+        return replace(
+            place,
+            key=f"{place.key}-{memory}-{bounds.cpu_share:g}",
+            limits=limits.model_copy(update={"memory_bytes": memory}),
+            cpu_share=bounds.cpu_share,
+        )
 
     @asynccontextmanager
     async def started(self, place: Place, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:

@@ -38,6 +38,8 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.AGENT_UNREGISTERED: "as council.created",
     EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
     EventType.DELIBERATION_STEERED: "a person's word while it is under way: tests/unit/fleet/test_steering.py",
+    EventType.DELIBERATION_PAUSED: "a person lets it wait: tests/unit/fleet/test_pausing.py",
+    EventType.DELIBERATION_RESUMED: "as deliberation.paused",
     EventType.TOOL_REQUESTED: "work of callers from outside; seats call the gate themselves",
     EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
     EventType.WORKFLOW_STARTED: "workflows of callers from outside: tests/hands/test_workflow_kills.py kills under them",

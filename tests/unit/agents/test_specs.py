@@ -156,7 +156,8 @@ def test_the_examples_are_right_and_the_schema_allows_them() -> None:
     loaded = load([ROOT / "agents"])
     assert not loaded.wrong
     assert not loaded.kept
-    assert check_order(tuple(loaded.specs.values())) == ("greeting", "negative-numbers", "handbook")
+    order = ("security", "greeting", "build", "negative-numbers", "refactoring", "api", "handbook", "licences", "performance")
+    assert check_order(tuple(loaded.specs.values())) == order
     for path in (ROOT / "agents").iterdir():
         Draft202012Validator(schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 

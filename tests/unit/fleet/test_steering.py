@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from moothall.config import Limits
 from moothall.council.desk import Desk
@@ -17,32 +15,10 @@ from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.fleet.host import Host
-from support.council import finish, open_council, scripted
+from support.council import Thinking, open_council, scripted, until
 from support.story import Remembering
 
 FRENCH = "Say it in French."
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-class Thinking:
-    """A model whose first reply is nothing of use and comes when it is let; the second is the answer."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
-        del body, headers
-        self.asked += 1
-        if self.asked == 1:
-            await self.go_on.wait()
-            return "nothing of use"
-        return finish("Bonjour")
 
 
 async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.GUARD_ALERTED,
         EventType.DELIBERATION_DAMAGED,
         EventType.DELIBERATION_STEERED,
+        EventType.DELIBERATION_PAUSED,
+        EventType.DELIBERATION_RESUMED,
     }
     assert set(EventType) - READERS.keys() == left_out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,11 +11,16 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
+from moothall.config import Agents
+from moothall.domain.overview import Condition
+from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
+from moothall.services.checkup import Probe
 from moothall.tools.catalogue import CATALOGUE
-from support.agents import Agent, asked, refused
+from support.agents import Agent, asked, refused, serving_agents
 from support.callers import OTHER
+from support.desk import MemoryDesk
 
 # ---- tools without a model
 
@@ -156,3 +162,35 @@ async def test_capabilities_and_health_are_those_of_the_house(agent: Agent) -> N
     agent.slow.go.set()
     await running
     assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 0
+
+
+async def _stopped() -> tuple[Condition, str]:
+    raise Temporary("the bus is gone")
+
+
+async def _slow() -> tuple[Condition, str]:
+    await asyncio.Event().wait()
+    return Condition.HEALTHY, ""
+
+
+async def _full() -> tuple[Condition, str]:
+    return Condition.DEGRADED, "nearly full"
+
+
+@pytest.mark.parametrize(
+    ("probe", "healthy", "said"),
+    [
+        (Probe(_stopped), False, "down; bus: the bus is gone"),
+        (Probe(_slow), False, "down; bus: no answer within 0.2 seconds"),
+        (Probe(_slow, needed=False), True, "degraded; bus: no answer within 0.2 seconds"),
+        (Probe(_full), True, "degraded; bus: nearly full"),
+    ],
+    ids=["stopped", "silent", "slow", "full"],
+)
+async def test_what_is_stopped_is_unhealthy_and_what_is_slow_degraded(
+    desk: MemoryDesk, tmp_path: Path, probe: Probe, said: str, *, healthy: bool
+) -> None:
+    async with serving_agents(tmp_path, desk, Agents(), {"bus": probe}) as house:
+        health = await house.HealthCheck(pb.HealthCheckRequest())
+    assert health.healthy is healthy
+    assert health.message.startswith(said)

@@ -91,7 +91,7 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
     )
     answer = await client.RegisterAgent(asked)
     assert (answer.success, answer.council_id) == (True, "council-dev")
-    assert "never called" in answer.message
+    assert "where an operator allows that (agents.endpoints)" in answer.message
     assert await client.RegisterAgent(asked) == answer
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert council.agents[2].capabilities == can

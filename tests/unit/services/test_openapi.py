@@ -82,6 +82,8 @@ async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: Me
     assert (await ask("POST", "/api/v1/coach/score", "/api/v1/coach/score", draft))["findings"]
     await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
     await ask("POST", "/api/v1/deliberations/{id}/steer", "/api/v1/deliberations/task-1/steer", {"message": "In French."})
+    await ask("POST", "/api/v1/deliberations/{id}/pause", "/api/v1/deliberations/task-1/pause")
+    await ask("POST", "/api/v1/deliberations/{id}/resume", "/api/v1/deliberations/task-1/resume")
     await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, role="dev"))
     await ask("GET", "/api/v1/deliberations/{id}", "/api/v1/deliberations/task-1")
 
@@ -116,4 +118,4 @@ async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(web: W
     async with asyncio.timeout(120):
         said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
-    assert "Tested: 10" in said.decode(), said.decode()
+    assert "Tested: 12" in said.decode(), said.decode()

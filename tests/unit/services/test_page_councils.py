@@ -208,6 +208,36 @@ async def test_a_running_council_is_cancelled_by_who_has_a_role(house: House) ->
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
 
 
+async def test_it_is_paused_and_goes_on_by_a_button(house: House) -> None:
+    form = form_of(await house.shown())
+    path = f"/councils/{TASK}/pause"
+    assert (await house.browser.send(path, form="other", paused="true")).status == 403
+    assert "Pause it" in await house.shown()
+    assert (await house.browser.send(path, form=form, paused="true")).status == 303
+    shown = await house.shown()
+    assert "Let it go on" in shown
+    assert "paused</p>" in shown
+    assert (await house.browser.send(path, form=form, paused="false")).status == 303
+    assert "Pause it" in await house.shown()
+    told = [one.event.type async for one in house.bus.replay()]
+    assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
+
+
+async def test_what_an_agent_tells_of_itself_is_shown(house: House) -> None:
+    assert "CPU of its tools" not in await house.shown()
+    metrics = {"turns": 3, "tool_calls": 4, "checks": 2, "checks_passed": 1, "cpu_ms": 61_000, "max_rss_bytes": 42_000_000}
+    await house.say(
+        EventType.AGENT_PROGRESS, agent_id=TASK, agent="greeting", progress=0.5, current_task="at work", metrics=metrics
+    )
+    shown = await house.shown()
+    assert "<dt>Tool calls</dt><dd>4</dd>" in shown
+    assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in shown
+    assert "<dd>42 MB</dd>" in shown
+    assert "greeting is at 50% of its way" in shown
+    await house.say(EventType.AGENT_PROGRESS, agent_id=TASK, progress="<b>", current_task="<i>", metrics={"turns": "<script>"})
+    assert "<script>" not in (await house.shown()).replace("<script src", "")
+
+
 async def test_seats_are_told_something_and_who_heard_it_is_shown(house: House) -> None:
     form = form_of(await house.shown())
     path = f"/councils/{TASK}/steer"

@@ -37,6 +37,10 @@ MESSAGES = {
     "CancelDeliberationResponse": "status DeliberationStatus",
     "SteerDeliberationRequest": "task_id s, message s, request_id s",
     "SteerDeliberationResponse": "",
+    "PauseDeliberationRequest": "task_id s",
+    "PauseDeliberationResponse": "changed b",
+    "ResumeDeliberationRequest": "task_id s",
+    "ResumeDeliberationResponse": "changed b",
     "OrchestrateRequest": "task_id s, task_description s, role s, constraints TaskConstraints, options OrchestratorOptions, "
     "case_id s, story_id s, plan_id s, context_options ContextOptions, repository Repository = 11",
     "OrchestrateResponse": "winner DeliberationResult, candidates []DeliberationResult, execution_id s, duration_ms l, "
@@ -117,6 +121,8 @@ RPCS = {
     "WatchDeliberation": "WatchDeliberationRequest → stream DeliberationUpdate",
     "CancelDeliberation": "CancelDeliberationRequest → CancelDeliberationResponse",
     "SteerDeliberation": "SteerDeliberationRequest → SteerDeliberationResponse",
+    "PauseDeliberation": "PauseDeliberationRequest → PauseDeliberationResponse",
+    "ResumeDeliberation": "ResumeDeliberationRequest → ResumeDeliberationResponse",
 } | {
     name: f"{name}Request → {name}Response"
     for name in (

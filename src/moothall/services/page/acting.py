@@ -1,4 +1,4 @@
-"""What people do about a council from its page: cancel it, tell its seats something, say something of a line of a diff."""
+"""What people do about a council from its page: cancel it, let it wait, tell its seats something, say something of a line of a diff."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         await saying.steer(doors.desk, task_id, given.get("message", ""), session.who, key=given.get("key", ""))
         return redirect(f"/councils/{task_id}")
 
+    async def pause(request: Request, session: Session) -> Response:
+        given, task_id = await sent(request, session), request.path_params["id"]
+        await saying.pause(doors.desk, task_id, session.who, paused=given.get("paused") == "true")
+        return redirect(f"/councils/{task_id}")
+
     async def remark(request: Request, session: Session) -> Response:
         """Say something of a line of a candidate's diff; which it is follows from the diff alone."""
         given, task_id = await sent(request, session), check_id(request.path_params["id"], "task_id")
@@ -55,6 +60,7 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     return [
         Route("/councils/{id}/cancel", signed_in(cancel, sessions), methods=["POST"]),
         Route("/councils/{id}/steer", signed_in(steer, sessions), methods=["POST"]),
+        Route("/councils/{id}/pause", signed_in(pause, sessions), methods=["POST"]),
         Route("/councils/{id}/remark", signed_in(remark, sessions), methods=["POST"]),
     ]
 

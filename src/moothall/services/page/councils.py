@@ -36,6 +36,7 @@ from moothall.services.rest.documents import ServerSentEvents
 REFRESH_SECONDS = 3
 _PACE_SECONDS = 0.25
 """Between two words that something happened: what came meanwhile is in the second."""
+_FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
 def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
@@ -65,6 +66,9 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "on": request.query_params.get("on", ""),
             "may": may_act(session.who),
             "key": new_task_id(),
+            "metrics": {name: progress.metrics.get(name, 0) for name in _FIGURES} if progress.metrics else {},
+            "agent": _agent(progress),
+            "paused": bool(progress.state and progress.state.pauses.held),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
         }
         told["changes"] = f"/councils/{task_id}/changes"
@@ -150,6 +154,12 @@ def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]
         "over": over,
         "seconds": (until - began).total_seconds() if until and began else 0,
     }
+
+
+def _agent(progress: Progress) -> str:
+    """Return the name of the agent of a file of which this is a run."""
+    asked = progress.state.requested.value if progress.state and progress.state.requested else None
+    return asked.agent.name if asked and asked.agent else ""
 
 
 def _words(progress: Progress) -> Sequence[tuple[str, str, str]]:

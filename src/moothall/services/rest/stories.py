@@ -156,6 +156,16 @@ def _of_councils(doors: Doors) -> Sequence[Operation]:
         await councils.steer(said, _key(request, said.request_id))
         return Response(status_code=204)
 
+    async def pause(request: Request) -> Response:
+        """Let it wait: turns under way end, and no other begins. Waiting is not counted against its deadline."""
+        asked = orchestrator.PauseDeliberationRequest(task_id=request.path_params["id"])
+        return _answer(await councils.PauseDeliberation(asked, None))
+
+    async def resume(request: Request) -> Response:
+        """Let it go on where it was."""
+        asked = orchestrator.ResumeDeliberationRequest(task_id=request.path_params["id"])
+        return _answer(await councils.ResumeDeliberation(asked, None))
+
     return (
         Operation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
         Operation(
@@ -166,6 +176,8 @@ def _of_councils(doors: Doors) -> Sequence[Operation]:
             status=204,
             headers=("Idempotency-Key",),
         ),
+        Operation("POST", "/api/v1/deliberations/{id}/pause", pause, gives=orchestrator.PauseDeliberationResponse),
+        Operation("POST", "/api/v1/deliberations/{id}/resume", resume, gives=orchestrator.ResumeDeliberationResponse),
     )
 
 

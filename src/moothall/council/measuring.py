@@ -1,0 +1,97 @@
+"""What an agent used of the machine, how far it is, and that it hit a limit of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moothall.domain.codec import dump, load
+from moothall.domain.event import EventType
+from moothall.domain.evidence import CheckRun
+from moothall.domain.proposal import way
+from moothall.domain.task import Deliberation
+from moothall.domain.tool import Bounds, ToolResult, ToolStatus, ToolUsage
+from moothall.errors import LimitExceeded
+
+_MB = 10**6
+
+
+def measured(results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> ToolUsage:
+    """Return what tools and checks used, as the kernel measured it."""
+    return sum((*(one.usage for one in results), *(run.usage for run in runs.values())), ToolUsage())
+
+
+def check_bounds(bounds: Bounds, results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> None:
+    """Raise `LimitExceeded` where something was stopped at a limit of the agent's own."""
+    said: dict[str, str] = {}
+    if bounds.memory_bytes:
+        said[ToolStatus.MEMORY] = f"max_memory, {bounds.memory_bytes / _MB:g} MB"
+    if bounds.cpu_share:
+        said[ToolStatus.CPU] = f"max_cpu, {bounds.cpu_share:.0%} of a processor over the time that it may take"
+    for name, status in (*((one.tool, one.status) for one in results), *((name, run.status) for name, run in runs.items())):
+        if limit := said.get(status):
+            raise LimitExceeded(f"{name} hit the agent's own limit ({limit}), and the agent was stopped")
+
+
+@dataclass(slots=True)
+class Advance:
+    """How far the agent of a deliberation is, fact by fact. `progress` never falls, over a restart either: it begins with what is on record."""
+
+    d: Deliberation
+    progress: float = 0.0
+    _ways: dict[str, float] = field(default_factory=dict)
+    _turns: dict[str, int] = field(default_factory=dict)
+    _calls: int = 0
+    _spent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _tools: dict[str, ToolUsage] = field(default_factory=dict)
+    _checks: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, kind: EventType, data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what an `agent.progress` tells after a fact; None where the fact moves nothing."""
+        seat = str(data.get("seat") or "")
+        if self.d.agent is None or seat not in self.d.seats or kind not in _AT:
+            return None
+        if kind is EventType.SEAT_TURN:
+            self._turned(seat, data)
+        done = way(self._turns.get(seat, 0), self.d.max_turns, proposed=kind in _PROPOSED, ended=kind is EventType.SEAT_FINISHED)
+        self._ways[seat] = max(done, self._ways.get(seat, 0.0))
+        self.progress = max(self.progress, round(sum(self._ways.values()) / len(self.d.seats), 3))
+        return {
+            "agent_id": self.d.task_id,
+            "agent": self.d.agent.name,
+            "seat": seat,
+            "workstream": self.d.agent.workstream,
+            "progress": self.progress,
+            "current_task": _AT[kind],
+            "metrics": self._metrics(),
+        }
+
+    def _turned(self, seat: str, data: Mapping[str, Any]) -> None:
+        self._turns[seat] = self._turns.get(seat, 0) + 1
+        self._calls += len(data["operations"])
+        self._spent[seat], self._tools[seat] = data["usage"], load(ToolUsage, data["tools"])
+        self._checks = data["checks"] or self._checks
+
+    def _metrics(self) -> Mapping[str, float]:
+        spent = self._spent.values()
+        tools = sum(self._tools.values(), ToolUsage())
+        return {
+            "turns": sum(self._turns.values()),
+            "tool_calls": self._calls,
+            "tokens": sum(one["prompt_tokens"] + one["completion_tokens"] for one in spent),
+            "cost_usd": sum(one["cost_usd"] for one in spent),
+            "checks": len(self._checks),
+            "checks_passed": sum(verdict == "passed" for verdict in self._checks.values()),
+            **dump(tools),
+        }
+
+
+_AT: Mapping[EventType, str] = {
+    EventType.SEAT_STARTED: "begun",
+    EventType.SEAT_TURN: "at work",
+    EventType.SEAT_PROPOSED: "proposed, being re-checked",
+    EventType.SEAT_REVISED: "revised, being re-checked",
+    EventType.SEAT_FINISHED: "ended",
+}
+_PROPOSED = {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}

@@ -1,0 +1,94 @@
+"""Making the base of a deliberation ready, and telling how far that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from moothall import telemetry
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.repository import Base, Prepared, with_checks
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import MoothallError, NothingToJudge, RepositoryError, SandboxUnavailable, WorkspaceFailed
+from moothall.ports import Bus, Repositories
+from moothall.ranking import diagnose
+from moothall.telemetry.events import write_of
+
+log = telemetry.get_logger(__name__)
+
+_PREPARATIONS = 3
+
+
+async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberation) -> Prepared | None:
+    """Return the base of a deliberation, ready to work on; None for one about text. Raises `NothingToJudge`, and what the repositories raise."""
+    if deliberation.repository is None or deliberation.base_sha is None:
+        return None
+    ref = RepositoryRef(id=deliberation.repository.id, ref=deliberation.base_sha)
+    base = with_checks(await repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks)
+    steps: asyncio.Queue[str | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_tell_progress(bus, deliberation, steps))
+
+        def tell(step: str) -> None:
+            loop.call_soon_threadsafe(steps.put_nowait, step)
+
+        try:
+            prepared = await _prepared(repositories, base, tell)
+            found = diagnose(prepared)
+            tell(found.line)
+        finally:
+            loop.call_soon(steps.put_nowait, None)  # after all that was told
+    if found.text:
+        raise NothingToJudge(found.text)
+    return prepared
+
+
+async def _prepared(repositories: Repositories, base: Base, tell: Callable[[str], None]) -> Prepared:
+    """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
+    for lost in range(1, _PREPARATIONS + 1):
+        try:
+            return await repositories.prepare(base, tell)
+        except (WorkspaceFailed, SandboxUnavailable) as error:
+            if lost == _PREPARATIONS:
+                raise
+            log.warning("preparation was cut short; trying again", sha=base.sha[:12], reason=error.message)
+    raise AssertionError("unreachable")
+
+
+async def _tell_progress(bus: Bus, deliberation: Deliberation, steps: asyncio.Queue[str | None]) -> None:
+    number = 0
+    while (step := await steps.get()) is not None:
+        number += 1
+        data = {
+            "agent_id": deliberation.task_id,
+            "task_id": deliberation.task_id,
+            "workstream": "preparation",
+            "progress": 0.0,
+            "current_task": step,
+            "metrics": {},
+        }
+        await bus.publish(
+            write_of(deliberation, EventType.AGENT_PROGRESS, data, ordinal=f"prepare-{number}-{step}", source="host")
+        )
+
+
+async def give_up(bus: Bus, deliberation: Deliberation, error: MoothallError) -> None:
+    """A repository that cannot be prepared fails every seat before it started."""
+    log.warning("preparation failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
+    for seat in deliberation.seats:
+        outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
+        data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
+        await bus.publish(write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source="host"))
+
+
+def first_of(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
+    """Return what went wrong first, in words for people."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, MoothallError):
+        return error
+    return RepositoryError(f"the repository cannot be prepared: {error}; is the disk full? Free some, or set MOOTHALL_DATA_DIR")

@@ -1,0 +1,71 @@
+"""A seat whose agent is elsewhere: houses of their own answer for it, and one that is killed is made up for by the other."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from served import ALICE, Served, make_command, served
+
+from house import SOLVED, WRONG, git, scripted, turn
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.repositories.sample import make_sample_repository
+from moothall.testing.model import scripted_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="function")]
+
+ENDPOINT = "grpc://coders.example:50051"
+
+
+async def deliberate(house: Served, repo: Path, task: str) -> pb.DeliberateResponse:
+    """Let the council of two, one of them elsewhere, add the function."""
+    asked = pb.DeliberateRequest(
+        task_description="Add hello_world() function to src/utils.py",
+        role="dev",
+        num_agents=2,
+        task_id=task,
+        repository=common_pb2.Repository(url=str(repo), ref="main"),
+    )
+    answer: pb.DeliberateResponse = await house.stub().Deliberate(asked, timeout=240)
+    return answer
+
+
+async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_made_up_for(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    async with AsyncExitStack() as stack:
+        far = await stack.enter_async_context(
+            scripted_model(scripted(lambda *_: turn("files.append", path="src/utils.py", content=SOLVED)))
+        )
+        near = await stack.enter_async_context(
+            scripted_model(scripted(lambda *_: turn("files.append", path="src/utils.py", content=WRONG)))
+        )
+        replicas: list[tuple[Served, AsyncExitStack]] = []
+        for name in ("one", "two"):
+            (folder := tmp_path / name).mkdir()
+            command = make_command(folder, far.base_url)
+            command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path}"]'
+            own = await stack.enter_async_context(AsyncExitStack())
+            replicas.append((await own.enter_async_context(served(command, signal.SIGKILL)), own))
+        (folder := tmp_path / "house").mkdir()
+        token = folder / "elsewhere.token"
+        token.write_text(ALICE, encoding="utf-8")
+        command = make_command(folder, near.base_url)
+        command.extra |= {
+            "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{tmp_path}"]',
+            "MOOTHALL_AGENTS__ENDPOINTS": json.dumps({ENDPOINT: [one.command.served_at for one, _ in replicas]}),
+            "MOOTHALL_AGENTS__ENDPOINT_TOKEN_FILE": str(token),
+        }
+        house = await stack.enter_async_context(served(command))
+        await house.stub().CreateCouncil(pb.CreateCouncilRequest(role="dev", num_agents=1))
+        await house.stub().RegisterAgent(pb.RegisterAgentRequest(agent_id="far", role="dev", endpoint=ENDPOINT))
+        for number in (1, 2):
+            answer = await deliberate(house, repo, f"task-{number}")
+            assert answer.winner_id == "far", answer
+            assert "Hello, World!" in git(repo, "show", f"{answer.branch}:src/utils.py")
+            if number == 1:
+                await replicas[0][1].aclose()
