@@ -90,7 +90,7 @@ class Hall:
             meter=Meter(),
         )
         call = ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(120))
-        return await self.gate.call(self.gate.seated(seat), call)
+        return await self.gate.call(self.gate.with_token(seat), call)
 
 
 @asynccontextmanager
