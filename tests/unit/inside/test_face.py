@@ -104,3 +104,17 @@ def test_cycles_end() -> None:
     loop: list[Any] = []
     loop.append(loop)
     assert "[...]" in str(plain(loop))
+
+
+def test_a_tool_of_three_names_is_said_with_an_underscore() -> None:
+    asked: list[str] = []
+
+    def ask(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        asked.append(f"{name} {arguments}")
+        return {"status": "success", "output": {}}
+
+    face = Face({"mcp.notes.add-line": ("text",), "mcp.notes.add_line": ("text",), "files.read": ("path",)}, ask, agents=False)
+    assert face.names("mcp") == ["notes_add_line"]
+    face.call("mcp", "notes_add_line", ("hi",), {})
+    face.call("files", "read", ("a",), {})
+    assert asked == ["mcp.notes.add-line {'text': 'hi'}", "files.read {'path': 'a'}"]
