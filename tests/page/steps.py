@@ -17,7 +17,7 @@ AC = (
 PICTURES = os.environ.get("MOOTHALL_PICTURES", "")
 
 
-async def until(told: Callable[[], Awaitable[bool]], seconds: float = 90) -> None:
+async def until(told: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
     """Wait until something holds."""
     async with asyncio.timeout(seconds):
         while not await told():
