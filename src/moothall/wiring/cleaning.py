@@ -69,7 +69,10 @@ def _alone(data_dir: Path) -> Iterator[str]:
     """Hold the data directory; yields who is at work here, '' where it is nobody."""
     try:
         with lock.hold(data_dir):
-            yield "a process has workspaces open here; wait for it" if at_work(data_dir) else ""
+            if lock.shared(data_dir):
+                yield f"processes that serve some roles work on {data_dir}; stop them first"
+            else:
+                yield "a process has workspaces open here; wait for it" if at_work(data_dir) else ""
             return
     except lock.Taken:
         pass
@@ -99,11 +102,14 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
 
     async with open_answers(settings):
         pass  # the graph has read what goes now: nobody could tell it later
-    preparations = None
+    preparations, others = None, lock.shared(settings.data_dir)
     try:
         with lock.hold(settings.data_dir):
-            preparations = await prune_preparations(settings.data_dir, settings.workspace.keep_days)
+            if not others:
+                preparations = await prune_preparations(settings.data_dir, settings.workspace.keep_days)
     except lock.Taken:
+        others = True
+    if others:
         tell("checkouts and environments stay: a process serves this data directory and may be working on them")
     async with open_log(settings, tell) as bus:
         events = await pruning.prune(bus, keep)

@@ -69,6 +69,19 @@ def numbered(data_dir: Path) -> Iterator[int]:
         return
 
 
+def shared(data_dir: Path) -> bool:
+    """Whether processes work here that have a number, and may not hold the directory."""
+    for path in (data_dir / "processes").glob("*"):
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False
+
+
 def announce(data_dir: Path, address: Address) -> None:
     """Say where this process can be reached."""
     path = data_dir / "serving.json"

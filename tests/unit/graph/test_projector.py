@@ -107,3 +107,16 @@ async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> No
     last = await published(bus, Chronicle().whole())
     assert await Projector(bus, graph, SETTINGS).catch_up(last) == last
     assert await graph.ask("deliberation", tenant="local", task_id="task-a")
+
+
+async def test_who_may_not_write_any_more_writes_nothing(graph: CypherGraph) -> None:
+    bus, may = MemoryBus(), True
+    last = await published(bus, Chronicle("task-a").whole())
+    projector = Projector(bus, graph, SETTINGS, may=lambda: may)
+    may = False
+    with pytest.raises(GraphUnavailable, match="another process writes the graph"):
+        await projector.catch_up(last)
+    assert await graph.position() == 0
+    may = True
+    await projector.catch_up(last)
+    assert await graph.position() == last

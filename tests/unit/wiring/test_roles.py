@@ -61,5 +61,7 @@ def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_it
 def test_numbers_are_taken_in_order_and_given_back(tmp_path: Path) -> None:
     with lock.numbered(tmp_path) as one, lock.numbered(tmp_path) as two:
         assert (one, two) == (1, 2)
+        assert lock.shared(tmp_path)
+    assert not lock.shared(tmp_path)
     with lock.numbered(tmp_path) as again:
         assert again == 1
