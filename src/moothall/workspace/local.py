@@ -7,19 +7,16 @@ import os
 import platform
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
-
-from cachetools import LRUCache
 
 from moothall.aio import seconds_until
 from moothall.config import Sandbox, Settings
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import (
@@ -36,7 +33,7 @@ from moothall.errors import (
 from moothall.inside import checks
 from moothall.inside.fullpython import COMMAND
 from moothall.ports import NOTHING, Hear
-from moothall.repositories import proof, rules
+from moothall.repositories import rules
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import Change, TrustedClone
 from moothall.repositories.trusted import Remote
@@ -48,12 +45,12 @@ from moothall.workspace.asking import Asking, asked_too_often, full_run, most_as
 from moothall.workspace.box import Box, Place
 from moothall.workspace.bundle import grammars
 from moothall.workspace.conversing import converse
+from moothall.workspace.first import FirstChanges
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.localbox import LocalBox
 from moothall.workspace.pool import MakeBox, Pool
 from moothall.workspace.wasm import Shelf, answer_of
 
-_DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
     (Refused, ToolStatus.BLOCKED),
@@ -315,19 +312,6 @@ def _has_python(env: Path | None) -> bool:
     return env is not None and (os.path.lexists(env / "bin" / "python") or not env.exists())
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """What a diff changes, and which of these files are tests."""
-
-    changes: tuple[Change, ...]
-    tests: frozenset[str]
-
-    @property
-    def size(self) -> int:
-        """Bytes, about."""
-        return 1000 + sum(200 + len(change.content or b"") for change in self.changes)
-
-
 class LocalWorkspaces:
     """Opens workspaces. An async context manager: everything it started is gone when it ends.
 
@@ -346,7 +330,7 @@ class LocalWorkspaces:
         self._clones = clones
         self._remotes = remotes
         self._shelf = Shelf(settings)
-        self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
+        self._first = FirstChanges()
         self.pool = Pool(settings, (*self._shelf.binds, *grammars()), make)
 
     async def __aenter__(self) -> Self:
@@ -370,7 +354,7 @@ class LocalWorkspaces:
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._first_changes(prepared.base, clone, patch, extra, instead, judged=judged)
+        changes = await self._first.of(prepared.base, clone, patch, extra, instead, judged=judged)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"
@@ -379,41 +363,3 @@ class LocalWorkspaces:
             )
             await workspace.write(changes)
             yield workspace
-
-    async def _first_changes(
-        self, base: Base, clone: TrustedClone, patch: str, extra: str, instead: Mapping[str, str], *, judged: bool
-    ) -> list[Change]:
-        """Return the changes that a workspace begins with."""
-        kept: frozenset[str] = frozenset()
-        existed = set(await clone.files(base.sha))
-        protected = base.profile.protected
-        if judged:
-            package = await clone.read(base.sha, "package.json", 0) if "package.json" in existed else b""
-            kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
-        wanted: dict[str, Change] = {}
-        if patch.strip():
-            wanted |= {change.path: change for change in (await self._apply(base, clone, patch)).changes}
-        if judged:
-            wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
-            for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
-                wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
-        if extra.strip():
-            made = await self._apply(base, clone, extra)
-            tests = made.tests
-            if judged:
-                tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
-            wanted |= {change.path: change for change in made.changes if change.path in tests}
-        for path, text in instead.items():
-            wanted[path] = Change(path, rules.FILE, text.encode())
-        return list(wanted.values())
-
-    async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
-        """Apply a diff in the trusted clone. The same one is asked for by each re-check of a candidate."""
-        key = (base.repository, base.sha, digest(diff))
-        if key not in self._diffs:
-            made = await clone.apply(base.sha, diff)
-            found = _Applied(tuple(await clone.changes(base.sha, made.commit_sha)), frozenset(made.tests))
-            with suppress(ValueError):  # larger than all that is kept
-                self._diffs[key] = found
-            return found
-        return self._diffs[key]

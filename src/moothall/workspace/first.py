@@ -1,0 +1,74 @@
+"""What a workspace begins with: a candidate's diff on its base, and where it is judged, the base's own tests and configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from moothall.domain.ids import digest
+from moothall.domain.repository import Base
+from moothall.repositories import proof, rules
+from moothall.repositories.clone import Change, TrustedClone
+
+_DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What a diff changes, and which of these files are tests."""
+
+    changes: tuple[Change, ...]
+    tests: frozenset[str]
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return 1000 + sum(200 + len(change.content or b"") for change in self.changes)
+
+
+class FirstChanges:
+    """Turns diffs into changes, and keeps the last ones: each re-check of a candidate asks for the same."""
+
+    def __init__(self) -> None:
+        self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
+
+    async def of(
+        self, base: Base, clone: TrustedClone, patch: str, extra: str, instead: Mapping[str, str], *, judged: bool
+    ) -> list[Change]:
+        """Return the changes that a workspace begins with."""
+        kept: frozenset[str] = frozenset()
+        existed = set(await clone.files(base.sha))
+        protected = base.profile.protected
+        if judged:
+            package = await clone.read(base.sha, "package.json", 0) if "package.json" in existed else b""
+            kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
+        wanted: dict[str, Change] = {}
+        if patch.strip():
+            wanted |= {change.path: change for change in (await self._apply(base, clone, patch)).changes}
+        if judged:
+            wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
+            for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
+                wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
+        if extra.strip():
+            made = await self._apply(base, clone, extra)
+            tests = made.tests
+            if judged:
+                tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
+            wanted |= {change.path: change for change in made.changes if change.path in tests}
+        for path, text in instead.items():
+            wanted[path] = Change(path, rules.FILE, text.encode())
+        return list(wanted.values())
+
+    async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
+        """Apply a diff in the trusted clone. The same one is asked for by each re-check of a candidate."""
+        key = (base.repository, base.sha, digest(diff))
+        if key not in self._diffs:
+            made = await clone.apply(base.sha, diff)
+            found = _Applied(tuple(await clone.changes(base.sha, made.commit_sha)), frozenset(made.tests))
+            with suppress(ValueError):  # larger than all that is kept
+                self._diffs[key] = found
+            return found
+        return self._diffs[key]
