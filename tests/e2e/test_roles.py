@@ -159,6 +159,29 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(cl
         await writer.start()
 
 
+async def test_who_plans_is_killed_and_the_other_goes_on_with_the_story(cluster: Cluster) -> None:
+    told = pb.ProcessPlanningEventRequest(
+        event_type="story.transitioned",
+        case_id="story-1",
+        to_state="PLANNING",
+        metadata={"title": "HAIKU", "brief": "A HAIKU about a hall", "ac": "it is a HAIKU", "roles": "dev,qa"},
+    )
+    async with grpc.aio.insecure_channel(cluster.door(0)) as channel:
+        stub: Any = OrchestratorServiceStub(channel)
+        planned = await stub.ProcessPlanningEvent(told, metadata=WHO, timeout=60)
+    assert len(planned.derived_task_ids) > 1
+    planner = await holder(cluster, "planning")
+    await planner.end(signal.SIGKILL)
+    try:
+        async with asyncio.timeout(180):
+            while not all([await decided(cluster.bus, task_id) for task_id in planned.derived_task_ids]):
+                await asyncio.sleep(0.2)
+        for task_id in planned.derived_task_ids:
+            assert len(await decided(cluster.bus, task_id)) == 1
+    finally:
+        await planner.start()
+
+
 async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(cluster: Cluster) -> None:
     doors = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
     going, asked = True, list[str]()
