@@ -145,6 +145,21 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
     assert seen == 7
 
 
+def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> None:
+    """`MOOTHALL_METRICS_SERVICE_HOST`, of the Service moothall-metrics, would end it."""
+    pods = [each for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")]) if "containers" in each]
+    ours = [pod for pod in pods if any(one["image"].endswith("moothall") for one in pod["containers"])]
+    assert len(ours) == 4
+    assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 4
+
+
+def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:
+    """Else every start gives them to the group, and a token that others may read is refused."""
+    pods = [each for each in within([[*documents(folder)] for folder in FOLDERS]) if "fsGroup" in each]
+    assert len(pods) == 6
+    assert {pod.get("fsGroupChangePolicy") for pod in pods} == {"OnRootMismatch"}
+
+
 def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     (cluster,) = [each for each in documents(DEPLOY / "components/hosts") if each["kind"] == "RayCluster"]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")

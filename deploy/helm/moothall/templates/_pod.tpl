@@ -1,5 +1,5 @@
 {{- define "moothall.pod" -}}
-securityContext: {runAsUser: {{ . }}, runAsGroup: {{ . }}, fsGroup: {{ . }}, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+securityContext: {runAsUser: {{ . }}, runAsGroup: {{ . }}, fsGroup: {{ . }}, fsGroupChangePolicy: OnRootMismatch, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
 {{- end }}
 
 {{- define "moothall.container" -}}
