@@ -30,7 +30,7 @@ from moothall.workflows.running import Workflows
 @dataclass(frozen=True, slots=True)
 class Doors:
     """The rooms behind the services; `models` are those of the settings. `visits`: where callers may use
-    tools themselves. `ask` asks the graph, `repositories` are what a page shows files of. `served` says which of api and page are. `stopping` is set when a server begins to stop: a call that ends early ends by its will then, not by its caller's.
+    tools themselves. `ask` asks the graph, `repositories` are what a page shows files of. `served` says which of api and page are. `taking` is set while a server takes calls and was not told to stop, `stopping` when it takes none any more: a call that ends early ends by its will then, not by its caller's.
     """
 
     desk: Deliberations
@@ -55,4 +55,5 @@ class Doors:
     agents: AgentTasks | None = None
     repositories: TrustedRepositories | None = None
     served: frozenset[str] = frozenset({"api", "page"})
+    taking: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

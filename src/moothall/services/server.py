@@ -74,8 +74,10 @@ async def grpc_server(
     try:
         for name in names:
             await checkup.set(name, health_pb2.HealthCheckResponse.SERVING)
+        doors.taking.set()
         yield Server(settings.host, port)
     finally:
+        doors.taking.clear()
         await checkup.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         doors.stopping.set()

@@ -237,7 +237,9 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
         return look
 
     checkup = Checkup({"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)}, keep_seconds=0)
-    async with serving_http(replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)) as web:
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)
+    doors.taking.set()
+    async with serving_http(doors) as web:
         answer = await web("GET", "/health", token=None)
         assert (answer.status, answer.json["status"]) == (200, "healthy")
         assert [part["detail"] for part in answer.json["parts"]] == ["", ""]  # details are for callers with a token
@@ -249,6 +251,7 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
         assert {part["name"]: part["detail"] for part in answer.json["parts"]}[
             "model"
         ] == "nobody answers on 10.1.2.3 [MODEL_UNAVAILABLE]"
+        assert (await web("GET", "/ready", token=None)).status == 200, "its doors are no worse for it"
 
 
 async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_nothing() -> None:

@@ -20,6 +20,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.server import grpc_server
 from support.callers import TOKEN, TOKENS, Client, Serving, doors_of, serving
 from support.desk import MemoryDesk
+from support.rest import serving_http
 
 SERVICE = "orchestrator.v1.OrchestratorService"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused, or behind TLS on a free port
@@ -176,11 +177,12 @@ async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_ask
 
 
 async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: MemoryDesk) -> None:
-    leaving = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
+    leaving, doors = asyncio.Event(), doors_of(desk)
+    async with serving_http(doors) as web, asyncio.TaskGroup() as group:
+        assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
 
         async def serve(ready: asyncio.Future[str]) -> None:
-            async with grpc_server(config.Grpc(port=0), config.Limits(), doors_of(desk), TOKENS, leave_seconds=3) as server:
+            async with grpc_server(config.Grpc(port=0), config.Limits(), doors, TOKENS, leave_seconds=3) as server:
                 ready.set_result(server.target)
                 await leaving.wait()
 
@@ -190,8 +192,12 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: Memory
             health: Any = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            asked = await web("GET", "/ready", token=None)
+            assert (asked.status, asked.json) == (200, {"ready": True})
             leaving.set()
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            asked = await web("GET", "/ready", token=None)
+            assert (asked.status, asked.json) == (503, {"ready": False})
             answer = await Client(channel).SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
             assert answer.agent_count == 3
             watch.cancel()

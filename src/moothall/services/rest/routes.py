@@ -1,4 +1,4 @@
-"""What the HTTP door serves: tools, /tasks and /health. Here, and nowhere else, JSON documents become calls and answers them."""
+"""What the HTTP door serves: tools, /tasks, /health and /ready. Here, and nowhere else, JSON documents become calls and answers them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from moothall.services.rest.documents import Body, document, lines, read
 from moothall.services.tools import Tools, call_of
 from moothall.tools.discovery import Filters, discover, entry
 
-OPEN_PATHS = frozenset({"/health", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 _MOST, _USUAL = 500, 50
 _FACTS = ("workflow_id", "step", "state", "attempt", "compensation", "error", "done", "steps", "result")
 _FILTERS = ("query", "category", "tag", "profile", "role", "persona", "safe", "limit")
@@ -75,6 +75,13 @@ def state_routes(doors: Doors) -> Sequence[Route]:
             found = replace(found, parts=tuple(replace(part, detail="") for part in found.parts))
         return document(dump(found), 503 if found.status is Condition.DOWN else 200)
 
+    async def ready(_request: Request) -> Response:
+        """200 while this process takes calls, gRPC's too, 503 once it is told to stop. What a load balancer asks: with /health, a model server that is
+        away would take every door away.
+        """
+        taking = doors.taking.is_set()
+        return document({"ready": taking}, 200 if taking else 503)
+
     async def tasks(request: Request) -> Response:
         """The caller's tenant's tasks: those under way, then those that ended, the latest first."""
         state, limit = request.query_params.get("state", ""), request.query_params.get("limit", str(_USUAL))
@@ -87,7 +94,7 @@ def state_routes(doors: Doors) -> Sequence[Route]:
     async def task(request: Request) -> Response:
         return document(dump(await doors.tasks.get(check_id(request.path_params["id"], "task_id"), caller())))
 
-    return [Route("/health", health), Route("/tasks", tasks), Route("/tasks/{id}", task)]
+    return [Route("/health", health), Route("/ready", ready), Route("/tasks", tasks), Route("/tasks/{id}", task)]
 
 
 def tool_routes(doors: Doors) -> Sequence[Route]:
