@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import grpc.aio
@@ -34,6 +36,7 @@ from support.graph import MemoryGraph
 TOKEN = "a-token-of-the-tests"
 _LAST_WORDS_SECONDS = 5
 OTHER = "a-token-of-another-tenant"
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused, or behind TLS on a free port
 TOKENS = {TOKEN: LOCAL, OTHER: Principal("eve", "elsewhere")}
 
 
@@ -56,6 +59,15 @@ class Serving:
     server: Server
     channel: grpc.aio.Channel
     client: Client
+
+
+def certificate(folder: Path) -> dict[str, Any]:
+    """Make a certificate for localhost, and its key; returns the settings that name them."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return {"tls_key": key, "tls_cert": cert}
 
 
 def doors_of(

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ from jsonschema_rs import Draft202012Validator
 
 from support import gobuilt
 from support.kube import crds
+from support.kube.manifests import Objects, kustomized, objects
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,6 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/moothall"
 IMAGES = ("--set=images.moothall=a/moothall:1", "--set=images.workspace=a/workspace:1")
 TEMPLATE = ("template", "--kube-version=1.34")  # a Helm that `go install` built takes the cluster for one of long ago
-Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,29 +44,11 @@ def helm() -> str:
         pytest.skip(f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt helm` says more")
 
 
-def kustomized(overlay: Path) -> str:
-    if shutil.which("kubectl"):
-        command = ["kubectl", "kustomize"]
-    else:
-        try:
-            command = [str(gobuilt.program("kustomize")), "build"]
-        except gobuilt.Missing as missing:
-            pytest.skip(f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt kustomize` says more")
-    return subprocess.run([*command, str(overlay)], capture_output=True, text=True, check=True).stdout
-
-
 def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
     command = [helm, *TEMPLATE, "a-release", str(CHART), f"--namespace={namespace}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def objects(text: str) -> Objects:
-    said = [each for each in yaml.safe_load_all(text) if each]
-    found = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in said}
-    assert len(found) == len(said), "an object is there twice"
-    return found
 
 
 def accepted(each: dict[str, Any]) -> None:
@@ -80,11 +61,15 @@ def accepted(each: dict[str, Any]) -> None:
 
 def same(ours: Objects, theirs: Objects) -> None:
     del theirs["Namespace", "", "moothall"]  # Helm's own: --create-namespace
-    # Kustomize leaves the pods alone when settings change; Helm's users expect otherwise.
-    assert ours["Deployment", "moothall", "moothall"]["spec"]["template"]["metadata"].pop("annotations")
+    for (kind, _, name), each in ours.items():
+        if name.startswith("moothall"):
+            if kind == "Deployment":  # Kustomize leaves the pods alone when settings change; Helm's users expect otherwise.
+                assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {"checksum/settings"}
+            if kind == "PersistentVolumeClaim":  # Kustomize takes nothing away that is no longer said.
+                assert each["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert ours.keys() == theirs.keys()
-    for name, each in theirs.items():
-        assert ours[name] == each, name
+    for key, each in theirs.items():
+        assert ours[key] == each, key
         accepted(each)
 
 
@@ -99,10 +84,11 @@ COMPONENTS = {
     "monitoring": "monitoring.enabled=true",
     "egress": "egress.enabled=true,egress.apiServer={192.0.2.1/32}",
 }
+BESIDE = {"roles"}  # wants an overlay whose doors have TLS: prod-roles has it
 
 
 def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:
-    assert COMPONENTS.keys() == {path.name for path in (DEPLOY / "k8s/components").iterdir()}
+    assert COMPONENTS.keys() | BESIDE == {path.name for path in (DEPLOY / "k8s/components").iterdir()}
     copied = yaml.safe_load((DEPLOY / "k8s/overlays/dev/kustomization.yaml").read_text(encoding="utf-8"))
     copied["resources"] = [os.path.relpath(DEPLOY / "k8s/base", tmp_path)]
     copied["components"] = [os.path.relpath(DEPLOY / "k8s/components" / name, tmp_path) for name in COMPONENTS]
@@ -150,6 +136,37 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     assert named == {"own", "own-bus", "own-accounts", "own-tls", "neo4j", "hosts"}
 
 
+BY_ROLE = """
+images: {moothall: "a/moothall:1", workspace: b}
+settings: {MOOTHALL_GRAPH__URL: "neo4j://graph.example:7687", MOOTHALL_SERVE__LEAVE_SECONDS: 12.5, MOOTHALL_GRPC__GRACE_SECONDS: "60"}
+secrets: {tls: own-tls}
+services: {storage: {className: many}}
+ingress: {host: m.example, annotations: {nginx.ingress.kubernetes.io/session-cookie-name: own}}
+model: {url: "https://models.example/v1"}
+roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
+"""
+
+
+def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(BY_ROLE, encoding="utf-8")
+    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
+    for each in found.values():
+        accepted(each)
+    services = {name: each["spec"] for (kind, _, name), each in found.items() if kind == "Deployment"}
+    assert services.keys() == {"moothall-api", "moothall-collector", "moothall-tools", "moothall-hosts"}
+    for each in services.values():
+        pod = each["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == 13 + 60 + 30, "what settings say of the end, the pod gets"
+        assert "initContainers" not in pod
+    claim = found["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
+    assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "many")
+    scaled = found["HorizontalPodAutoscaler", "other", "moothall-api"]["spec"]
+    assert (scaled["minReplicas"], scaled["maxReplicas"]) == (3, 9)
+    said = found["Ingress", "other", "moothall"]["metadata"]["annotations"]
+    assert said["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
+    assert said["nginx.ingress.kubernetes.io/affinity"] == "cookie"
+
+
 def secrets(said: Any) -> Iterable[str]:
     """Yield the names of Secrets that anything here refers to."""
     if isinstance(said, dict):
@@ -175,6 +192,14 @@ def secrets(said: Any) -> Iterable[str]:
         (["--set=services.storage.size=big"], "/services/storage/size"),
         (["--set=ingress.host=m.example"], "ingress.host needs secrets.tls"),
         (["--set=egress.enabled=true"], "egress.enabled needs egress.apiServer"),
+        (["--set=roles.enabled=true"], "roles.enabled needs secrets.tls"),
+        (["--set=roles.enabled=true,secrets.tls=t"], "roles.enabled needs neo4j.enabled, or settings.MOOTHALL_GRAPH__URL"),
+        (["--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true"], "roles.enabled needs vllm.enabled or model.url"),
+        (
+            ["--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true,model.url=http://m/v1,services.storage.size="],
+            "a volume that all",
+        ),
+        (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],
 )
 def test_values_that_are_wrong_are_named(helm: str, said: list[str], words: str) -> None:

@@ -8,7 +8,6 @@ import json
 import re
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -34,12 +33,10 @@ from moothall.services.page.sessions import Sessions
 from moothall.services.rest.documents import lines
 from moothall.services.rest.server import application, http_server
 from moothall.telemetry import metrics
-from support.callers import TOKEN, TOKENS, doors_of
+from support.callers import EVERYWHERE, TOKEN, TOKENS, certificate, doors_of
 from support.desk import MemoryDesk
 from support.rest import Web, call, opened, problem, serving_http
 from support.visits import Visiting
-
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 
 def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
@@ -73,13 +70,10 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
 
 
 async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    files = certificate(tmp_path)
     doors = replace(doors_of(MemoryDesk()), visits=behind.visits)
-    async with serving_http(doors, host=EVERYWHERE, tls_key=key, tls_cert=cert) as web:
-        trusted = ssl.create_default_context(cafile=str(cert))
+    async with serving_http(doors, host=EVERYWHERE, **files) as web:
+        trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
         url = f"https://localhost:{web.port}/v1/tools"
         async with web.session.get(url, ssl=trusted, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
             assert response.status == 200

@@ -18,20 +18,11 @@ from moothall import config
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.server import grpc_server
-from support.callers import TOKEN, TOKENS, Client, Serving, doors_of, serving
+from support.callers import EVERYWHERE, TOKEN, TOKENS, Client, Serving, certificate, doors_of, serving
 from support.desk import MemoryDesk
 from support.rest import serving_http
 
 SERVICE = "orchestrator.v1.OrchestratorService"
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused, or behind TLS on a free port
-
-
-def certificate(folder: Path) -> dict[str, Any]:
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return {"tls_key": key, "tls_cert": cert}
 
 
 async def start(desk: MemoryDesk, **settings: Any) -> None:

@@ -7,7 +7,7 @@ securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true,
 {{- end }}
 
 {{- define "moothall.claim" -}}
-accessModes: [ReadWriteOnce]
+accessModes: [{{ .mode | default "ReadWriteOnce" }}]
 {{- with .className }}
 storageClassName: {{ . | quote }}
 {{- end }}
@@ -67,6 +67,9 @@ MOOTHALL_WEB__TLS_KEY: /etc/moothall/tls/tls.key
 {{- with .Values.ingress.host }}
 MOOTHALL_WEB__HOSTS: {{ list . | toJson | quote }}
 {{- end }}
+{{- end }}
+{{- if .Values.roles.enabled }}
+MOOTHALL_SERVE__LEAVE_SECONDS: "5"
 {{- end }}
 {{- if .Values.monitoring.enabled }}
 MOOTHALL_METRICS__HOST: 0.0.0.0

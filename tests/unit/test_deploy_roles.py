@@ -1,0 +1,163 @@
+"""Deployments by role do together all that there is to do, and their doors, probes and ends are what the code has."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from moothall.bus.nats.accounts import make
+from moothall.config import Settings
+from moothall.pb.context.v1 import context_pb2
+from moothall.pb.kernel.v1 import kernel_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2
+from moothall.pb.planning.v1 import planning_pb2
+from moothall.pb.runner.v1 import runner_pb2
+from moothall.pb.shannon.agent import agent_pb2
+from moothall.pb.storycoach.v1 import storycoach_pb2
+from moothall.pb.tool.v1 import tool_pb2
+from moothall.pb.workspace.v1 import workspace_pb2
+from moothall.services.rest.server import http_server
+from moothall.settings import load_settings
+from moothall.wiring.roles import ROLES, embedded, parse_roles
+from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
+from support.desk import MemoryDesk
+from support.kube.manifests import Objects, kustomized, objects
+
+OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/prod-roles"
+NAME = "app.kubernetes.io/name"
+OF_API = {50051: planning_pb2, 50052: storycoach_pb2, 50053: workspace_pb2, 50054: context_pb2, 50055: orchestrator_pb2}
+OF_TOOLS = {50056: agent_pb2, 50057: kernel_pb2, 50058: runner_pb2, 50059: tool_pb2}
+ELSEWHERE = 30.0
+"""What all else that ends may take: answers on their way, HTTP's calls, hosts on Ray."""
+
+
+@pytest.fixture(scope="module")
+def made() -> Objects:
+    return objects(kustomized(OVERLAY))
+
+
+@pytest.fixture
+def settings(made: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    files = make(tmp_path / "keys")
+    for name, value in made["ConfigMap", "moothall", "moothall"]["data"].items():
+        monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
+    monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)
+    return load_settings()
+
+
+def deployments(made: Objects) -> dict[str, dict[str, Any]]:
+    """The specs of ours, by name."""
+    return {
+        name: each["spec"]
+        for (kind, _, name), each in made.items()
+        if kind == "Deployment" and each["spec"]["template"]["metadata"]["labels"][NAME] == "moothall"
+    }
+
+
+def container(spec: dict[str, Any]) -> dict[str, Any]:
+    (found,) = spec["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def only(spec: dict[str, Any]) -> tuple[str, ...]:
+    serve, roles = container(spec)["args"]
+    assert serve == "serve"
+    return parse_roles([roles.removeprefix("--only=")])
+
+
+def test_every_role_is_one_deployments_and_no_part_is_embedded(made: Objects, settings: Settings) -> None:
+    specs = deployments(made)
+    assert "moothall" not in specs
+    assert sorted(role for spec in specs.values() for role in only(spec)) == sorted(ROLES)
+    for spec in specs.values():
+        assert embedded(settings, frozenset(only(spec))) == ()
+
+
+def test_no_deployment_takes_the_pods_of_another(made: Objects) -> None:
+    for one, other in combinations(deployments(made).values(), 2):
+        assert one["selector"]["matchLabels"].items() - other["template"]["metadata"]["labels"].items()
+
+
+def test_all_share_a_directory_that_many_nodes_mount(made: Objects) -> None:
+    for spec in deployments(made).values():
+        (claim,) = [
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in spec["template"]["spec"]["volumes"]
+            if "persistentVolumeClaim" in volume
+        ]
+        assert made["PersistentVolumeClaim", "moothall", claim]["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(made: Objects, settings: Settings) -> None:
+    assert settings.serve.leave_seconds >= 5, "endpoints are not taken away at once"
+    wanted = settings.serve.leave_seconds + settings.grpc.grace_seconds + ELSEWHERE
+    assert {spec["template"]["spec"]["terminationGracePeriodSeconds"] for spec in deployments(made).values()} == {wanted}
+
+
+def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(made: Objects) -> None:
+    knowing = [name for name, spec in deployments(made).items() if "RAY_AUTH_TOKEN" in str(spec) or "initContainers" in str(spec)]
+    assert knowing == ["moothall-hosts"]
+    allowed = made["NetworkPolicy", "moothall", "hosts"]["spec"]["ingress"][0]["from"][1]["podSelector"]["matchLabels"]
+    assert allowed == deployments(made)["moothall-hosts"]["selector"]["matchLabels"]
+
+
+def test_who_makes_no_jobs_has_no_token_of_a_service_account(made: Objects) -> None:
+    without = {
+        name for name, spec in deployments(made).items() if spec["template"]["spec"].get("automountServiceAccountToken") is False
+    }
+    assert without == {name for name, spec in deployments(made).items() if not {"hosts", "tools"} & set(only(spec))}
+
+
+def test_the_ports_of_the_wire_lead_to_who_answers_there(made: Objects) -> None:
+    for service, role, answered in (("moothall", "api", OF_API), ("moothall-tools", "tools", OF_TOOLS)):
+        spec = made["Service", "moothall", service]["spec"]
+        (answering,) = [each for each in deployments(made).values() if role in only(each)]
+        assert spec["selector"] == answering["selector"]["matchLabels"]
+        there = {port["containerPort"]: port["name"] for port in container(answering)["ports"]}
+        leads = {port["port"]: port.get("targetPort", there.get(port["port"])) for port in spec["ports"]}
+        assert {port for port, target in leads.items() if target == "grpc"} == answered.keys() | {50055}
+        assert leads[8080] == "web"
+
+
+def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Objects) -> None:
+    ingress = made["Ingress", "moothall", "moothall"]
+    (rule,) = ingress["spec"]["rules"]
+    paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+    names = [f"/{service.full_name}" for module in OF_TOOLS.values() for service in module.DESCRIPTOR.services_by_name.values()]
+    assert paths == {"/": "moothall", "/v1": "moothall-tools"} | dict.fromkeys(names, "moothall-tools")
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
+
+
+def test_a_drained_node_and_the_processors_use_are_heeded(made: Objects) -> None:
+    specs = deployments(made)
+    scaled = made["HorizontalPodAutoscaler", "moothall", "moothall-api"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == "moothall-api"
+    assert "replicas" not in specs["moothall-api"], "each apply would undo what was scaled"
+    assert scaled["minReplicas"] == specs["moothall-collector"]["replicas"] == 2
+    for name in ("moothall-api", "moothall-collector"):
+        assert made["PodDisruptionBudget", "moothall", name]["spec"] == {"maxUnavailable": 1, "selector": specs[name]["selector"]}
+    assert specs["moothall-tools"]["replicas"] == 1, "a second would never be ready"
+
+
+async def test_the_probe_is_answered_as_the_kubelet_asks_it(made: Objects, settings: Settings, tmp_path: Path) -> None:
+    (probe,) = {
+        str(container(spec)["readinessProbe"]): container(spec)["readinessProbe"]["httpGet"]
+        for spec in deployments(made).values()
+    }.values()
+    doors = doors_of(MemoryDesk())
+    doors.taking.set()
+    tls = certificate(tmp_path)
+    web = settings.web.model_copy(update={"port": 0, **tls})
+    assert (web.host, probe["scheme"], probe["port"]) == (EVERYWHERE, "HTTPS", "web")
+    async with http_server(web, doors, TOKENS, configured=True) as served, aiohttp.ClientSession() as kubelet:
+        url = f"https://127.0.0.1:{served.port}{probe['path']}"
+        headers = {header["name"]: header["value"] for header in probe["httpHeaders"]}
+        async with kubelet.get(url, headers=headers, ssl=False) as answer:
+            assert answer.status == 200
+        async with kubelet.get(url, ssl=False) as answer:
+            assert answer.status == 403, "by the pod's address it is not called"
