@@ -16,6 +16,7 @@ from moothall.graph.shape import LABELS, POSITION
 from moothall.graph.store import Rows, schema
 
 _SCHEMES = ("neo4j", "neo4j+s", "neo4j+ssc", "bolt", "bolt+s", "bolt+ssc")
+_THERE = frozenset({"Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists", "Neo.ClientError.Schema.ConstraintAlreadyExists"})
 _AT_ONCE = 5000
 """Nodes that are removed in one transaction."""
 
@@ -56,11 +57,19 @@ class Neo4jStore:
                 await self.write([(removal, {})])
 
     async def prepare(self) -> None:
-        """Make constraints and indexes."""
-        with _translate_errors(self._settings):
-            async with self._session() as session:
-                for statement in schema():
-                    await (await session.run(statement)).consume()
+        """Make constraints and indexes. Where several processes do so at once, `IF NOT EXISTS` fails for who comes second."""
+        for statement in schema():
+
+            async def work(transaction: neo4j.AsyncManagedTransaction, statement: str = statement) -> None:
+                await (await transaction.run(statement)).consume()
+
+            with _translate_errors(self._settings):
+                async with self._session() as session:
+                    try:
+                        await session.execute_write(work)
+                    except trouble.ClientError as error:
+                        if error.code not in _THERE:
+                            raise
 
     def _session(self) -> neo4j.AsyncSession:
         return self._driver.session(database=self._settings.database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.asking import Elsewhere, answering
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.store import CypherGraph
+from moothall.graph.store import CypherGraph, schema
 from support.chronicle import Chronicle, recorded
 from support.neo4j import Address
 
@@ -124,6 +125,18 @@ async def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is not right"):
         async with neo4j_store(Graph(url="http://127.0.0.1:9")):
             pass
+
+
+@pytest.mark.e2e
+async def test_many_processes_find_an_empty_server_at_once(neo4j: Address) -> None:
+    settings = Graph(url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=60)
+    async with neo4j_store(settings) as first, AsyncExitStack() as stack:
+        for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
+            for row in await first.read(f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}):
+                await first.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
+        stores = await asyncio.gather(*(stack.enter_async_context(neo4j_store(settings)) for _ in range(5)))
+        found = await stores[-1].read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
+        assert len(found) == len(schema())
 
 
 @pytest.mark.e2e
