@@ -63,7 +63,7 @@ def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_t
     for each in documents(DEPLOY / "examples"):
         if each["kind"] not in DEFINED:
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
-    (job,) = [each for each in documents(DEPLOY / "examples") if each["kind"] == "Job"]
+    (job,) = [each for each in documents(DEPLOY / "examples") if each["metadata"].get("generateName") == "deliberation-"]
     pod = job["spec"]["template"]["spec"]
     words = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
     known = {option for parameter in deliberate.params for option in parameter.opts}
@@ -155,8 +155,8 @@ def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> Non
     """`MOOTHALL_METRICS_SERVICE_HOST`, of the Service moothall-metrics, would end it."""
     pods = [each for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")]) if "containers" in each]
     ours = [pod for pod in pods if any(one["image"].endswith("moothall") for one in pod["containers"])]
-    assert len(ours) == 4
-    assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 4
+    assert len(ours) == 5
+    assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 5
 
 
 def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:
