@@ -27,6 +27,8 @@ from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
 from support.desk import MemoryDesk
 from support.kube.manifests import Objects, kustomized, objects
 
+pytestmark = pytest.mark.e2e
+
 OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/prod-roles"
 NAME = "app.kubernetes.io/name"
 OF_API = {50051: planning_pb2, 50052: storycoach_pb2, 50053: workspace_pb2, 50054: context_pb2, 50055: orchestrator_pb2}
