@@ -20,8 +20,10 @@ from moothall.domain.ids import key_of
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import InvalidRequest, NotFound
+from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import step_of
+from moothall.wiring.early import defaults
 from support.council import ONE, TWO, act, append, finish, of, outcomes
 from support.story import Remembering
 
@@ -204,6 +206,39 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
             InvalidRequest, match=r"acted outside with git\.push, which must not be done again; fork from turn 1 or"
         ):
             await fork(house, 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ({"tool": "http.post", "status": "success"}, r"acted outside with http\.post"),
+        ({"tool": "mcp.gone.pay", "status": "success"}, r"acted with mcp\.gone\.pay, which is unknown here"),
+        ({"tool": "files.rewrite", "status": "invalid"}, ""),
+    ],
+)
+async def test_a_tool_of_any_family_may_act_outside(council: Any, operation: dict[str, str], said: str) -> None:
+    async with council(script) as house:
+        d = house.deliberation("single", 1)
+        await begun(house.bus, d)
+        await turned(house.bus, d, 1, operations=[operation])
+        desk = Desk(house.bus, Remembering(), defaults(AllSettings()))
+        asked = DeliberationRequest("", "", fork=Fork("task-1", 1))
+        if said:
+            with pytest.raises(InvalidRequest, match=said):
+                await desk.submit(asked, LOCAL)
+        else:
+            assert (await desk.submit(asked, LOCAL)).fork
+
+
+async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(council: Any) -> None:
+    async with council(script) as house:
+        d = house.deliberation("single", 1)
+        await begun(house.bus, d)
+        for number in (1, 2):
+            await turned(house.bus, d, number)
+        first = await fork(house, 2)
+        await turned(house.bus, first, 1)
+        assert (await fork(house, 1, of_=first.task_id)).max_turns == d.max_turns + 1
 
 
 async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) -> None:
