@@ -32,10 +32,10 @@ async def ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> Dr
     )
     # Without secrets, as it is on record: after a restart it must be the same.
     said, diff = _read(council.parts.clean((await council.model.ask(request)).text))
-    if council.prepared is None:
+    if council.d.is_answer(diff) and said.strip():
         return Draft(said)
-    if not diff.strip():
-        raise NoChanges("the agent elsewhere says that it is done and has changed nothing")
+    if council.prepared is None or not diff.strip():
+        raise NoChanges(f"the agent elsewhere says that it is done and has {'changed' if council.prepared else 'said'} nothing")
     name = workspace_name(council.d.task_id, sitting.seat)
     async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
         patch = await workspace.patch(f"what the agent at {endpoint} changed")
