@@ -24,7 +24,7 @@ from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
 from moothall.wiring.asking import Change, files_here, files_of
-from moothall.wiring.bus import Tell, open_log
+from moothall.wiring.bus import Tell, is_served, open_log
 from moothall.wiring.trusted import trusted_repositories
 
 if TYPE_CHECKING:  # whoever has a house has imported it
@@ -134,7 +134,7 @@ def tasks_of(settings: Settings, house: House) -> Tasks:
 async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
     """The tasks of this data directory. Needs no Ray and no model."""
     async with open_log(settings, tell) as bus:
-        served = lock.find(settings.data_dir) is not None
+        served = await is_served(settings, bus)
         yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
 
 
@@ -142,6 +142,7 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
     from moothall.aio import beside
     from moothall.collector import Collector
+    from moothall.wiring.roles import alone
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, tell))
@@ -151,8 +152,9 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:
             return task_id, before.status
-        if not served:
-            await stack.enter_async_context(beside(Collector(bus, repositories, settings.limits).run(), "collector"))
+        if not served:  # on a bus of its own another process may decide, as one does at a time
+            deciding = alone(settings, bus, "collector", lambda: Collector(bus, repositories, settings.limits).run())
+            await stack.enter_async_context(beside(deciding, "collector"))
         status = await tasks.desk.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
