@@ -54,6 +54,15 @@ class Tasks:
         views = [view for view in await self.latest(limit=_LOOKED_AT) if (view.protocol, view.repository) == ("ask", repository)]
         return max((view for view in views if view.task_id != without), key=lambda view: view.requested, default=_NONE).task_id
 
+    async def check_not_paused(self, task_id: str) -> None:
+        """Raise `InvalidRequest` for one that is paused: its end would be waited for in vain."""
+        state = await self._state(task_id)
+        if state is not None and state.decided is None and state.pauses.held:
+            raise InvalidRequest(
+                f"{task_id} is paused: let it go on where it was paused (its page, ResumeDeliberation, `moothall agents resume`), "
+                f"or `moothall cancel {task_id}`"
+            )
+
     async def thread(self, task_id: str) -> Sequence[TaskView]:
         """Return the tasks of its conversation, the first first, itself last; none where it is not known any more."""
         under_way = await self._under_way()

@@ -69,6 +69,18 @@ async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
     assert await tasks.repository("task-b2") == RepositoryRef(id="sample")
 
 
+async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
+    paused, goes_on = (
+        new_event(kind, "task-a1", {"task_id": "task-a1", "number": number}, ordinal=number, time=NOW.isoformat())
+        for number, kind in enumerate((EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED))
+    )
+    bus, tasks = await tasks_of(asked("task-a1"), paused)
+    with pytest.raises(InvalidRequest, match="task-a1 is paused: let it go on"):
+        await tasks.check_not_paused("task-a1")
+    await bus.publish(goes_on)
+    await tasks.check_not_paused("task-a1")
+
+
 async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
     _, tasks = await tasks_of(asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2"))
     assert await tasks.find("task-a1", whole=True) == "task-a1"
