@@ -31,6 +31,7 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
         assert parts[f"sandbox {wall}"]["ok"], parts[f"sandbox {wall}"]
     assert parts["bus"]["ok"]
     assert parts["model"]["detail"].endswith("replies as json")
+    assert done.err == ""
 
 
 async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:

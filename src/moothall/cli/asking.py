@@ -106,6 +106,7 @@ async def _local(asking: Asking, request: DeliberationRequest, desk: Desk, tasks
     if asking.goes_on is None:
         return Door(desk, request, files, files)
     follows = await _before(request, tasks, asking.goes_on)
+    await tasks.check_not_paused(follows)
     elsewhere = bool(asking.named.ref or asking.named.text)
     there = files if elsewhere else await files_for(asking.settings, await tasks.repository(follows))
     return Door(desk, request, files, there, follows, elsewhere, list(await tasks.changes(follows)))

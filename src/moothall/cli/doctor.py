@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the client is imported by the command that needs it
 @errors_spoken
 def doctor(context: click.Context, *, as_json: bool) -> None:
     """Try every part of this machine that Moothall needs. Exit code 1 where something is missing."""
-    run(_doctor(settings_of(context), as_json=as_json))
+    run(_doctor(settings_of(context, narrated=True), as_json=as_json))
 
 
 async def _doctor(settings: Settings, *, as_json: bool) -> int:

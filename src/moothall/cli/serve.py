@@ -23,7 +23,7 @@ from moothall.config import Settings
 @click.pass_context
 @errors_spoken
 def serve(context: click.Context, port: int | None, only: tuple[str, ...]) -> None:
-    """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (tools, /health, /tasks) and the bus, on
+    """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (the page, tools, /health, /tasks) and the bus, on
     loopback unless the settings say otherwise, until Ctrl-C. On a bus of your own (bus.url) any number of processes may share the work.
     """
     settings = settings_of(context)
@@ -39,12 +39,14 @@ def serve(context: click.Context, port: int | None, only: tuple[str, ...]) -> No
 async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> int:
     """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there is none."""
     from moothall.wiring.house import open_house
+    from moothall.wiring.roles import roles_of
 
     async with open_house(settings, lambda line: click.echo(line, err=True), serving=True) as house:
         if house.metrics_port:
             click.echo(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics", err=True)
         if house.http_port:
-            click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: /health, /tasks, /v1/tools", err=True)
+            paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
+            click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: {', '.join(paths)}", err=True)
         if house.link and ready is None:
             click.echo(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}", err=True)
         click.echo(

@@ -16,7 +16,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
 from moothall.ports import Bus
 
-_TOPICS = (Channel.RESULTS.all, Channel.RESPONSES.all)
+_CHANNELS = (Channel.RESULTS, Channel.RESPONSES, Channel.WORDS)
 _OPEN = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 _REMEMBERED = 10_000
 
@@ -65,7 +65,7 @@ class Onlooker:
             document = await self._bus.get(key)
             if document is not None and document.get("status") in _OPEN:
                 await self._load(key)
-        async with aclosing(self._bus.follow(_TOPICS, last_seq)) as records:
+        async with aclosing(self._bus.follow([channel.all for channel in _CHANNELS], last_seq)) as records:
             async for recorded in records:
                 await self._see(recorded.event)
 
@@ -85,7 +85,7 @@ class Onlooker:
             await self._load(key)
 
     async def _load(self, key: str) -> None:
-        async for recorded in self._bus.replay((Channel.RESULTS.of(key), Channel.RESPONSES.of(key))):
+        async for recorded in self._bus.replay([channel.of(key) for channel in _CHANNELS]):
             if recorded.event.type is EventType.DELIBERATION_DECIDED:
                 self._close(key)
                 return

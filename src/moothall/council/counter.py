@@ -167,12 +167,15 @@ class CounterProof:
         counts = {kind: sum(map(len, made.cases.values())) for kind, made in kinds.items()}
         left = f"; of {len(cases) - counts['end']} no ending could be changed" if counts.get("end", 0) < len(cases) else ""
         expect = counts.get("expect", 0)
-        values = f"{expect} turn red with other expectations" if expect else "no expectation could be changed, so none decided"
-        return (
-            Verdict.PASSED,
-            f"{counts.get('neutral', 0)} tests stay green in other words and {counts.get('end', 0)} turn red with another end; {values}{left}",
-            (),
+        values = (
+            f"{expect} {'turns' if expect == 1 else 'turn'} red with other expectations"
+            if expect
+            else "no expectation could be changed, so none decided"
         )
+        stay, turn = counts.get("neutral", 0), counts.get("end", 0)
+        words = f"{stay} {'test stays' if stay == 1 else 'tests stay'} green in other words"
+        ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
+        return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
 
     async def _red(
         self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, runs: Mapping[str, CheckRun]

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 
 from cachetools import LRUCache
 
@@ -117,14 +118,18 @@ class Desk:
     async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
         """Record another run of a task, under an id of its own that tells which one it is a fork of."""
         made = await forked(self._bus, fork, who, self._defaults, self._clock())
-        name = request.task_id
-        number = 0
-        while not name or (not request.task_id and await requested(self._bus, key_of(name, who.tenant))):
-            number += 1
+        for number in count(1):
             end = f"-f{number}"
-            name = f"{fork.task_id[: _ID_CHARS - len(end)]}{end}"
-        seed = int(digest(str(made.seed), name)[:7], 16) if request.seed is None else request.seed
-        return await self._record(replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest)
+            name = request.task_id or f"{fork.task_id[: _ID_CHARS - len(end)]}{end}"
+            if not request.task_id and await requested(self._bus, key_of(name, who.tenant)):
+                continue
+            seed = int(digest(str(made.seed), name)[:7], 16) if request.seed is None else request.seed
+            try:
+                return await self._record(replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest)
+            except AlreadyExists:
+                if request.task_id:
+                    raise
+        raise AssertionError("unreachable")
 
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
         """Put it on record and on the queue."""

@@ -14,6 +14,7 @@ from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.task import Deliberation
 from moothall.errors import ConfigurationError, PatchRefused
 from moothall.guard.paths import first_covered
+from moothall.tools.catalogue import Danger
 
 _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -32,14 +33,17 @@ async def ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> Dr
     )
     # Without secrets, as it is on record: after a restart it must be the same.
     said, diff = _read(council.parts.clean((await council.model.ask(request)).text))
-    if council.prepared is None:
+    if council.d.is_answer(diff) and said.strip():
         return Draft(said)
-    if not diff.strip():
-        raise NoChanges("the agent elsewhere says that it is done and has changed nothing")
+    if council.prepared is None or not diff.strip():
+        raise NoChanges(f"the agent elsewhere says that it is done and has {'changed' if council.prepared else 'said'} nothing")
+    grant = grant_of(council.d, council.parts.gate, council.prepared)
+    if all(spec.danger is Danger.READ for spec in council.parts.gate.offered(council.d.tenant, grant)):
+        raise PatchRefused("whoever sits here may change nothing: none of its tools does")
     name = workspace_name(council.d.task_id, sitting.seat)
     async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
         patch = await workspace.patch(f"what the agent at {endpoint} changed")
-    if held := first_covered(grant_of(council.d, council.parts.gate, council.prepared).protected, patch.paths):
+    if held := first_covered(grant.protected, patch.paths):
         raise PatchRefused(f"{held!r} may not be changed by this role")
     return Draft(said or "(no summary)", patch)
 

@@ -18,11 +18,12 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, own_id, seat_named
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import Beginning, Deliberation, Fork
+from moothall.domain.tool import ToolStatus
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Bus, Log
 from moothall.telemetry.events import write_of
-from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.spec import ToolSpec
 
 
 async def forked(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime) -> Deliberation:
@@ -41,14 +42,14 @@ async def forked(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: 
         )
     source = load(Deliberation, asked.event.data)
     events = [recorded.event async for recorded in log.replay(deliberation_topics(key))]
-    begins = _beginning(source, events, fork, who)
+    begins = _beginning(source, events, fork, who, defaults.tools())
     seconds = source.constraints.timeout_seconds or source.budget.seconds or defaults.limits.deliberation_seconds
     return replace(
         source,
         seats=(begins.seat,),
         fork=begins,
         deadline=now + timedelta(seconds=min(seconds, defaults.limits.deliberation_seconds)),
-        max_turns=source.max_turns + begins.turn,
+        max_turns=source.max_turns - (source.fork.turn if source.fork else 0) + begins.turn,
         principal=who.name,
         adaptive=False,
         story_id="",
@@ -57,7 +58,9 @@ async def forked(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: 
     )
 
 
-def _beginning(source: Deliberation, events: Sequence[Event], fork: Fork, who: Principal) -> Beginning:
+def _beginning(
+    source: Deliberation, events: Sequence[Event], fork: Fork, who: Principal, tools: Mapping[str, ToolSpec]
+) -> Beginning:
     name = own_id(source.task_id, who.tenant)
     seat = _seat(source, events, fork.seat, name)
     turns = {
@@ -67,7 +70,7 @@ def _beginning(source: Deliberation, events: Sequence[Event], fork: Fork, who: P
         has = f"1 to {len(turns)}" if turns else "none yet"
         raise InvalidRequest(f"{seat} of {name} has no turn {fork.turn} to fork from; its turns: {has}")
     steps = list(turns)[: fork.turn]
-    _check(source, {number: (step, turns[step]) for number, step in enumerate(steps, 1)}, f"{seat} of {name}")
+    _check(source, {number: (step, turns[step]) for number, step in enumerate(steps, 1)}, f"{seat} of {name}", tools)
     began: Data = next(
         (event.data for event in events if event.type is EventType.SEAT_STARTED and event.data.get("seat") == seat), {}
     )
@@ -96,19 +99,20 @@ def _step(data: Data) -> str:
     return f"{data.get('phase')}/{data.get('round')}.{data.get('turn')}"
 
 
-def _check(source: Deliberation, turns: Mapping[int, tuple[str, Data]], whose: str) -> None:
-    """Raise `InvalidRequest` for turns that cannot be done again by one seat in a workspace."""
+def _check(source: Deliberation, turns: Mapping[int, tuple[str, Data]], whose: str, tools: Mapping[str, ToolSpec]) -> None:
+    """Raise `InvalidRequest` for turns that cannot be done again by one seat in a workspace. A tool that ran and is unknown here may be any."""
     alone = PROTOCOLS[source.protocol].revises_on != "reviews"
     for number, (step, data) in turns.items():
         last = f"fork from turn {number - 1} or one before it" if number > 1 else "it cannot be forked"
         if not (step.startswith("propose/") or alone):
             raise InvalidRequest(f"turn {number} of {whose} answers reviews of other seats, which a fork does not have; {last}")
         for item in data.get("operations") or ():
-            spec = CATALOGUE.get(str(item.get("tool")))
-            if spec is not None and spec.outside:
-                raise InvalidRequest(
-                    f"turn {number} of {whose} acted outside with {spec.name}, which must not be done again; {last}"
+            spec = tools.get(str(item.get("tool")))
+            if spec.outside if spec else item.get("status") != ToolStatus.INVALID:
+                acted = (
+                    f"acted outside with {spec.name}" if spec else f"acted with {item.get('tool')!s:.60}, which is unknown here"
                 )
+                raise InvalidRequest(f"turn {number} of {whose} {acted}, which must not be done again; {last}")
 
 
 async def take_over(bus: Bus, d: Deliberation, own: Sequence[Event]) -> Sequence[Event]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from moothall.config import Limits, Models
 from moothall.council import params
@@ -18,6 +20,15 @@ from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from moothall.tools.spec import ToolSpec
+
+
+def _of_workspaces() -> Mapping[str, ToolSpec]:
+    from moothall.tools.catalogue import CATALOGUE  # start time: most requests are no forks
+
+    return CATALOGUE
+
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
@@ -28,6 +39,8 @@ class Defaults:
     seed: int = 0
     models: Models = field(default_factory=Models)
     endpoints: frozenset[str] = frozenset()
+    tools: Callable[[], Mapping[str, ToolSpec]] = _of_workspaces
+    """Returns all tools that seats may have used."""
 
 
 def plan(

@@ -292,6 +292,8 @@ class Host:
                 return
             if not running.pauses.held and await self._until_paused(deliberation, recording, purse, running):
                 return
+            if purse is not None:  # what it does not spend meanwhile is the story's, and stays so where it is cancelled
+                await purse.close(Recording.of(await self._remember(deliberation.task_id)).spent)
             await running.free.wait()
             events = await self._remember(deliberation.task_id)
 

@@ -54,7 +54,7 @@ async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> Asy
     async with AsyncExitStack() as stack:
         try:
             stack.enter_context(lock.hold(settings.data_dir))
-            if not alone:
+            if not alone and settings.bus.url is None:
                 raise ConfigurationError(
                     f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out"
                 )
@@ -92,6 +92,16 @@ async def hosts(settings: Settings) -> Sequence[HostState] | None:
         return None
     async with open_bus(settings.bus, url) as bus:
         return await hosts_on(bus)
+
+
+async def is_served(settings: Settings, bus: Bus) -> bool:
+    """Return whether a process is at work: on this data directory, or anywhere on a bus of its own. Raises `BusUnavailable`."""
+    if lock.find(settings.data_dir) is not None:
+        return True
+    if settings.bus.url is None:
+        return False
+    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
+        return await anext(said, None) is not None
 
 
 async def hosts_on(bus: Bus) -> Sequence[HostState]:

@@ -5,10 +5,11 @@ So this imports no bus, no workspace and no graph at its top, nor does anything 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moothall.aio import said
 from moothall.config import Settings
@@ -17,6 +18,9 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.wiring import lock
+
+if TYPE_CHECKING:
+    from moothall.tools.spec import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +58,11 @@ async def check_early(settings: Settings, request: DeliberationRequest, named: N
 
 def defaults(settings: Settings) -> Defaults:
     """Return what holds for a request that does not say otherwise."""
-    return Defaults(settings.limits, settings.repository, settings.seed, settings.choice, frozenset(settings.agents.endpoints))
+
+    def tools() -> Mapping[str, ToolSpec]:
+        from moothall.wiring.rules import catalogue_of
+
+        return catalogue_of(settings)
+
+    endpoints = frozenset(settings.agents.endpoints)
+    return Defaults(settings.limits, settings.repository, settings.seed, settings.choice, endpoints, tools)

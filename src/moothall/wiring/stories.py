@@ -14,8 +14,7 @@ from moothall.domain.ids import is_id
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
-from moothall.wiring import lock
-from moothall.wiring.bus import Tell, open_log
+from moothall.wiring.bus import Tell, is_served, open_log
 from moothall.wiring.tasks import Tasks
 from moothall.wiring.trusted import trusted_repositories
 
@@ -35,7 +34,7 @@ class Stories:
 async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]:
     """The stories of this data directory. Needs no Ray and no model."""
     async with open_log(settings, tell) as bus:
-        served = lock.find(settings.data_dir) is not None
+        served = await is_served(settings, bus)
         tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
         accounts = Accounts(bus.bucket(BUCKET), settings.limits)
         yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)

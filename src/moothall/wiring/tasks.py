@@ -24,7 +24,7 @@ from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
 from moothall.wiring.asking import Change, files_here, files_of
-from moothall.wiring.bus import Tell, open_log
+from moothall.wiring.bus import Tell, is_served, open_log
 from moothall.wiring.trusted import trusted_repositories
 
 if TYPE_CHECKING:  # whoever has a house has imported it
@@ -53,6 +53,15 @@ class Tasks:
         """Return the task that was asked last of one agent about a repository ('': about text), `without` one; '' for none."""
         views = [view for view in await self.latest(limit=_LOOKED_AT) if (view.protocol, view.repository) == ("ask", repository)]
         return max((view for view in views if view.task_id != without), key=lambda view: view.requested, default=_NONE).task_id
+
+    async def check_not_paused(self, task_id: str) -> None:
+        """Raise `InvalidRequest` for one that is paused: its end would be waited for in vain."""
+        state = await self._state(task_id)
+        if state is not None and state.decided is None and state.pauses.held:
+            raise InvalidRequest(
+                f"{task_id} is paused: let it go on where it was paused (its page, ResumeDeliberation, `moothall agents resume`), "
+                f"or `moothall cancel {task_id}`"
+            )
 
     async def thread(self, task_id: str) -> Sequence[TaskView]:
         """Return the tasks of its conversation, the first first, itself last; none where it is not known any more."""
@@ -134,7 +143,7 @@ def tasks_of(settings: Settings, house: House) -> Tasks:
 async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
     """The tasks of this data directory. Needs no Ray and no model."""
     async with open_log(settings, tell) as bus:
-        served = lock.find(settings.data_dir) is not None
+        served = await is_served(settings, bus)
         yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
 
 
@@ -142,6 +151,7 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
     from moothall.aio import beside
     from moothall.collector import Collector
+    from moothall.wiring.roles import alone
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, tell))
@@ -151,8 +161,9 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:
             return task_id, before.status
-        if not served:
-            await stack.enter_async_context(beside(Collector(bus, repositories, settings.limits).run(), "collector"))
+        if not served:  # on a bus of its own another process may decide, as one does at a time
+            deciding = alone(settings, bus, "collector", lambda: Collector(bus, repositories, settings.limits).run())
+            await stack.enter_async_context(beside(deciding, "collector"))
         status = await tasks.desk.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

@@ -11,6 +11,7 @@ from moothall.collector import Collector, fold
 from moothall.collector.fold import State
 from moothall.collector.onlooker import Onlooker
 from moothall.config import Limits
+from moothall.domain.event import EventType, new_event
 from moothall.testing.bus import MemoryBus
 from support.story import START, Remembering, full
 
@@ -37,6 +38,14 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
             expected = fold(expected, event)
         await until(lambda: onlooker.states() == (expected,))
         assert [one.task_id for one in onlooker.deliberations()] == ["task-a"]
+        told = {"task_id": "task-a", "number": 0}
+        await bus.publish(new_event(EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()))
+        await until(lambda: all(state.pauses.held for state in onlooker.states()))
+        late = Onlooker(bus)
+        await late._load("task-a")
+        assert [state.pauses.held for state in late.states()] == [True]
+        told = {"task_id": "task-a", "number": 1}
+        await bus.publish(new_event(EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()))
         deciding = group.create_task(Collector(bus, Remembering(), Limits(), tick_seconds=0.02, clock=lambda: START).run())
         await bus.publish(events[-1])
         await until(lambda: not onlooker.under_way)

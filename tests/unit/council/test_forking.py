@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,11 +20,13 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import key_of
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.domain.topic import deliberation_topics
-from moothall.errors import InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import step_of
+from moothall.wiring.early import defaults
 from support.council import ONE, TWO, act, append, finish, of, outcomes
-from support.story import Remembering
+from support.story import Remembering, deliberation
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
@@ -204,6 +207,61 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
             InvalidRequest, match=r"acted outside with git\.push, which must not be done again; fork from turn 1 or"
         ):
             await fork(house, 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ({"tool": "http.post", "status": "success"}, r"acted outside with http\.post"),
+        ({"tool": "mcp.gone.pay", "status": "success"}, r"acted with mcp\.gone\.pay, which is unknown here"),
+        ({"tool": "files.rewrite", "status": "invalid"}, ""),
+    ],
+)
+async def test_a_tool_of_any_family_may_act_outside(council: Any, operation: dict[str, str], said: str) -> None:
+    async with council(script) as house:
+        d = house.deliberation("single", 1)
+        await begun(house.bus, d)
+        await turned(house.bus, d, 1, operations=[operation])
+        desk = Desk(house.bus, Remembering(), defaults(AllSettings()))
+        asked = DeliberationRequest("", "", fork=Fork("task-1", 1))
+        if said:
+            with pytest.raises(InvalidRequest, match=said):
+                await desk.submit(asked, LOCAL)
+        else:
+            assert (await desk.submit(asked, LOCAL)).fork
+
+
+class Slow(MemoryBus):
+    """Others come in between before anything is recorded."""
+
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Record it after a while."""
+        await asyncio.sleep(0.02)
+        return await super().create(event, after_seq)
+
+
+async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
+    bus, d = Slow(), deliberation()
+    await begun(bus, d)
+    told = {"task_id": d.task_id, "seat": d.seats[0], "phase": "propose", "round": 0, "turn": 1, "operations": []}
+    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
+    desk = desk_of(bus)
+    asked = [DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words)) for words in ("a", "b", "c")]
+    made = await asyncio.gather(*(desk.submit(one, LOCAL) for one in asked))
+    assert {one.task_id for one in made} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
+    with pytest.raises(AlreadyExists):
+        await desk.submit(replace(asked[0], task_id=made[1].task_id), LOCAL)
+
+
+async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(council: Any) -> None:
+    async with council(script) as house:
+        d = house.deliberation("single", 1)
+        await begun(house.bus, d)
+        for number in (1, 2):
+            await turned(house.bus, d, number)
+        first = await fork(house, 2)
+        await turned(house.bus, first, 1)
+        assert (await fork(house, 1, of_=first.task_id)).max_turns == d.max_turns + 1
 
 
 async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) -> None:

@@ -177,6 +177,12 @@ async def test_a_forged_proof_is_out_and_the_next_is_tried(council: Any) -> None
         ]
     shown = verdicts(events)
     assert {seat: shown.get((seat, COUNTER)) for seat in (ONE, TWO, THREE)} == {ONE: "failed", TWO: "failed", THREE: "passed"}
+    why = {
+        data["candidate"]: data["evidence"]["why"]
+        for data in of(events, EventType.CHECK_FINISHED)
+        if data["evidence"]["check"] == COUNTER
+    }
+    assert why[THREE].startswith("1 test stays green in other words and 1 turns red with another end; 1 turns red with other")
     assert {(alert["kind"], alert["seat"]) for alert in alerts} == {("forgery", ONE), ("forgery", TWO)}
 
 

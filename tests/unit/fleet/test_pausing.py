@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import permutations
 from pathlib import Path
@@ -16,6 +17,7 @@ from moothall.collector.fold import fold
 from moothall.config import Limits
 from moothall.council.desk import Desk
 from moothall.council.request import Defaults
+from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import LOCAL
@@ -23,6 +25,9 @@ from moothall.domain.pauses import NEVER, Pauses
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.fleet.host import Host
+from moothall.guard.accounts import BUCKET, Accounts
+from moothall.planning.board import Board
+from moothall.planning.coach import Draft
 from support.council import CouncilHouse, Thinking, open_council, scripted, until
 from support.story import DEADLINE, START, Remembering, deliberation
 
@@ -91,6 +96,31 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
             async with asyncio.timeout(30):
                 await work
         assert model.asked == 0
+
+
+async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
+    model, budget = Thinking(), Budget(calls=100)
+    async with open_council(tmp_path, scripted(model)) as house:
+        card = await Board(house.bus).create(Draft("Say hello"), LOCAL, key="one", budget=budget)
+        accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
+        desk = Desk(house.bus, Remembering(), Defaults(Limits()))
+        d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)
+        async with working(house, (await house.events())[-1]) as (host, work):
+            host.accounts = accounts
+            await until(lambda: model.asked == 1)
+            assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
+            await desk.pause(d.task_id, LOCAL)
+            await until(lambda: host._running[d.task_id].pauses.held)
+            model.go_on.set()
+            async with asyncio.timeout(30):
+                while (book := await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls:
+                    await asyncio.sleep(0.01)
+            assert book.spent.calls == 1
+            await desk.cancel(d.task_id, "", LOCAL)
+            host._stop(d.task_id)
+            async with asyncio.timeout(30):
+                await work
+        assert (await accounts.of(card.story.id, LOCAL.tenant, budget)) == book
 
 
 async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:

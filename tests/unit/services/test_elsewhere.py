@@ -226,6 +226,27 @@ async def test_what_is_no_patch_of_the_repository_is_refused(tmp_path: Path, tol
         assert outcomes(events) == {ONE: f"failed {code}"}
 
 
+ANSWERS = [({"result": "It greets."}, "proposed"), ({"result": " "}, "failed NO_CHANGES"), ({"diff": DIFF}, "proposed")]
+
+
+@pytest.mark.parametrize(("told", "end"), ANSWERS)
+async def test_a_question_is_answered_in_words_or_by_a_change(tmp_path: Path, told: dict[str, str], end: str) -> None:
+    async with open_council(tmp_path, by_seat()) as house:
+        house.parts = replace(house.parts, elsewhere={ENDPOINT: Telling(**told)})
+        events = await house.run(house.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
+        assert outcomes(events) == {ONE: end}
+        for data in of(events, EventType.SEAT_PROPOSED):
+            proposal = data["proposal"]
+            assert (proposal["content"], bool(proposal["diff"])) == (told.get("result", "done"), "diff" in told)
+
+
+async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(tmp_path: Path) -> None:
+    async with open_council(tmp_path, by_seat()) as house:
+        house.parts = replace(house.parts, elsewhere={ENDPOINT: Telling(diff=DIFF)})
+        events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",)))
+        assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
+
+
 async def test_one_that_the_settings_allow_no_more_is_not_asked(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_seat()) as house:
         events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))

@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 
 from moothall import config
+from moothall.config import Web
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
+from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Story
 from moothall.planning.board import Board, Card
 from moothall.planning.coach import Draft
@@ -241,6 +242,17 @@ async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browse
         assert answer.status == 303
     await browser.sign_in()
     assert (await browser.get("/tasks")).status == 401
+
+
+async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
+    for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
+        doors = replace(doors_of(MemoryDesk()), served=served)
+        async with (
+            http_server(Web(port=0), doors, {TOKEN: LOCAL}, configured=False) as door,
+            aiohttp.ClientSession(f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}) as session,
+            session.post("/api/v1/sign-in-links") as answer,
+        ):
+            assert (answer.status, bool(door.link)) == (201 if given else 404, given)
 
 
 async def test_a_link_for_a_caller_leads_to_a_story_and_nowhere_else() -> None:

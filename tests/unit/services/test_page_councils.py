@@ -209,6 +209,7 @@ async def test_a_running_council_is_cancelled_by_who_has_a_role(house: House) ->
 
 
 async def test_it_is_paused_and_goes_on_by_a_button(house: House) -> None:
+    await house.say(EventType.SEAT_STARTED, approach="")
     form = form_of(await house.shown())
     path = f"/councils/{TASK}/pause"
     assert (await house.browser.send(path, form="other", paused="true")).status == 403
@@ -217,8 +218,11 @@ async def test_it_is_paused_and_goes_on_by_a_button(house: House) -> None:
     shown = await house.shown()
     assert "Let it go on" in shown
     assert "paused</p>" in shown
+    assert "waits to go on" in shown
     assert (await house.browser.send(path, form=form, paused="false")).status == 303
-    assert "Pause it" in await house.shown()
+    shown = await house.shown()
+    assert "Pause it" in shown
+    assert "waits for the model" in shown
     told = [one.event.type async for one in house.bus.replay()]
     assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
 

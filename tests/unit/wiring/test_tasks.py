@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moothall import config
+from moothall.aio import beside
+from moothall.bus.nats.jetstream import open_bus
+from moothall.bus.nats.server import embedded_server
 from moothall.config import Limits
 from moothall.council.request import Defaults
+from moothall.council.thread import decided as decision
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
+from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.tasks import Tasks, choose_result
+from moothall.wiring.bus import is_served, open_log
+from moothall.wiring.roles import lease_of
+from moothall.wiring.tasks import Tasks, cancel, choose_result
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SEATS = ("agent-dev-001", "agent-dev-002")
 
 
-def asked(task: str, repository: str = "sample") -> Event:
+def asked(task: str, repository: str = "sample", deadline: datetime = NOW) -> Event:
     about = RepositoryRef(id=repository) if repository else None
-    d = Deliberation(task, "Add hello_world()", "dev", "vote", SEATS, 0, NOW, 2, repository=about)
+    d = Deliberation(task, "Add hello_world()", "dev", "vote", SEATS, 0, deadline, 2, repository=about)
     return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), time=NOW.isoformat())
 
 
@@ -56,6 +69,18 @@ async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
     assert await tasks.repository("task-b2") == RepositoryRef(id="sample")
 
 
+async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
+    paused, goes_on = (
+        new_event(kind, "task-a1", {"task_id": "task-a1", "number": number}, ordinal=number, time=NOW.isoformat())
+        for number, kind in enumerate((EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED))
+    )
+    bus, tasks = await tasks_of(asked("task-a1"), paused)
+    with pytest.raises(InvalidRequest, match="task-a1 is paused: let it go on"):
+        await tasks.check_not_paused("task-a1")
+    await bus.publish(goes_on)
+    await tasks.check_not_paused("task-a1")
+
+
 async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
     _, tasks = await tasks_of(asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2"))
     assert await tasks.find("task-a1", whole=True) == "task-a1"
@@ -68,6 +93,39 @@ async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> N
         await tasks.find("ot", whole=True)
     with pytest.raises(InvalidRequest):
         await tasks.find("../x")
+
+
+@pytest.mark.e2e
+async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Path) -> None:
+    async def tell(_asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        return dump(HostState("host-1", "here", 1, 0.0, ())), b""
+
+    async with embedded_server(config.Bus(), tmp_path / "bus") as url, open_bus(config.Bus(), url) as bus:
+        shared = AllSettings(bus=config.Bus(url=url), data_dir=tmp_path / "data")
+        assert not await is_served(shared, bus)
+        async with beside(bus.answer(FLEET, tell), "host"):
+            async with asyncio.timeout(20):
+                while not await is_served(shared, bus):
+                    await asyncio.sleep(0.05)
+            assert not await is_served(AllSettings(data_dir=tmp_path / "data"), bus)
+
+
+@pytest.mark.e2e
+async def test_on_a_bus_of_its_own_a_cancel_leaves_the_decision_to_who_decides(tmp_path: Path) -> None:
+    async with embedded_server(config.Bus(), tmp_path / "bus") as url, open_bus(config.Bus(), url) as bus:
+        shared = AllSettings(bus=config.Bus(url=url), data_dir=tmp_path / "data")
+        for task in ("task-a1", "task-b2"):
+            await bus.create(asked(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
+        async with lease_of(shared, bus, "collector").taken():
+            said: list[str] = []
+            assert (await cancel(shared, "task-a1", "", said.append))[1] is DeliberationStatus.CANCELLED
+            assert said == ["it is cancelled, but whoever works on it has not confirmed that yet"]
+            assert await decision(bus, "task-a1") is None
+            async with open_log(shared, said.append, alone=False):
+                pass  # as `log tail --follow` does
+        said = []
+        assert (await cancel(shared, "task-b2", "", said.append))[1] is DeliberationStatus.CANCELLED
+        assert said == []
 
 
 async def test_nothing_yet_is_said() -> None:

@@ -86,7 +86,8 @@ async def http_server(
         elsewhere=provider.name if provider else "",
     )
     async with serving(application(settings, doors, tokens, sessions, provider), address, limits, context) as port:
-        whole = port and context is None and is_loopback(settings.host) and LOCAL in tokens.values()
+        own = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
+        whole = port and own and "page" in doors.served
         link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
         try:
             yield Served(port, link)
@@ -110,9 +111,10 @@ def application(
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = Bearers(tokens)
     pages = page_routes(doors, bearers, sessions, provider) if "page" in doors.served else []
+    links = [_links(sessions)] if pages else []
     operations = story_operations(doors) if "api" in doors.served else []
     stories = [*(operation.route for operation in operations), _described(operations)]
-    routes = [*state_routes(doors), *tool_routes(doors), *stories, _links(sessions), *rpc_routes(services_of(doors)), *pages]
+    routes = [*state_routes(doors), *tool_routes(doors), *stories, *links, *rpc_routes(services_of(doors)), *pages]
 
     def is_open(scope: Scope) -> bool:
         """Whether a path is anybody's, or the page's, which asks for a session instead of a token, or one that nothing is at."""
