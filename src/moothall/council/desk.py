@@ -143,7 +143,7 @@ class Desk:
                 raise
             return await self._again(recorded, request_digest)
         self._known[deliberation.task_id] = seq
-        await self._enqueue(deliberation, event, fresh=True)
+        await self._enqueue(deliberation, event, fresh=deliberation.fork is None)  # of a fork there are words on record already
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 

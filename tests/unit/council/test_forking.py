@@ -253,6 +253,29 @@ async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
         await desk.submit(replace(asked[0], task_id=made[1].task_id), LOCAL)
 
 
+class Noting(MemoryBus):
+    """Notes of what is put on the queue whether it is said that nothing is recorded of it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fresh: list[object] = []
+
+    async def enqueue(self, *given: Any, **more: Any) -> None:
+        """Note it."""
+        self.fresh.append(more.get("fresh"))
+        await super().enqueue(*given, **more)
+
+
+async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
+    bus, d = Noting(), deliberation()
+    await begun(bus, d)
+    told = {"task_id": d.task_id, "seat": d.seats[0], "phase": "propose", "round": 0, "turn": 1, "operations": []}
+    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
+    await desk_of(bus).submit(DeliberationRequest("", "", fork=Fork(d.task_id, 1, words="a")), LOCAL)
+    await desk_of(bus).submit(DeliberationRequest("Say hello", "dev", about_text=True), LOCAL)
+    assert bus.fresh == [False, True]
+
+
 async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(council: Any) -> None:
     async with council(script) as house:
         d = house.deliberation("single", 1)
