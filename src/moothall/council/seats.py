@@ -378,20 +378,19 @@ def _agent(sitting: Sitting) -> Agent:
 
 def _context(council: Council, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
     d = council.d
-    gate = council.parts.gate
     seat = SeatContext(
         principal=Principal(d.principal, d.tenant),
         tenant=d.tenant,
         task_id=d.task_id,
         seat=sitting.seat,
         role=d.role,
-        grant=grant_of(d, gate, council.prepared),
+        grant=grant_of(d, council.parts.gate, council.prepared),
         workspace=workspace,
         workspace_id=workspace.id,
         deadline=until,
         ledger=council.ledger,
     )
-    return gate.with_token(seat)
+    return council.parts.gate.with_token(seat)
 
 
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
