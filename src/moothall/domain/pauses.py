@@ -39,7 +39,14 @@ class Pauses:
             return self
         if not isinstance(number, int) or number % 2 != _TURNS[event.type] or time.tzinfo is None:
             return self
-        return type(self)({**self.moments, number: min(time, self.moments.get(number, time))})
+        return self.with_all(type(self)({number: time}))
+
+    def with_all(self, other: Self) -> Self:
+        """Return what both know: what was read before something came may be heard of after it."""
+        joined = {**self.moments}
+        for number, time in other.moments.items():
+            joined[number] = min(time, joined.get(number, time))
+        return type(self)(joined)
 
     @property
     def turns(self) -> list[datetime]:

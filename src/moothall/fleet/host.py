@@ -73,8 +73,8 @@ class _Running:
 
     def heed(self, pauses: Pauses) -> None:
         """Note whether it is paused."""
-        self.pauses = pauses
-        on, off = (self.held, self.free) if pauses.held else (self.free, self.held)
+        self.pauses = self.pauses.with_all(pauses)
+        on, off = (self.held, self.free) if self.pauses.held else (self.free, self.held)
         on.set()
         off.clear()
 

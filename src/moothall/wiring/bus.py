@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 from moothall import telemetry
@@ -27,7 +27,7 @@ from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry.events import write
 from moothall.wiring import lock
 
-__all__ = ["Bus", "Tell", "bus_url", "found", "hosts", "hosts_on", "open_bus", "open_log"]
+__all__ = ["Bus", "Tell", "bus_url", "hold_or_find", "hosts", "hosts_on", "open_bus", "open_log"]
 
 Tell = Callable[[str], None]
 _ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
@@ -52,34 +52,37 @@ async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> Asy
     Needs no Ray and no model.
     """
     async with AsyncExitStack() as stack:
-        try:
-            stack.enter_context(lock.hold(settings.data_dir))
-            if not alone and settings.bus.url is None:
-                raise ConfigurationError(
-                    f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out"
-                )
+        if (address := await hold_or_find(settings.data_dir, tell, stack)) is not None:
+            url = address.bus_url
+        elif not alone and settings.bus.url is None:
+            raise ConfigurationError(f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave --follow out")
+        else:
             url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
-        except lock.Taken:
-            url = (await found(settings, tell)).bus_url
         yield await stack.enter_async_context(open_bus(settings.bus, url))
 
 
-async def found(settings: Settings, tell: Tell) -> lock.Address:
-    """Wait until the process that holds the data directory says where it is."""
+async def hold_or_find(data_dir: Path, tell: Tell, stack: AsyncExitStack) -> lock.Address | None:
+    """Hold the data directory until the stack ends, or return where the process that does can be reached. Waits for one that starts, or
+    ends: then nobody is left who would say where it is.
+    """
     told = False
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
-            while (address := lock.find(settings.data_dir)) is None:
+            while True:
+                with suppress(lock.Taken):
+                    stack.enter_context(lock.hold(data_dir))
+                    return None
+                if (address := lock.find(data_dir)) is not None:
+                    return address
                 if not told:
-                    tell(f"another moothall is starting or ending on {settings.data_dir}; waiting for it")
+                    tell(f"another moothall is starting or ending on {data_dir}; waiting for it")
                     told = True
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError as error:
         raise ConfigurationError(
-            f"another process holds {settings.data_dir} but does not say where it serves: it still starts, or hangs. Wait, end it, or set "
+            f"another process holds {data_dir} but does not say where it serves: it still starts, or hangs. Wait, end it, or set "
             "MOOTHALL_DATA_DIR to another folder"
         ) from error
-    return address
 
 
 async def hosts(settings: Settings) -> Sequence[HostState] | None:

@@ -24,7 +24,7 @@ from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import end_left
 from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
-from moothall.wiring.bus import Bus, Tell, bus_url, found, hosts_on, open_bus
+from moothall.wiring.bus import Bus, Tell, bus_url, hold_or_find, hosts_on, open_bus
 from moothall.wiring.early import defaults
 from moothall.wiring.elsewhere import lending
 from moothall.wiring.roles import ALL, Deciding, embedded, instance, roles_of
@@ -56,24 +56,25 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(spans(settings, "serve" if serving else "cli"))
         roles = roles_of(settings) if serving else ALL
-        own = not serving or roles == ALL or bool(embedded(settings, roles))
-        try:
-            if own:
+        parts = embedded(settings, roles)
+        own, address = not serving or bool(parts), None
+        if own:
+            address = await hold_or_find(settings.data_dir, tell, stack)
+        elif roles == ALL:  # others may work here beside it
+            with suppress(lock.Taken):
                 stack.enter_context(lock.hold(settings.data_dir))
-        except lock.Taken as error:
-            own = not serving or bool(parts := embedded(settings, roles))
-            address = await found(settings, tell) if own else None
-            if serving and address is not None:
-                raise ConfigurationError(
-                    f"process {address.pid} serves the data directory {settings.data_dir} already, and an embedded {' or '.join(parts)} is one "
-                    "process's; stop it or set MOOTHALL_DATA_DIR to another one"
-                ) from error
-            if address is not None:
-                async with asyncio.TaskGroup() as group:
-                    watching = group.create_task(_watch_owner(settings), name="owner")
-                    yield await _attach(settings, address, stack)
-                    watching.cancel()
-                return
+                own = True
+        if address is not None and serving:
+            raise ConfigurationError(
+                f"process {address.pid} serves the data directory {settings.data_dir} already, and an embedded {' or '.join(parts)} is one "
+                "process's; stop it or set MOOTHALL_DATA_DIR to another one"
+            )
+        if address is not None:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(_watch_owner(settings), name="owner")
+                yield await _attach(settings, address, stack)
+                watching.cancel()
+            return
         house, collector = await _build(settings, tell, stack, roles if serving else None, own=own, asked=asked)
         try:
             yield house

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -11,8 +12,7 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError
 from moothall.services.identity import read_tokens
-from moothall.wiring import lock
-from moothall.wiring.bus import Tell, found
+from moothall.wiring.bus import Tell, hold_or_find
 
 _SECONDS = 10.0
 
@@ -21,11 +21,9 @@ async def page_link(settings: Settings, tell: Tell) -> str | None:
     """Return a link that signs a browser in once; None where nobody serves. Raises `ConfigurationError` where the process that works on the
     data directory shows no page.
     """
-    try:
-        with lock.hold(settings.data_dir):
+    async with AsyncExitStack() as stack:
+        if (address := await hold_or_find(settings.data_dir, tell, stack)) is None:
             return None
-    except lock.Taken:
-        address = await found(settings, tell)
     token = next((token for token, who in read_tokens(settings.grpc, settings.data_dir).items() if who == LOCAL), "")
     if not address.page or not token:
         raise ConfigurationError(

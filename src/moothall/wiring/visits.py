@@ -24,8 +24,7 @@ from moothall.repositories.sample import make_blank_repository
 from moothall.visits.executions import Executions
 from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
-from moothall.wiring import lock
-from moothall.wiring.bus import Bus, bus_url, found, open_bus
+from moothall.wiring.bus import Bus, bus_url, hold_or_find, open_bus
 from moothall.wiring.rules import keys_of
 from moothall.wiring.trusted import Leaving, open_hands, trusted_repositories
 from moothall.workflows.chronicle import Chronicle
@@ -119,10 +118,7 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
     Raises what `Visits.open` and `Workflows.run` raise, or `Permanent` with the words of the process that serves.
     """
     async with AsyncExitStack() as stack:
-        try:
-            stack.enter_context(lock.hold(settings.data_dir))
-        except lock.Taken:
-            address = await found(settings, tell)
+        if (address := await hold_or_find(settings.data_dir, tell, stack)) is not None:
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
             if (known := await _find_begun(bus, asked)) is not None:
                 facts = _follow(bus, known.visit.workspace, asked)

@@ -158,3 +158,10 @@ def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
 def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
     event = new_event(EventType.DELIBERATION_PAUSED, "task-a", {"task_id": "task-a", **data}, time=START.isoformat())
     assert not Pauses.of([event]).held
+
+
+@pytest.mark.parametrize("known", [(0,), (0, 1), (0, 1, 2)])
+def test_what_was_read_before_undoes_nothing_that_came_after(known: tuple[int, ...]) -> None:
+    whole = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
+    before = Pauses.of(turned(number, 10.0 * number) for number in known)
+    assert whole.with_all(before) == before.with_all(whole) == whole

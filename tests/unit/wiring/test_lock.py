@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import stat
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from moothall.errors import ConfigurationError
 from moothall.wiring import lock
+from moothall.wiring.bus import hold_or_find
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
@@ -30,3 +33,24 @@ def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "serving.json").stat().st_mode) == 0o600
     lock.withdraw(tmp_path)
     assert lock.find(tmp_path) is None
+
+
+async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with AsyncExitStack() as stack, AsyncExitStack() as ours:
+        stack.enter_context(lock.hold(tmp_path))  # as a short command does, which says of no address
+        waiting = asyncio.create_task(hold_or_find(tmp_path, told.append, ours))
+        while not told:
+            await asyncio.sleep(0.01)
+        await stack.aclose()
+        assert await waiting is None
+        with pytest.raises(lock.Taken), lock.hold(tmp_path):
+            pytest.fail("held twice")
+
+
+async def test_who_waits_for_one_that_starts_finds_it(tmp_path: Path) -> None:
+    address = lock.Address(1, "nats://127.0.0.1:1", 2, "print")
+    async with AsyncExitStack() as stack:
+        with lock.hold(tmp_path):
+            waiting = asyncio.create_task(hold_or_find(tmp_path, lambda _line: lock.announce(tmp_path, address), stack))
+            assert await waiting == address
