@@ -40,10 +40,13 @@ _UNTOUCHED = Verdict.MISSING, "none of the tests that prove it could be put in o
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The tests in one kind of other words: files, and by check the cases that a verdict is expected of."""
+    """The tests in one kind of other words: files, and by check the cases that a verdict is expected of. `shown`: what the disk has of them
+    where the runner alone knows them, in place of the tests as they were.
+    """
 
     files: Mapping[str, str]
     cases: Mapping[str, tuple[str, ...]]
+    shown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ class CounterProof:
         kinds = {kind: made for kind, made in kinds.items() if made.files}
         if not kinds:
             return _UNTOUCHED
+        if "neutral" in kinds and "expect" in kinds:  # who reads on the disk what is expected finds something else
+            kinds["neutral"] = replace(kinds["neutral"], shown=kinds["expect"].files)
         run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
@@ -160,6 +165,8 @@ class CounterProof:
                 wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, files))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
                     return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
+                if wrong and await self._reads(run, kinds[kind], wrong):
+                    return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(wrong)}", ()
             else:
                 wrong = [case for case, result in _results(kinds[kind], task.result()) if result == "passed"]
             if wrong:
@@ -190,6 +197,15 @@ class CounterProof:
         again = dict(_results(made, await run("again", made)))
         wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
         return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
+
+    async def _reads(
+        self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, wrong: Iterable[str]
+    ) -> bool:
+        """Whether these are red only where the disk has other tests: the code may read there what is expected, or a test its own text."""
+        if not made.shown:
+            return False
+        unseen = dict(_results(made, await run("unseen", replace(made, shown={}))))
+        return all(unseen[case] == "passed" for case in wrong)
 
     async def _changed(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
         """The texts of changed files that hold tests of the base beside code, as they are after the change."""
@@ -247,9 +263,11 @@ class CounterProof:
         """Run the cases in their other words. Raises `WorkspaceFailed`."""
         key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
         argv = [self.runs.prepared.base.profile.checks.get(check, ()) for check in made.cases]
-        # In one process that loads our reporters first, the disk has the tests as they were: code that reads them finds no difference.
+        # In one process that loads our reporters first, the disk need not have what runs: code that reads it finds no difference, or another.
         hidden = f"{INSTEAD}/" if len(argv) == 1 and runs_python_tests(argv[0]) else ""
         files = {f"{hidden if path.endswith('.py') else ''}{path}": text for path, text in made.files.items()}
+        if hidden:
+            files = {**made.shown, **files}
         ran = await self.runs.run(made.cases, "counter", key, name, diff=diff, extra=extra, instead=files)
         if ran.why:
             raise WorkspaceFailed(ran.why)
