@@ -119,9 +119,9 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
     text = "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\ndef test_c(): pass\n"
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
     argv = (sys.executable, "-m", "pytest")
-    first = run(tmp_path, argv, 5)
+    first = run(tmp_path, argv, 60)
     assert (first.results, list(first.begun), first.ended) == ({"test_a.py::test_a": "passed"}, ["test_a.py::test_b"], False)
-    second = run(tmp_path, argv, 5, MOOTHALL_AGAIN="1")
+    second = run(tmp_path, argv, 60, MOOTHALL_AGAIN="1")
     assert second.results == {"test_a.py::test_a": "passed", "test_a.py::test_c": "passed"}
     assert second.ended
 
