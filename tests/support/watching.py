@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 
@@ -41,18 +41,21 @@ async def tokenized(session: aiohttp.ClientSession, url: str, messages: Sequence
         return tokens
 
 
-def perfect_prefill(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens are computed if no token is ever computed twice after the same beginning."""
-    computed = 0
-    seen: dict[int, Any] = {}
+async def block_size(session: aiohttp.ClientSession, url: str) -> int:
+    """Return how many tokens a block of the cache of the vLLM server at `url` holds; only whole blocks are found again."""
+    async with session.get(f"{url.removesuffix('/v1')}/metrics") as response:
+        response.raise_for_status()
+        found = re.search(r'vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', await response.text())
+    assert found is not None, "this server does not say its cache_config_info"
+    return int(found[1])
+
+
+def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:
+    """Return how many tokens are computed if no whole block of tokens is computed twice after the same beginning."""
+    seen: set[tuple[int, ...]] = set()
     for prompt in prompts:
-        node = seen
-        for token in prompt:
-            if token not in node:
-                node[token] = {}
-                computed += 1
-            node = node[token]
-    return computed
+        seen.update(tuple(prompt[:end]) for end in range(block, len(prompt) + 1, block))
+    return block * len(seen) + sum(len(prompt) % block for prompt in prompts)
 
 
 def in_common(prompts: Sequence[Sequence[int]]) -> int:

@@ -19,7 +19,7 @@ from moothall.domain.task import Constraints
 from moothall.model.client import OpenAIModel
 from support.council import CouncilHouse, of, open_council
 from support.repos import SAMPLE
-from support.watching import WatchedModel, in_common, perfect_prefill, tokenized
+from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenized
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -70,15 +70,15 @@ async def test_a_council_of_five_computes_its_context_once(
     assert before is not None
     assert after is not None
     assert not after.missing
-    prompts = await all_tokens(watched, url)
+    prompts, block = await all_tokens(watched, url)
     usage = [reply.usage for _, reply in watched.calls]
     asked = sum(item.prompt_tokens for item in usage)
     computed = asked - sum(item.cached_tokens for item in usage)
-    predicted = perfect_prefill(prompts)
+    predicted = perfect_prefill(prompts, block)
     shared = in_common(prompts)
     measured(
         f"{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, {shared} in common; "
-        f"predicted {predicted}, computed {computed} = {computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
+        f"predicted in blocks of {block} {predicted}, computed {computed} = {computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
     )
     assert asked == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
     assert asked - computed == delta(before.cached_tokens, after.cached_tokens)
@@ -99,6 +99,7 @@ async def deliberate(house: CouncilHouse, wanted: dict[str, Any]) -> Any:
     return await house.run(d)
 
 
-async def all_tokens(watched: WatchedModel, url: str) -> list[list[int]]:
+async def all_tokens(watched: WatchedModel, url: str) -> tuple[list[list[int]], int]:
     async with aiohttp.ClientSession() as session:
-        return [await tokenized(session, url, request.messages) for request, _ in watched.calls]
+        prompts = [await tokenized(session, url, request.messages) for request, _ in watched.calls]
+        return prompts, await block_size(session, url)
