@@ -89,6 +89,33 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
                 value.exception()  # whoever awaited it has heard; where nobody did, another part failed first
 
 
+async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int) -> AsyncGenerator[T, None]:
+    """Yield what all of them bring, as it comes, until `lead` ends; at most so many items wait to be taken. Raises what any raises."""
+    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(most)
+
+    async def pump(source: AsyncGenerator[T, None]) -> None:
+        end = None
+        try:
+            async with aclosing(source) as items:
+                async for item in items:
+                    await queue.put((item,))
+        except Exception as error:  # noqa: BLE001 - raised where it is taken
+            end = error
+        if source is lead or end is not None:
+            await queue.put(end)
+
+    pumps = [asyncio.create_task(pump(source)) for source in (lead, *others)]
+    try:
+        while isinstance(item := await queue.get(), tuple):
+            yield item[0]
+        if item is not None:
+            raise item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.wait(pumps)
+
+
 class _Ear(Generic[T]):
     """What somebody who listens has not taken yet."""
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode, Writing
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
@@ -341,8 +341,8 @@ class Deliberations(Protocol):
         """Yield the deliberation's events in the order of the log, and end after its decision."""
         ...
 
-    def growing(self, task_id: str, who: Principal) -> AsyncGenerator[tuple[str, str], None]:
-        """Yield seats and the end of what each is writing ('': it is written) until closed. `NotFound` also across tenants."""
+    def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+        """Yield what seats are writing until closed. `NotFound` also across tenants."""
         ...
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:

@@ -45,6 +45,8 @@ async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Faul
     prompt = str(body["messages"])
     if "WAIT" in prompt:
         return Fault("silent", delay=60)
+    if "SLOWLY" in prompt:
+        return Fault("silent", '{"thought": "", "finish": "It is four, bec')
     return '{"thought": "", "finish": "Four."}' if "2 + 2" in prompt else by_task(body, headers)
 
 
@@ -91,6 +93,18 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
     assert "".join(update.delta for update in updates) == updates[-1].message == "Four."
     progress = [update.progress for update in updates]
     assert progress == sorted(progress)
+
+
+async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> None:
+    stream = agent.StreamExecuteTask(asked("What is 2 + 2, SLOWLY?"))
+    async with asyncio.timeout(60):
+        async for update in stream:
+            if update.delta:
+                break
+    assert (update.delta, update.state) == ("It is four,", pb.AGENT_STATE_EXECUTING), (
+        "the model has not ended its word, and never will"
+    )
+    stream.cancel()
 
 
 async def test_a_council_mends_a_repository(agent: Caller, tmp_path_factory: pytest.TempPathFactory) -> None:

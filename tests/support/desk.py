@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from moothall.domain.chat import Writing
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
@@ -58,7 +59,8 @@ class MemoryDesk:
         self.open_gate.set()
         self.waiting = 0
         self.failure: BaseException | None = None
-        self.writes: list[tuple[str, str]] = []
+        self.writes: list[Writing] = []
+        self.written = asyncio.Event()
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Keep it, once the gate is open. A `failure` that was planted is raised."""
@@ -128,11 +130,12 @@ class MemoryDesk:
         finally:
             self.watchers -= 1
 
-    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[tuple[str, str], None]:
+    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield what a test planted."""
         self._visible(task_id, who)
         for moment in self.writes:
             yield moment
+        self.written.set()
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
         """Write down what was said."""

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from moothall.aio import PATIENCE, Fan, said, start_beside
+from moothall.aio import PATIENCE, Fan, merged, said, start_beside
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
@@ -156,3 +156,55 @@ async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:
     second = fan.listen()
     assert await asyncio.wait_for(anext(second), 5) == [1]
     await second.aclose()
+
+
+async def _brings(*items: int, raises: type[Exception] | None = None) -> AsyncGenerator[int, None]:
+    for item in items:
+        await asyncio.sleep(0)
+        yield item
+    if raises is not None:
+        raise raises("it broke")
+
+
+async def _forever(closed: list[bool]) -> AsyncGenerator[int, None]:
+    try:
+        while True:
+            await asyncio.sleep(0)
+            yield 0
+    finally:
+        closed.append(True)
+
+
+async def test_what_several_bring_is_merged_until_the_first_ends() -> None:
+    closed: list[bool] = []
+    async with asyncio.timeout(10):
+        merged_items = [item async for item in merged(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)]
+    assert [item for item in merged_items if 0 < item < 10] == [1, 2, 3]
+    assert 10 in merged_items
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_what_one_raises_is_raised_and_the_others_are_closed(place: int) -> None:
+    closed: list[bool] = []
+    sources = [_forever(closed), _forever(closed)]
+    sources[place] = _brings(1, raises=OSError)
+    async with asyncio.timeout(10):
+        with pytest.raises(OSError, match="it broke"):
+            [item async for item in merged(sources[0], sources[1], most=2)]
+    assert closed == [True]
+
+
+async def test_no_more_waits_for_who_is_slow_than_may() -> None:
+    brought: list[int] = []
+
+    async def many() -> AsyncGenerator[int, None]:
+        for item in range(100):
+            brought.append(item)
+            yield item
+
+    async with aclosing(merged(many(), most=3)) as items:
+        assert await anext(items) == 0
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(brought) <= 6

@@ -14,8 +14,10 @@ from moothall.agents.direct import Direct, Ran
 from moothall.agents.enforcer import Enforcer
 from moothall.agents.orders import Mode, Order, SessionContext, Wanted
 from moothall.agents.sessions import Sessions, written_by
+from moothall.aio import merged
 from moothall.config import Agents
 from moothall.domain.budget import Budget, Usage
+from moothall.domain.chat import Writing
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, is_id
@@ -33,6 +35,8 @@ log = get_logger(__name__)
 
 _CANCEL_SECONDS = 10.0
 _COUNCIL = 3
+ANEW = "the answer begins anew"
+"""Said with a piece of it that follows none of those before."""
 _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)}
 
 
@@ -62,12 +66,28 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Something that happens on the way: what is done, a tool that is called, or what came of it."""
+    """Something that happens on the way: what is done, a tool that is called, what came of it, or the next piece of the answer."""
 
     message: str = ""
     progress: float = 0.0
     wanted: Wanted | None = None
     ran: Ran | None = None
+    delta: str = ""
+
+
+class _Answer:
+    """What of an answer its caller has been given while it is written."""
+
+    def __init__(self) -> None:
+        self._given = ""
+
+    def more(self, answer: str, progress: float, *, whole: bool = False) -> Update | None:
+        """Return the piece that comes next. A model that could not be understood writes another answer: its first piece says so."""
+        given, goes_on = self._given, answer.startswith(self._given)
+        if answer == given or (given.startswith(answer) and not whole):
+            return None
+        self._given = answer
+        return Update("" if goes_on else ANEW, progress, delta=answer[len(given) :] if goes_on else answer)
 
 
 class AgentTasks:
@@ -162,19 +182,28 @@ class AgentTasks:
         request = _request(order)
         task_id = request.task_id
         submitted = ended = False
+        answer, progress = _Answer(), 0.0
         try:
             asked = await self._desk.submit(request, who)
             submitted = True
-            async with aclosing(self._desk.watch(task_id, 0, who)) as events:
-                async for recorded in events:
-                    if (step := _step(recorded)) is not None:
+            facts: AsyncGenerator[Recorded | Writing, None] = self._desk.watch(task_id, 0, who)
+            # Where several seats write, none of them writes the answer.
+            texts = [self._desk.growing(task_id, who)] if request.num_agents == 1 else []
+            async with aclosing(merged(facts, *texts, most=self._settings.stream_buffer)) as told:
+                async for one in told:
+                    step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
+                    if step is not None:
+                        progress = max(progress, step.progress)
                         yield step
             outcome = await self._desk.wait(task_id, who)
             ended = True
         finally:
             if submitted and not ended:
                 await asyncio.shield(self._abandon(task_id, who))
-        yield replace(_report(outcome, order), model=asked.model_of(asked.seats[0]))
+        report = _report(outcome, order)
+        if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
+            yield rest
+        yield replace(report, model=asked.model_of(asked.seats[0]))
 
     def _check_tools(self, order: Order, who: Principal) -> None:
         """An agent has all tools of its role: whoever allows it fewer is told so, not ignored. Raises `InvalidRequest`."""

@@ -89,6 +89,9 @@ class Agents(Section):
     tokens: int = Field(100_000, ge=100, description="of a query with its history and context, about; a longer one is refused")
     calls_a_second: float = Field(10.0, gt=0, description="queries that one caller may begin a second")
     timeout_seconds: float = Field(900.0, gt=0, description="the longest that a query may take, whatever its caller says")
+    stream_buffer: int = Field(
+        64, ge=1, description="updates of a stream that wait for a slow caller; more are fetched when it has taken them"
+    )
     breaker_calls: int = Field(20, ge=1, description="queries in the window from which on it says something")
     breaker_share: float = Field(
         0.5, gt=0, le=1, description="of them that failed, from which on none is let through for a while"

@@ -21,6 +21,7 @@ from moothall.council.text import tokens
 from moothall.council.thread import conversation, decided, going_on, requested, told_of
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.causes import requested_id
+from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType, Recorded
 from moothall.domain.identity import Principal
@@ -230,13 +231,14 @@ class Desk:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
-    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[tuple[str, str], None]:
-        """Yield seats and the end of what each is writing, until closed."""
+    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+        """Yield what seats are writing until closed."""
         await self._visible(task_id, who)
         async with aclosing(self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))) as signals:
             async for data in signals:
-                if isinstance(seat := data.get("seat"), str) and isinstance(text := data.get("text"), str):
-                    yield seat, text
+                seat, text, answer = (data.get(name, "") for name in ("seat", "text", "answer"))
+                if isinstance(seat, str) and isinstance(text, str) and isinstance(answer, str) and seat:
+                    yield Writing(seat, text, answer)
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
         """Record what the seats hear at their next turn, and tell its host that there is something."""

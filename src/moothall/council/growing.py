@@ -7,12 +7,14 @@ import re
 from collections.abc import Awaitable, Callable
 
 from moothall import telemetry
+from moothall.council.reply import answer_so_far
+from moothall.domain.chat import Writing
 from moothall.errors import Temporary
 
 log = telemetry.get_logger(__name__)
 
-Hint = Callable[[str, str], Awaitable[None]]
-"""Tells a seat and the end of what it is writing; '' where it has written it. Such a hint may be lost."""
+Hint = Callable[[Writing], Awaitable[None]]
+"""Tells what a seat is writing. Such a hint may be lost."""
 _EVERY = 0.5  # seconds
 _AGAIN = 4  # times that nothing is told of what stays the same
 _SHOWN = 2_000  # characters
@@ -45,7 +47,7 @@ class Growing:
                 idle += 1
                 if len(self._pieces) > self._told or (self._told and idle >= _AGAIN):  # who begins to look hears it too
                     self._told, idle = len(self._pieces), 0
-                    await self._hint(self._seat, self.text)
+                    await self._hint(self.writing)
         except Temporary as error:
             log.debug("what a seat writes is not shown", seat=self._seat, reason=error.message)
 
@@ -53,15 +55,16 @@ class Growing:
         """Say that it is written, if any of it was told."""
         if self._told:
             try:
-                await self._hint(self._seat, "")
+                await self._hint(Writing(self._seat, ""))
             except Temporary as error:
                 log.debug("what a seat wrote is not taken back", seat=self._seat, reason=error.message)
 
     @property
-    def text(self) -> str:
-        """The end of what there is, without secrets."""
+    def writing(self) -> Writing:
+        """What there is, without secrets."""
         whole = re.sub(r"\S+\Z", "", "".join(self._pieces))
         begun = whole.rfind(_KEY)
         if begun >= 0 and "-----END " not in whole[begun:]:
             whole = whole[:begun]
-        return self._clean(whole)[-_SHOWN:]
+        clean = self._clean(whole)
+        return Writing(self._seat, clean[-_SHOWN:], answer_so_far(clean))

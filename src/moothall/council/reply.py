@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pydantic_core import from_json
+
 from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
 from moothall.tools.catalogue import ToolSpec
 
@@ -31,6 +33,7 @@ _RIGHT = {
     "or, at the end, <finish>Added the function.</finish>.",
 }
 _TAG = re.compile(r"<(tool|python|finish)>")
+_CLOSING = re.compile(r"</?[finsh]{0,6}\Z")
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 _FENCED = re.compile(r"^\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
@@ -116,6 +119,23 @@ def read_turn(reply: ChatReply, mode: ReplyMode) -> Turn:
         return _read_json_turn(text) if mode == "json" else _read_blocks(text)
     except MalformedReplyError as error:
         raise MalformedReplyError(f"Your reply could not be used: {error} {_RIGHT[mode]}") from error
+
+
+def answer_so_far(text: str) -> str:
+    """Return what a reply that is still being written has of its answer (finish), '' where that has not begun."""
+    text = _THINKING.sub("", text)
+    if (begin := text.find("{")) >= 0 and not text[:begin].strip():
+        try:
+            turn = from_json(text[begin:], allow_partial="trailing-strings")
+        except ValueError:
+            return ""
+        answer = turn.get("finish") if isinstance(turn, dict) else None
+        return answer.strip() if isinstance(answer, str) else ""
+    tag = _TAG.search(text)
+    if tag is None or tag.group(1) != "finish":
+        return ""
+    answer, closed, _ = text[tag.end() :].partition("</finish>")
+    return (answer if closed else _CLOSING.sub("", answer)).strip()
 
 
 def whole_text(reply: ChatReply) -> str:

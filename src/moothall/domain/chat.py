@@ -50,6 +50,15 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Writing:
+    """What a seat is writing just now: the end of it, '' where it has written it; and of its answer, where it has begun one, all so far."""
+
+    seat: str
+    text: str
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatReply:
     """A complete answer; `finish_reason` length means that it was cut."""
 

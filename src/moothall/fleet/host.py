@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cachetools import LRUCache
@@ -26,6 +26,7 @@ from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, said_to
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Budget
+from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.fleet import FLEET, Held, HostState
@@ -344,8 +345,8 @@ class Host:
             ours = functools.partial(self._ours, deliberation.task_id)
             words = self._running[deliberation.task_id].words
 
-            async def hint(seat: str, text: str) -> None:
-                told = {"task_id": deliberation.task_id, "seat": seat, "text": text}
+            async def hint(writing: Writing) -> None:
+                told = {"task_id": deliberation.task_id, **asdict(writing)}
                 await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
 
             parts = replace(self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile)

@@ -91,7 +91,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
                     state = pb.AGENT_STATE_EXECUTING
                     continue
                 about: dict[str, Any] = {"task_id": order.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
-                if step.result:
+                if step.ran:  # of tools; an agent's is given while it is written
                     yield pb.TaskUpdate(**about, delta=step.result)
                 yield pb.TaskUpdate(**about, tool_result=self._usage(step))
                 yield pb.TaskUpdate(**about | {"state": _end(step), "progress": 1.0}, message=step.result or step.error)
@@ -202,6 +202,7 @@ def _update(order: Order, step: Update, state: pb.AgentState.ValueType) -> pb.Ta
         task_id=order.task_id,
         state=state,
         message=step.message,
+        delta=step.delta,
         progress=step.progress,
         tool_call=_call(step.wanted, "") if step.wanted else None,
         tool_result=_result(step.ran) if step.ran else None,

@@ -14,7 +14,7 @@ from moothall.council.facts import Facts
 from moothall.council.growing import Growing
 from moothall.council.recording import RecordedModel, Recording
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, Writing
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable
 from support.council import open_council
@@ -26,11 +26,11 @@ class Heard:
     """Keeps what it is told."""
 
     def __init__(self, *, down: bool = False) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.told: list[Writing] = []
         self.came, self.down = asyncio.Event(), down
 
-    async def hint(self, seat: str, text: str) -> None:
-        self.told.append((seat, text))
+    async def hint(self, writing: Writing) -> None:
+        self.told.append(writing)
         self.came.set()
         if self.down:
             raise BusUnavailable("it is away")
@@ -40,7 +40,7 @@ def text_of(*pieces: str) -> str:
     growing = Growing("s", Heard().hint, scrub)
     for piece in pieces:
         growing.add(piece)
-    return growing.text
+    return growing.writing.text
 
 
 @pytest.mark.parametrize("cut", range(1, len(KEY)))
@@ -67,7 +67,7 @@ async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
         growing.add("one two")
         await heard.came.wait()
     await growing.over()
-    assert heard.told == [("agent-dev-001", "one "), ("agent-dev-001", "")]
+    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
 
 async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
@@ -78,7 +78,7 @@ async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> Non
         for _ in range(3):
             await heard.came.wait()
             heard.came.clear()
-    assert heard.told == [("s", "one ")] * 3
+    assert heard.told == [Writing("s", "one ")] * 3
 
 
 async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
         deadline = datetime.now(UTC) + timedelta(seconds=20)
         reply = await model.ask(ChatRequest(f"{d.task_id}/agent-dev-001/propose/0.0", (Message("user", "go on"),), 100, deadline))
     assert reply.text == "one two three"
-    assert heard.told == [("agent-dev-001", "one "), ("agent-dev-001", "")]
+    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
 
 async def test_what_came_at_once_is_not_told_at_all() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moothall.council import reply
 from moothall.council.recording import Recording
-from moothall.council.reply import Action, MalformedReplyError, Turn
+from moothall.council.reply import Action, MalformedReplyError, Turn, answer_so_far
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Likely
 from moothall.domain.codec import dump
@@ -208,3 +208,25 @@ def test_what_a_server_told_of_a_score_is_on_record() -> None:
     data = json.loads(json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)}))
     found = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
     assert found.answers["t/a/verify/1.1"] == answer
+
+
+@given(st.text(), st.text(), st.integers(min_value=0))
+def test_what_there_is_of_an_answer_is_how_the_whole_begins(thought: str, answer: str, cut: int) -> None:
+    for text in (json.dumps({"thought": thought, "finish": answer}), json.dumps({"finish": answer}, ensure_ascii=False)):
+        assert answer.strip().startswith(answer_so_far(text[: cut % (len(text) + 1)]))
+        assert answer_so_far(text) == answer.strip()
+
+
+@given(st.text(alphabet="abc <>/finsh\n"), st.integers(min_value=0))
+def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(answer: str, cut: int) -> None:
+    text = f"so <finish>{answer}</finish>"
+    whole = answer_so_far(text)
+    assert whole == answer.partition("</finish>")[0].strip()
+    assert whole.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '[{"finish": "x"}]', '{"finish": 1}', "{{"]
+)
+def test_no_answer_that_has_begun_is_none(text: str) -> None:
+    assert answer_so_far(text) == ""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from moothall.agents.service import ANEW
 from moothall.agents.sessions import BUCKET
 from moothall.config import Agents
+from moothall.domain.chat import Writing
 from moothall.domain.event import EventType
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import RepositoryRef
@@ -144,6 +148,38 @@ async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -
     assert usage.output.struct_value["total_tokens"] == 15
     assert (updates[-1].state, updates[-1].progress) == (pb.AGENT_STATE_COMPLETED, 1)
     assert {update.task_id for update in updates} == {"q-4"}
+
+
+@pytest.mark.parametrize(
+    ("writes", "deltas", "anew"),
+    [
+        (("Because", "Because of"), ["Because", " of", " it."], False),
+        (("Because of", "Because", "", "Because of it."), ["Because of", " it."], False),
+        (("That is", "Because"), ["That is", "Because", " of it."], True),
+        (("Because of it. Or", ""), ["Because of it. Or", "Because of it."], True),
+    ],
+)
+async def test_the_text_comes_in_pieces_as_it_is_written(
+    agent: Agent, writes: Sequence[str], deltas: list[str], *, anew: bool
+) -> None:
+    agent.desk.writes = [Writing("agent-dev-001", text, text) for text in writes]
+    reading = asyncio.ensure_future(_read(agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4")))))
+    await agent.desk.written.wait()
+    await answer(agent, "q-4", "Because of it.")
+    updates = await reading
+    assert [update.delta for update in updates if update.delta] == deltas
+    assert (ANEW in [update.message for update in updates]) is anew
+    (last,) = [place for place, update in enumerate(updates) if update.message == ANEW][-1:] or [0]
+    assert "".join(update.delta for update in updates[last:]) == updates[-1].message == "Because of it."
+    assert all(update.progress <= after.progress for update, after in pairwise(updates))
+
+
+async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
+    agent.desk.writes = [Writing("agent-dev-001", "Mine", "Mine")]
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX)
+    reading = asyncio.ensure_future(_read(agent.StreamExecuteTask(request)))
+    await answer(agent, "q-4", "Because.")
+    assert [update.delta for update in await reading if update.delta] == ["Because."]
 
 
 async def _read(stream: Any) -> list[pb.TaskUpdate]:

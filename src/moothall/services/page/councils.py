@@ -19,6 +19,7 @@ from moothall.collector.lanes import ENDED, Lane
 from moothall.collector.overview import seat_of
 from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
+from moothall.domain.chat import Writing
 from moothall.domain.evidence import INPUTS
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, new_task_id, own_id
@@ -109,7 +110,7 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
 
 
 def _text(doors: Doors, sessions: Sessions) -> Route:
-    shared: WeakValueDictionary[str, Fan[tuple[str, str]]] = WeakValueDictionary()
+    shared: WeakValueDictionary[str, Fan[Writing]] = WeakValueDictionary()
 
     async def text(request: Request, session: Session) -> Response:
         """Tell what seats are writing, as server-sent events of JSON; at once empty where the council is over."""
@@ -123,7 +124,7 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
                 return
             async with aclosing(fan.listen()) as moments:
                 async for said in moments:
-                    for seat, words in dict(said).items():  # of each seat the latest
+                    for seat, words in {one.seat: one.text for one in said}.items():  # of each seat the latest
                         yield f"data: {json.dumps({'seat': seat, 'text': seen(words)})}\n"
 
         return ServerSentEvents(told())
