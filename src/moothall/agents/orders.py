@@ -15,6 +15,7 @@ _DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
 _PROFILE, _TIER = "model_profile", "model_tier"
 _TIERS = ("", "small", "medium", "large")
 _OURS = {_DIRECT, _SEQUENCE, _ALLOWED, _PROFILE, _TIER, "tool", "tool_name", "name", "repository", "role"}
+_WEB = frozenset({"web.search", "web.fetch"})
 _MOST_CALLS = 256
 
 
@@ -96,6 +97,18 @@ class Order:
             return RepositoryRef(**{name: _text(named, name) for name in named})
         raise InvalidRequest("context.repository is neither a text nor an object with id, url and ref")
 
+    def tools(self) -> frozenset[str] | None:
+        """Return the tools that an agent may use; None: all of its role. Who may search the web may read what is found, and the reverse.
+        Raises `InvalidRequest`.
+        """
+        allowed = self.context.get(_ALLOWED)
+        if allowed is None and not self.available_tools:
+            return None
+        if allowed is not None and not _are_names(allowed):
+            raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
+        found = frozenset(self.available_tools or allowed or ()) & frozenset(self.available_tools if allowed is None else allowed)
+        return found | _WEB if found & _WEB else found
+
     def direct(self) -> tuple[Wanted, ...] | None:
         """Return the tools to run without a model; None where an agent is asked. Raises `InvalidRequest`, `Refused`."""
         if _DIRECT in self.context:
@@ -154,8 +167,12 @@ class Order:
         if self.available_tools and tool not in self.available_tools:
             raise Refused(f"{tool[:80]} is not among available_tools")
         allowed = self.context.get(_ALLOWED)
-        if allowed is not None and (not isinstance(allowed, Sequence) or isinstance(allowed, str) or tool not in allowed):
+        if allowed is not None and (not _are_names(allowed) or tool not in allowed):
             raise Refused(f"{tool[:80]} is not among context.{_ALLOWED}")
+
+
+def _are_names(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(name, str) for name in given)
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:

@@ -178,8 +178,7 @@ class AgentTasks:
     async def _agent(self, order: Order, who: Principal) -> AsyncGenerator[Update | Report]:
         if not order.query.strip():
             raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
-        self._check_tools(order, who)
-        request = _request(order)
+        request = replace(_request(order), tools=self._tools_of(order, who))
         task_id = request.task_id
         submitted = ended = False
         answer, progress = _Answer(), 0.0
@@ -205,18 +204,18 @@ class AgentTasks:
             yield rest
         yield replace(report, model=asked.model_of(asked.seats[0]))
 
-    def _check_tools(self, order: Order, who: Principal) -> None:
-        """An agent has all tools of its role: whoever allows it fewer is told so, not ignored. Raises `InvalidRequest`."""
-        if order.available_tools and order.repository() is not None:
-            grant = self._visits.gate.grant_for(order.role)
-            over = sorted(
-                spec.name for spec in self.offered(who) if is_granted(grant, spec.name) and spec.name not in order.available_tools
-            )
-            if over:
-                raise InvalidRequest(
-                    f"an agent of the role {order.role} may use tools that available_tools leaves out, such as {over[0]}; "
-                    "leave it empty, or choose a role with fewer"
-                )
+    def _tools_of(self, order: Order, who: Principal) -> tuple[str, ...]:
+        """Return the tools of its role that an agent on a repository may use, () for all. Raises `InvalidRequest` where none is left."""
+        allowed = order.tools()
+        if allowed is None or order.repository() is None:  # without a repository there are none
+            return ()
+        grant = self._visits.gate.grant_for(order.role)
+        granted = [spec.name for spec in self.offered(who) if is_granted(grant, spec.name)]
+        if tools := tuple(name for name in granted if name in allowed):
+            return tools
+        raise InvalidRequest(
+            f"none of the tools that are allowed is one of the role {order.role}, such as {', '.join(granted[:5])}; DiscoverTools lists all"
+        )
 
     async def _abandon(self, task_id: str, who: Principal) -> None:
         with suppress(MoothallError, TimeoutError):

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from moothall.agents.orders import Order
 from moothall.agents.service import ANEW
 from moothall.agents.sessions import BUCKET
 from moothall.config import Agents
@@ -91,6 +92,55 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     request = agent.desk.request("q-2")
     assert (request.num_agents, request.role, request.repository) == (5, "qa", RepositoryRef(id="sample"))
     assert response.metadata["branch"] == "moothall/q-2"
+
+
+@pytest.mark.parametrize(
+    ("available", "context", "tools"),
+    [
+        ((), {}, ()),
+        (("files.read", "files.list", "no.tool"), {}, ("files.list", "files.read")),
+        (("files.read", "files.list"), {"allowed_tools": ["files.read", "slow.ponder"]}, ("files.read",)),
+        ((), {"allowed_tools": ["slow.ponder"]}, ("slow.ponder",)),
+    ],
+)
+async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
+    agent: Agent, available: tuple[str, ...], context: dict[str, Any], tools: tuple[str, ...]
+) -> None:
+    query = asked(
+        "Mend it",
+        {"repository": "sample", **context},
+        available_tools=available,
+        metadata=common.TaskMetadata(task_id="q-6"),
+    )
+    running = asyncio.ensure_future(agent.ExecuteTask(query))
+    await answer(agent, "q-6", "done")
+    await running
+    assert tuple(sorted(agent.desk.request("q-6").tools)) == tools
+
+
+@pytest.mark.parametrize(
+    ("available", "context"),
+    [(("no.tool",), {}), (("*",), {}), ((), {"allowed_tools": []}), (("files.read",), {"allowed_tools": ["files.list"]})],
+)
+async def test_where_no_tool_is_left_it_is_said_at_once(
+    agent: Agent, available: tuple[str, ...], context: dict[str, Any]
+) -> None:
+    query = asked("Mend it", {"repository": "sample", **context}, available_tools=available)
+    code, said = await refused(agent.ExecuteTask(query))
+    assert (code, "DiscoverTools" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True), said
+    assert not agent.desk.known()
+
+
+@pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
+async def test_a_list_of_tools_that_is_none_is_refused(agent: Agent, allowed: Any) -> None:
+    code, said = await refused(agent.ExecuteTask(asked("Mend it", {"repository": "sample", "allowed_tools": allowed})))
+    assert (code, "allowed_tools" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True), said
+
+
+def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None:
+    for name in ("web.search", "web.fetch"):
+        assert Order("t", available_tools=(name, "files.read")).tools() == frozenset({"web.search", "web.fetch", "files.read"})
+    assert Order("t", available_tools=("files.read",)).tools() == frozenset({"files.read"})
 
 
 @pytest.mark.parametrize(
