@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from moothall.config import Forge as Settings
-from moothall.council.desk import Desk
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
@@ -24,6 +23,7 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, MoothallError, NotFound
 from moothall.forge import texts
 from moothall.forge.client import ForgeClient, Issue, Post, Pull
+from moothall.ports import Deliberations
 
 
 class Clones(Protocol):
@@ -49,7 +49,7 @@ class Watch:
         self,
         settings: Settings,
         client: ForgeClient,
-        desk: Desk,
+        desk: Deliberations,
         clones: Clones,
         repositories: Mapping[str, str],
         *,
