@@ -180,7 +180,8 @@ class FakeForge:
         owner, _, branch = body["head"].rpartition(":")
         if not owner and not self.sha(branch):
             raise _Wrong(422 if self.kind == "github" else 404, "head invalid")
-        if any(pull["state"] == "open" and pull["head"]["ref"] == branch and not owner for pull in self.pulls.values()):
+        label = f"{owner or 'acme'}:{branch}"
+        if any(pull["state"] == "open" and pull["head"]["label"] == label for pull in self.pulls.values()):
             raise _Wrong(422 if self.kind == "github" else 409, "a pull request exists")
         source = f"{owner or 'acme'}/app"
         number = self._number()
@@ -191,7 +192,7 @@ class FakeForge:
             "title": body["title"],
             "body": body["body"],
             "user": {"login": who},
-            "head": {"ref": branch, "label": f"{owner or 'acme'}:{branch}", "repo": {"full_name": source}},
+            "head": {"ref": branch, "label": label, "repo": {"full_name": source}},
             "base": {"ref": body["base"]},
         }
         return self._list_pulls(who, {}, None)[0]
