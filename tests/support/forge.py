@@ -221,8 +221,12 @@ class Person:
 
     def __call__(self, method: str, path: str, **body: Any) -> Any:
         """Return what the forge says. Raises `urllib.error.HTTPError`."""
+        return self.ask(method, f"/repos/{REPOSITORY}{path}", **body)
+
+    def ask(self, method: str, path: str, **body: Any) -> Any:
+        """Return what the forge says of something else."""
         asked = urllib.request.Request(  # noqa: S310 - loopback
-            f"{self.api}/repos/{REPOSITORY}{path}",
+            f"{self.api}{path}",
             json.dumps(body).encode() if body else None,
             {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
             method=method,
