@@ -44,7 +44,7 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
 
         def _answer(self) -> None:
             body = self._body()
-            if said := api(self.command, self.path, self.headers, body):
+            if said := api(self.command, self.path, dict(self.headers), body):
                 self._say(*said)
                 return
             given = self.headers.get("Authorization", "")
