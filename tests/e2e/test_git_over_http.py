@@ -11,7 +11,7 @@ import pytest
 from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import AlreadyExists, ConfigurationError, Refused, RepositoryError
+from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, Refused, RepositoryError
 from moothall.network.destinations import Destinations
 from moothall.repositories.clone import Change
 from moothall.repositories.trusted import TrustedRepositories
@@ -140,3 +140,35 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
         refused = await trusted.land(ref, third, "moothall/story-3", "m", "local")
         assert refused.status == "left"
         assert "could not be moved" in refused.why
+
+
+async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path: Path) -> None:
+    sample = make_sample(tmp_path / "sample")
+    served = tmp_path / "served"
+    served.mkdir()
+    sample.git("clone", "--quiet", "--bare", str(sample.path), str(served / "app.git"))
+    remote = Repo(served / "app.git")
+    remote.git("config", "http.receivepack", "true")
+    with git_server(served) as server:
+        trusted = TrustedRepositories(tmp_path / "data", Workspace(allowed_schemes=("http",)), Unprepared().prepare)
+        await trusted.register(f"{server.url}/app.git", id="app")
+        base = await trusted.resolve(RepositoryRef(id="app"))
+        clone = trusted.clone("app")
+
+        async def commit(after: str, path: str) -> str:
+            return (await clone.commit_changes(after, [Change(path, "100644", b"new\n")], "work")).commit_sha
+
+        first, other = await commit(base.sha, "one.txt"), await commit(base.sha, "two.txt")
+        second = await commit(first, "three.txt")
+        await trusted.offer("app", first, "moothall/issue-1")
+        await trusted.offer("app", first, "moothall/issue-1")
+        with pytest.raises(AlreadyExists, match="already another commit"):
+            await trusted.offer("app", other, "moothall/issue-1")
+        await trusted.offer("app", second, "moothall/issue-1")
+        assert remote.git("rev-parse", "moothall/issue-1", "moothall/issue-1^").split() == [second, first]
+        with pytest.raises(AlreadyExists):
+            await trusted.offer("app", first, "moothall/issue-1")
+        with pytest.raises(InvalidRequest, match="not a branch of ours"):
+            await trusted.offer("app", first, "main")
+        with pytest.raises(RepositoryError, match="not in the clone"):
+            await trusted.offer("app", "f" * 40, "moothall/issue-2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,8 +22,13 @@ class GitServer:
     authorizations: list[str] = field(default_factory=list)
 
 
+Answer = tuple[int, Mapping[str, str], bytes]
+Api = Callable[[str, str, Mapping[str, str], bytes], Answer | None]
+"""Answers a request (method, target, headers, body) that is none of git's; None for one that is."""
+
+
 @contextmanager
-def git_server(root: Path, required: str = "") -> Iterator[GitServer]:
+def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> Iterator[GitServer]:  # noqa: C901 - a class within
     """Serve until left. With `required`, requests with another Authorization header are refused."""
     state = GitServer(root, required=required)
 
@@ -34,15 +39,18 @@ def git_server(root: Path, required: str = "") -> Iterator[GitServer]:
         def do_POST(self) -> None:
             self._answer()
 
+        def do_PATCH(self) -> None:
+            self._answer()
+
         def _answer(self) -> None:
+            body = self._body()
+            if said := api(self.command, self.path, dict(self.headers), body):
+                self._say(*said)
+                return
             given = self.headers.get("Authorization", "")
             state.authorizations.append(given)
-            body = self._body()
             if state.required and given != state.required:
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", 'Basic realm="git"')
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self._say(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
                 return
             path, _, query = self.path.partition("?")
             env = {
@@ -62,7 +70,10 @@ def git_server(root: Path, required: str = "") -> Iterator[GitServer]:
             done = subprocess.run(["git", "http-backend"], env=env, input=body, capture_output=True, check=True)
             head, _, content = done.stdout.partition(b"\r\n\r\n")
             headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
-            self.send_response(int(headers.pop("Status", "200 OK").split()[0]))
+            self._say(int(headers.pop("Status", "200 OK").split()[0]), headers, content)
+
+        def _say(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+            self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()

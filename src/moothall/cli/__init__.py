@@ -41,6 +41,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "House": {
         "open": ("opening:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
+        "watch": ("watch:watch", "Answer issues of a forge with pull requests."),
         "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),
         "account": ("account:account", "Say who signs in at the page with a password."),
         "fleet": ("fleet:fleet", "List the hosts at work: where, since when, on what."),

@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 
 from moothall.cli.exits import exit_code
-from moothall.cli.plain import plain
 from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # whoever calls has one of them
     from moothall.services.remote import RemoteKernel
 
 _CANCEL_SECONDS = 5.0
-_MARKUP = frozenset("\\`*_{}[]()<>#+-.!|~&@:")
 
 
 async def hold_council(
@@ -84,30 +82,11 @@ def summarize(outcome: Outcome, request: DeliberationRequest, path: Path) -> Non
 
     Raises `InvalidRequest` where it cannot be written.
     """
-    proof = "proven" if outcome.proven else "not proven"
-    ended = (
-        f"{outcome.winner_id}, {proof}, branch `{outcome.branch}`"
-        if outcome.winner_id
-        else f"no winner ({_text(outcome.error_message)})"
-    )
-    lines = [f"### {_text(request.description)}", "", f"{outcome.task_id}: {ended}", ""]
-    if outcome.results:
-        lines += ["| rank | seat | score | gates | proven | reasons |", "|---:|---|---:|---|---|---|"]
-    for result in outcome.results:
-        reasons = "<br>".join(map(_text, result.reasons))
-        told = (result.rank, result.seat, f"{result.score:.2f}", result.passed_gates, result.proven, reasons)
-        lines.append(
-            "| "
-            + " | ".join({True: "yes", False: "no"}.get(one, str(one)) if isinstance(one, bool) else str(one) for one in told)
-            + " |"
-        )
+    from moothall.forge.texts import how_it_ended, ranking, text
+
+    lines = [f"### {text(request.description)}", "", f"{outcome.task_id}: {how_it_ended(outcome)}", "", *ranking(outcome)]
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write("\n".join([*lines, "", ""]))
     except OSError as error:
         raise InvalidRequest(f"the summary {path} cannot be written: {error.strerror}") from error
-
-
-def _text(words: str) -> str:
-    """Escape what Markdown and HTML would take for more than text, in one line."""
-    return "".join(f"&#{ord(one)};" if one in _MARKUP else one for one in " ".join(plain(words).split()))

@@ -13,13 +13,14 @@ from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools,
 from moothall.config.jobs import Jobs
 from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes
-from moothall.config.parts import Bus, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web
+from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web
 from moothall.config.section import Section
 from moothall.config.settings import Settings, read_settings, secret_values
 
 __all__ = [
     "Agents",
     "Bus",
+    "Forge",
     "Graph",
     "Grpc",
     "Guard",

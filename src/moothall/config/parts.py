@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moothall.config.section import Section
 
 Role = Literal["dev", "qa", "architect", "devops", "data", "po"]
 Duty = Literal["api", "page", "collector", "planning", "graph", "tools", "hosts"]
 """What a serving process may do, `serve.only`."""
+_OWNED = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
 class Llm(Section):
@@ -244,6 +246,52 @@ class Oidc(Section):
             raise ValueError("oidc.client_id is missing: it is what the provider calls this server")
         if self.issuer is not None and not any(self.roles.values()):
             raise ValueError('oidc.roles is empty, so nobody could sign in; say what a group may do, such as {"product": ["po"]}')
+        return self
+
+
+class Forge(Section):
+    """A forge whose issues `moothall watch` answers with pull requests: docs/doors.md."""
+
+    kind: Literal["github", "gitea"] = Field("github", description="whose REST API it speaks; Forgejo is a gitea")
+    url: str = Field(
+        "https://github.com",
+        pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$",
+        description="where people find it; http:// only on loopback",
+    )
+    token: SecretStr | None = Field(
+        None, description="of the account that pushes, opens pull requests and comments: in a file, or in MOOTHALL_FORGE__TOKEN"
+    )
+    token_file: Path | None = None
+    repositories: tuple[str, ...] = Field((), description="those that are watched, as owner/name")
+    label: str = Field("moothall", description="an open issue that carries it is worked on; empty: none is for a label")
+    mention: str = Field(
+        "",
+        description="a word, such as @moothall: an issue or comment with it, of somebody who may write to the repository, is worked on",
+    )
+    poll_seconds: float = Field(60.0, gt=0, description="how often the forge is asked what is new")
+    at_once: int = Field(2, ge=1, le=100, description="issues that are worked on side by side")
+    call_seconds: float = Field(30.0, gt=0, description="one call of the forge")
+    webhook_host: str = "127.0.0.1"
+    webhook_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="hear the forge's webhooks there, so that nobody waits for the next look; empty: none are heard",
+    )
+    webhook_secret: SecretStr | None = Field(None, description="what the forge signs them with; unsigned ones are refused")
+    webhook_secret_file: Path | None = None
+
+    @field_validator("repositories")
+    @classmethod
+    def _are_named(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [name for name in given if not _OWNED.fullmatch(name)]:
+            raise ValueError(f"{wrong[0][:80]!r} is no owner/name")
+        return given
+
+    @model_validator(mode="after")
+    def _hears_whom_it_knows(self) -> Self:
+        if self.webhook_port is not None and self.webhook_secret is None:
+            raise ValueError("forge.webhook_secret is missing: webhooks that nobody signed are not heard")
         return self
 
 

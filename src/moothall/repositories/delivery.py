@@ -80,26 +80,26 @@ async def drop_branch(git: GitRunner, local: Local, branch: str, sha: str, *, fo
     return True
 
 
-async def push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str]) -> None:
-    """Push the commit as a new branch. Raises `AlreadyExists` where the branch is another commit.
+async def push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str], after: str = "") -> None:
+    """Push the commit as a new branch, or move the branch on that is at its parent `after`. Raises `AlreadyExists` where it is another commit.
 
     Where git is killed, the remote is asked how far it came, and the push is made once more.
     """
     try:
-        await _push(git, clone, url, sha=sha, branch=branch, env=env)
+        await _push(git, clone, url, sha=sha, branch=branch, env=env, after=after)
     except WorkspaceFailed:
-        await _push(git, clone, url, sha=sha, branch=branch, env=env)
+        await _push(git, clone, url, sha=sha, branch=branch, env=env, after=after)
 
 
-async def _push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str]) -> None:
+async def _push(git: GitRunner, clone: Path, url: str, *, sha: str, branch: str, env: Mapping[str, str], after: str) -> None:
     ref = f"refs/heads/{check_branch(branch)}"
-    there = (await remote_refs(git, clone, url, env)).get(ref)
+    there = (await remote_refs(git, clone, url, env)).get(ref, "")
     if there == sha:
         return
-    if there:
+    if there and there != after:
         raise AlreadyExists(f"the branch {branch!r} of {url!r} is already another commit, {there[:12]}")
     answer = await git.call(
-        *("push", "--quiet", "--no-verify", "--no-follow-tags", "--recurse-submodules=no", f"--force-with-lease={ref}:"),
+        *("push", "--quiet", "--no-verify", "--no-follow-tags", "--recurse-submodules=no", f"--force-with-lease={ref}:{there}"),
         *("--", url, f"{sha}:{ref}"),
         cwd=clone,
         env=env,

@@ -294,6 +294,18 @@ class TrustedRepositories:
         await self._hand_over(entry, base_sha, sha, name)
         return name, entry.origin
 
+    async def offer(self, repository: str, sha: str, branch: str) -> None:
+        """Push a commit of ours to a URL whatever the push policy, as a new branch or onto one that is at its parent. Done again, it changes
+        nothing. Raises `AlreadyExists` where the branch is another commit, `RepositoryError`.
+        """
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        clone = self._clone(entry)
+        parent = (await clone.ask("rev-parse", "--verify", "--quiet", f"{sha}^1")).out.decode().strip()
+        if not parent:
+            raise RepositoryError(f"the commit {sha[:40]} is not in the clone any more")
+        env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
+        await delivery.push(self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env, after=parent)
+
     async def fetch(self, repository: str, ref: str = "") -> str:
         """Bring what `ref` means at the origin here, by default the newest commit of its default branch; return its sha. One that is here by its
         full id is not asked for. Raises `RepositoryError`.

@@ -1,0 +1,143 @@
+"""`moothall watch` as a process: an issue in, a pull request out. On a forge of ours here; on a real Gitea where scripts/test-forge names one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from house import SOLVED, WRONG, Command, scripted, task_of, turn
+from moothall.config import environment
+from moothall.testing.model import Fault, scripted_model
+from support.forge import REPOSITORY, Place, fake_forge, place_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+LABEL = "moothall"
+FURTHER = '\n\ndef goodbye():\n    return "Goodbye"\n'
+
+
+def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    task, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
+    if task.startswith("Change what was done"):
+        if "def goodbye" in prompt:
+            return json.dumps({"thought": "", "finish": "There is a goodbye() now."})
+        return turn("files.append", path="src/utils.py", content=FURTHER)
+    return turn("files.append", path="src/utils.py", content=WRONG if "WRONG" in task else SOLVED)
+
+
+@pytest.fixture(params=["gitea", "github", "real gitea"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param != "real gitea":
+        with fake_forge(tmp_path, request.param) as forge:
+            yield place_of(forge)
+        return
+    binary = environment().get("GITEA", "")
+    if not binary:
+        pytest.skip("no real Gitea: scripts/test-forge brings one")
+    from support.gitea import real_gitea
+
+    with real_gitea(Path(binary), tmp_path) as real:
+        yield real
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
+    """The command, with the settings of a forge."""
+    token = tmp_path / "token"
+    token.write_text(place.tokens["moothall-bot"] + "\n", encoding="utf-8")
+    async with scripted_model(scripted(propose)) as model:
+        yield Command(
+            tmp_path / "data",
+            model.base_url,
+            {
+                "MOOTHALL_FORGE__KIND": place.kind,
+                "MOOTHALL_FORGE__URL": place.url,
+                "MOOTHALL_FORGE__TOKEN_FILE": str(token),
+                "MOOTHALL_FORGE__REPOSITORIES": json.dumps([REPOSITORY]),
+                "MOOTHALL_FORGE__MENTION": "@moothall-bot",
+                "MOOTHALL_FORGE__POLL_SECONDS": "0.5",
+                "MOOTHALL_WORKSPACE__ALLOWED_SCHEMES": '["http"]',
+            },
+        )
+
+
+async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(place: Place, watch: Command) -> None:
+    ada, eve = place.person("ada"), place.person("eve")
+    number = ada.open_issue("hello_world() is missing", "It belongs into src/utils.py.", label=LABEL)
+    unasked = eve.open_issue("Do this @moothall-bot", "for a stranger")
+    done = await watch("watch", "--once")
+    assert done.code == 0, done.err
+    (pull,) = ada.pulls()
+    branch = pull["head"]["ref"]
+    assert branch.startswith(f"moothall/issue-{number}-")
+    assert (pull["title"], pull["base"]["ref"]) == ("hello_world() is missing", "main")
+    assert pull["body"].startswith(f"Task `{branch.removeprefix('moothall/')}` for issue #{number}: agent-dev-")
+    assert f"Closes #{number}\n" in pull["body"]
+    assert "| 1 | agent-dev-" in pull["body"]
+    assert "tests passed (2 passed, 0 failed)" in pull["body"]
+    assert (ada.comments(number), ada.comments(unasked)) == ([], [])
+    assert "hello_world" in place.repo.git("show", f"{branch}:src/utils.py")
+    first = pull["head"]["sha"]
+    assert place.repo.git("log", "--format=%s", "-1", first).startswith(f"Solve issue {number} of {REPOSITORY}.")
+
+    again = await watch("watch", "--once")
+    assert (again.code, len(ada.pulls())) == (0, 1), again.err
+
+    eve.review(pull["number"], "Delete all of it.")
+    ada.review(pull["number"], "Looks fine so far.", event="COMMENT")
+    ada.review(pull["number"], "There should be a goodbye() too.", ("src/utils.py", "below this, please"))
+    further = await watch("watch", "--once")
+    assert further.code == 0, further.err
+    (pull,) = ada.pulls()
+    second = pull["head"]["sha"]
+    assert place.repo.git("log", "--format=%H", f"{second}", "-3").split()[1] == first
+    assert "def goodbye" in place.repo.git("show", f"{branch}:src/utils.py")
+    (said,) = ada.comments(pull["number"])
+    assert said.startswith(f"Task `{branch.removeprefix('moothall/')}-r")
+    assert f"commit {second}" in said
+    assert place.repo.git("branch", "--list", "moothall/*") == branch
+
+    last = await watch("watch", "--once")
+    assert (last.code, ada.pulls()[0]["head"]["sha"], len(ada.comments(pull["number"]))) == (0, second, 1), last.err
+
+
+async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(place: Place, watch: Command) -> None:
+    ada, eve = place.person("ada"), place.person("eve")
+    number = eve.open_issue("hello_world() WRONG", "")
+    ada("POST", f"/issues/{number}/labels", labels=[LABEL])
+    done = await watch("watch", "--once")
+    assert done.code == 0, done.err
+    (said,) = ada.comments(number)
+    assert "there is no answer" in said
+    assert ada.pulls() == []
+    ada("PATCH", f"/issues/{number}", title="hello_world()")
+    eve("POST", f"/issues/{number}/comments", body="@moothall-bot try again")
+    again = await watch("watch", "--once")
+    assert (again.code, len(ada.comments(number)), ada.pulls()) == (0, 2, []), again.err
+    ada("POST", f"/issues/{number}/comments", body="@moothall-bot, try again")
+    third = await watch("watch", "--once")
+    assert third.code == 0, third.err
+    (pull,) = ada.pulls()
+    assert pull["body"].startswith(f"Task `{pull['head']['ref'].removeprefix('moothall/')}-c")
+
+
+async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(place: Place, watch: Command) -> None:
+    ada = place.person("ada")
+    ada.open_issue("hello_world() is missing", "", label=LABEL)
+    process = await watch.start("watch")
+    assert process.stderr is not None
+    async with asyncio.timeout(120):
+        while "is at work" not in (line := (await process.stderr.readline()).decode()):
+            assert line, "watch ended by itself"
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    done = await watch("watch", "--once")
+    assert done.code == 0, done.err
+    assert len(ada.pulls()) == 1

@@ -1,0 +1,291 @@
+"""A forge for tests, over HTTP: the part of GitHub's or Gitea's REST API that we and the people of a test use, with git beside it.
+
+What it says, refuses and names differently by kind is as the real ones do; tests/forge runs the same cases on a real Gitea.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from support.githttp import Answer, git_server
+from support.repos import Repo, make_sample
+
+Data = dict[str, Any]
+REPOSITORY = "acme/app"
+TOKENS = {"moothall-bot": "bots-token-of-these-tests", "ada": "adas-token", "eve": "eves-token"}
+"""Who there is: we, somebody who may write, and a stranger."""
+_REPO = r"/repos/(?i:acme/app)"
+
+
+class _Wrong(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        self.status, self.message = status, message
+
+
+@dataclass
+class FakeForge:
+    """One repository, acme/app, of one forge. `calls` are what was asked for, `failing` ends a request before or after it is done."""
+
+    kind: str
+    root: Path
+    repo: Repo
+    url: str = ""
+    calls: list[str] = field(default_factory=list)
+    failing: Callable[[str], int] = lambda call: 0
+    permissions: dict[str, str] = field(default_factory=lambda: {"moothall-bot": "admin", "ada": "write", "eve": "read"})
+    issues: dict[int, Data] = field(default_factory=dict)
+    pulls: dict[int, Data] = field(default_factory=dict)
+    comments: dict[int, list[Data]] = field(default_factory=dict)
+    reviews: dict[int, list[Data]] = field(default_factory=dict)
+    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(101))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
+        at = urlsplit(target)
+        root = "/api/v1" if self.kind == "gitea" else "/api/v3"
+        if not at.path.startswith(root):
+            return None
+        call = f"{method} {at.path.removeprefix(root)}"
+        said: dict[str, str] = {"Content-Type": "application/json"}
+        with self._lock:
+            self.calls.append(call)
+            try:
+                told = self._do(call, parse_qs(at.query), json.loads(body or b"null"), headers.get("Authorization", ""))
+                if isinstance(told, list):
+                    told = self._page(told, at.path, parse_qs(at.query), said)
+                status = 201 if method == "POST" else 200
+            except _Wrong as error:
+                status, told = error.status, {"message": error.message}
+        return status, said, json.dumps(told).encode()
+
+    def _page(self, items: list[Data], path: str, query: Mapping[str, list[str]], said: dict[str, str]) -> list[Data]:
+        if self.kind == "gitea" and path.endswith("/comments"):  # all at once
+            said["X-Total-Count"] = str(len(items))
+            return items
+        page = int(query.get("page", ["1"])[0])
+        size = int(query.get("limit" if self.kind == "gitea" else "per_page", ["30"])[0])
+        if self.kind == "gitea":
+            said["X-Total-Count"] = str(len(items))
+        if self.kind == "github" and page * size < len(items):
+            said["Link"] = f'<{self.url}{path}?page={page + 1}>; rel="next"'
+        return items[(page - 1) * size : page * size]
+
+    def _do(self, call: str, query: Mapping[str, list[str]], body: Any, authorization: str) -> Any:
+        if status := self.failing(call):
+            raise _Wrong(status, "scripted")
+        who = {f"Bearer {token}": login for login, token in TOKENS.items()}.get(authorization)
+        if who is None:
+            raise _Wrong(401, "Bad credentials")
+        method, _, path = call.partition(" ")
+        for wanted, pattern, act in self._routes():
+            if method == wanted and (found := re.fullmatch(pattern, path)):
+                return act(who, query, body, *found.groups())
+        raise _Wrong(404, "Not Found")
+
+    def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
+        return [
+            ("GET", "/user", lambda who, *_: {"login": who}),
+            ("GET", _REPO, lambda *_: {"default_branch": "main", "full_name": REPOSITORY}),
+            ("GET", f"{_REPO}/issues", self._list_issues),
+            ("POST", f"{_REPO}/issues", self._new_issue),
+            ("PATCH", rf"{_REPO}/(issues|pulls)/(\d+)", self._change),
+            ("POST", rf"{_REPO}/issues/(\d+)/labels", self._label),
+            ("GET", rf"{_REPO}/issues/(\d+)/comments", lambda w, q, b, number: self.comments[int(number)]),
+            ("POST", rf"{_REPO}/issues/(\d+)/comments", self._comment),
+            ("GET", rf"{_REPO}/collaborators/([\w-]+)/permission", self._permission),
+            ("GET", f"{_REPO}/pulls", self._list_pulls),
+            ("POST", f"{_REPO}/pulls", self._new_pull),
+            ("GET", rf"{_REPO}/pulls/(\d+)/reviews", lambda w, q, b, number: self.reviews[int(number)]),
+            ("POST", rf"{_REPO}/pulls/(\d+)/reviews", self._review),
+            ("GET", rf"{_REPO}/pulls/(\d+)/reviews/(\d+)/comments", self._remarks),
+        ]
+
+    def _list_issues(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
+        label = query.get("labels", [""])[0]
+        found = [item for item in self.issues.values() if not label or label in {one["name"] for one in item["labels"]}]
+        if self.kind == "github" and not label:  # there, pull requests are issues too
+            found += [{**item, "pull_request": {"url": ""}, "labels": []} for item in self.pulls.values()]
+        return [item for item in found if item["state"] == query.get("state", ["open"])[0]]
+
+    def _number(self) -> int:
+        number = len(self.issues) + len(self.pulls) + 1
+        self.comments[number] = []
+        return number
+
+    def _new_issue(self, who: str, query: Any, body: Data) -> Data:
+        number = self._number()
+        self.issues[number] = {
+            "number": number,
+            "state": "open",
+            "title": body["title"],
+            "body": body.get("body") or None,
+            "user": {"login": who},
+            "labels": [],
+        }
+        return self.issues[number]
+
+    def _change(self, who: str, query: Any, body: Data, what: str, number: str) -> Data:
+        item = (self.pulls if what == "pulls" else self.issues)[int(number)]
+        if who != item["user"]["login"]:
+            self._check_writer(who)
+        item.update(body)
+        return item
+
+    def _check_writer(self, who: str) -> None:
+        if self.permissions[who] not in {"write", "admin"}:
+            raise _Wrong(403, "Must have write access")
+
+    def _label(self, who: str, query: Any, body: Data, number: str) -> list[Data]:
+        self._check_writer(who)
+        self.issues[int(number)]["labels"] += [{"name": name} for name in body["labels"]]
+        return list(self.issues[int(number)]["labels"])
+
+    def _comment(self, who: str, query: Any, body: Data, number: str) -> Data:
+        made = {"id": next(self._ids), "body": body["body"], "user": {"login": who}}
+        self.comments[int(number)].append(made)
+        return made
+
+    def _permission(self, who: str, query: Any, body: Any, login: str) -> Data:
+        if login not in self.permissions:
+            raise _Wrong(404, "Not Found")
+        if self.kind == "gitea" and who != login and self.permissions[who] != "admin":
+            raise _Wrong(403, "Only admins can query all permissions")
+        return {"permission": self.permissions[login], "user": {"login": login}}
+
+    def sha(self, branch: str) -> str:
+        """The commit of a branch, empty where there is none."""
+        refs = dict(line.split("\t")[::-1] for line in self.repo.git("ls-remote", str(self.repo.path)).splitlines())
+        return refs.get(f"refs/heads/{branch}", "")
+
+    def _list_pulls(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
+        found = list(self.pulls.values())[::-1]
+        if self.kind == "github" and (head := query.get("head", [""])[0]):
+            found = [pull for pull in found if pull["head"]["label"] == head]
+        if self.kind == "gitea" and (poster := query.get("poster", [""])[0]):
+            found = [pull for pull in found if pull["user"]["login"] == poster]
+        return [{**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}} for pull in found]
+
+    def _new_pull(self, who: str, query: Any, body: Data) -> Data:
+        owner, _, branch = body["head"].rpartition(":")
+        if not owner and not self.sha(branch):
+            raise _Wrong(422 if self.kind == "github" else 404, "head invalid")
+        label = f"{owner or 'acme'}:{branch}"
+        if any(pull["state"] == "open" and pull["head"]["label"] == label for pull in self.pulls.values()):
+            raise _Wrong(422 if self.kind == "github" else 409, "a pull request exists")
+        source = f"{owner or 'acme'}/app"
+        number = self._number()
+        self.reviews[number] = []
+        self.pulls[number] = {
+            "number": number,
+            "state": "open",
+            "title": body["title"],
+            "body": body["body"],
+            "user": {"login": who},
+            "head": {"ref": branch, "label": label, "repo": {"full_name": source}},
+            "base": {"ref": body["base"]},
+        }
+        return self._list_pulls(who, {}, None)[0]
+
+    def _review(self, who: str, query: Any, body: Data, number: str) -> Data:
+        if who == self.pulls[int(number)]["user"]["login"]:
+            raise _Wrong(422, "you cannot request changes to your own pull request")
+        names = {"REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"} if self.kind == "github" else {}
+        remarks = [{"path": item["path"], "body": item["body"], "diff_hunk": "@@"} for item in body.get("comments", ())]
+        state = names.get(body["event"], body["event"])
+        made = {"id": next(self._ids), "state": state, "body": body["body"], "user": {"login": who}, "remarks": remarks}
+        self.reviews[int(number)].append(made)
+        return made
+
+    def _remarks(self, who: str, query: Any, body: Any, number: str, review: str) -> list[Data]:
+        found = next(item for item in self.reviews[int(number)] if item["id"] == int(review))
+        return list(found["remarks"])
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody at a forge, as its API knows them: `ada("POST", "/issues", title="…")` is about acme/app."""
+
+    api: str
+    token: str
+
+    def __call__(self, method: str, path: str, **body: Any) -> Any:
+        """Return what the forge says. Raises `urllib.error.HTTPError`."""
+        return self.ask(method, f"/repos/{REPOSITORY}{path}", **body)
+
+    def ask(self, method: str, path: str, **body: Any) -> Any:
+        """Return what the forge says of something else."""
+        asked = urllib.request.Request(  # noqa: S310 - loopback
+            f"{self.api}{path}",
+            json.dumps(body).encode() if body else None,
+            {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+            method=method,
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310 - as above
+            return json.loads(answer.read() or b"null")
+
+    def open_issue(self, title: str, body: str = "", *, label: str = "") -> int:
+        """Open an issue, and label it."""
+        number: int = self("POST", "/issues", title=title, body=body)["number"]
+        if label:
+            self("POST", f"/issues/{number}/labels", labels=[label])
+        return number
+
+    def review(self, number: int, body: str, *remarks: tuple[str, str], event: str = "REQUEST_CHANGES") -> None:
+        """Review a pull request, with remarks (path, words) on the first line of a file."""
+        lines = [{"path": path, "body": words, "line": 1, "new_position": 1} for path, words in remarks]
+        self("POST", f"/pulls/{number}/reviews", body=body, event=event, comments=lines)
+
+    def comments(self, number: int) -> list[str]:
+        """Return what was said to an issue or pull request."""
+        return [item["body"] for item in self("GET", f"/issues/{number}/comments")]
+
+    def pulls(self) -> list[Data]:
+        """Return all pull requests, the newest first."""
+        return list(self("GET", "/pulls?state=all"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A forge that a test uses, real or not: where it is, and where its repository lies."""
+
+    kind: str
+    url: str
+    api: str
+    repo: Repo
+    tokens: Mapping[str, str]
+
+    def person(self, login: str) -> Person:
+        """Return somebody."""
+        return Person(self.api, self.tokens[login])
+
+
+@contextmanager
+def fake_forge(folder: Path, kind: str) -> Iterator[FakeForge]:
+    """Serve a forge with the sample as acme/app until left."""
+    sample = make_sample(folder / "sample")
+    served = folder / "served" / "acme"
+    served.mkdir(parents=True)
+    sample.git("clone", "--quiet", "--bare", str(sample.path), str(served / "app.git"))
+    bare = Repo(served / "app.git")
+    bare.git("config", "http.receivepack", "true")
+    forge = FakeForge(kind, served.parent, bare)
+    pair = base64.b64encode(f"x-access-token:{TOKENS['moothall-bot']}".encode()).decode()
+    with git_server(served.parent, f"Basic {pair}", forge.answer) as server:
+        forge.url = server.url
+        yield forge
+
+
+def place_of(forge: FakeForge) -> Place:
+    """Return how a test uses it."""
+    return Place(forge.kind, forge.url, f"{forge.url}/api/{'v1' if forge.kind == 'gitea' else 'v3'}", forge.repo, TOKENS)

@@ -1,0 +1,159 @@
+"""A real Gitea for tests, on loopback: built once from its Go module into the user's cache, and run with files of its own."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from moothall.config import environment
+from support.forge import REPOSITORY, TOKENS, Person, Place
+from support.gobuilt import Missing, module
+from support.repos import Repo, make_sample
+
+VERSION = "1.26.0"
+"""The newest whose modules all come from the Go proxy."""
+_BUILD_SECONDS, _START_SECONDS, _STOP_SECONDS = 5400.0, 120.0, 20.0
+_SETTINGS = """I_AM_BEING_UNSAFE_RUNNING_AS_ROOT = true
+RUN_MODE = prod
+[server]
+HTTP_ADDR = 127.0.0.1
+HTTP_PORT = {port}
+ROOT_URL = http://127.0.0.1:{port}/
+STATIC_ROOT_PATH = {static}
+APP_DATA_PATH = {folder}/data
+DISABLE_SSH = true
+OFFLINE_MODE = true
+[database]
+DB_TYPE = sqlite3
+PATH = {folder}/gitea.db
+[repository]
+ROOT = {folder}/repositories
+[security]
+INSTALL_LOCK = true
+SECRET_KEY = {secret}
+INTERNAL_TOKEN = {secret}
+[log]
+LEVEL = Warn
+ROOT_PATH = {folder}/log
+[service]
+DISABLE_REGISTRATION = true
+[mailer]
+ENABLED = false
+[cron]
+ENABLED = false
+[actions]
+ENABLED = false
+"""
+
+
+def gitea() -> Path:
+    """Return the folder of Gitea: its program, and the files beside it; built at the first call (half an hour of two cores). Raises `Missing`."""
+    kept = Path(platformdirs.user_cache_dir("moothall")) / f"gitea-{VERSION}"
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    source = module("code.gitea.io/gitea", VERSION)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
+        made, tree = Path(draft) / "made", Path(draft) / "source"
+        shutil.copytree(source, tree, copy_function=shutil.copyfile)  # a module's own folder is read-only
+        for name in ("templates", "options", "public"):
+            shutil.copytree(tree / name, made / name)
+        env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}
+        command = ["nice", "go", "build", "-tags", "sqlite sqlite_unlock_notify", "-o", str(made / "gitea"), "."]
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+        if done.returncode:
+            raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
+        made.rename(kept)
+    return kept
+
+
+@contextmanager
+def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
+    """Run Gitea until left, with the people of `support.forge` and the sample as acme/app."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port = trial.getsockname()[1]
+    work = folder / "gitea"
+    work.mkdir()
+    settings = work / "app.ini"
+    settings.write_text(_SETTINGS.format(port=port, folder=work, static=home, secret=secrets.token_hex(32)), encoding="utf-8")
+    base = [str(home / "gitea"), "--work-path", str(work), "--config", str(settings)]
+    env = {**environment(), "GITEA_WORK_DIR": str(work), "HOME": str(work)}
+    url = f"http://127.0.0.1:{port}"
+
+    def run(*arguments: str) -> str:
+        return subprocess.run([*base, *arguments], env=env, check=True, capture_output=True, text=True, timeout=300).stdout
+
+    run("migrate")
+    tokens = {}
+    for login in ("acme", *TOKENS):
+        person = (
+            "--username",
+            login,
+            "--email",
+            f"{login}@localhost.example",
+            "--random-password",
+            "--must-change-password=false",
+        )
+        run("admin", "user", "create", *person)
+        made = run("admin", "user", "generate-access-token", "--username", login, "--scopes", "all", "--raw")
+        tokens[login] = made.strip().splitlines()[-1]
+    with (work / "said").open("wb") as said, subprocess.Popen([*base, "web"], env=env, stdout=said, stderr=said) as process:
+        try:
+            _wait(url, process, work / "said")
+            _fill(url, tokens, folder)
+            yield Place("gitea", url, f"{url}/api/v1", Repo(next((work / "repositories").glob(f"{REPOSITORY}.git"))), tokens)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/api/v1/version", timeout=5):  # noqa: S310 - loopback
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise AssertionError(f"Gitea did not start: {said.read_text(errors='replace')[-3000:]}")
+
+
+def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:
+    """Give acme its repository with the sample, a label, and people who may write or only read."""
+    owner = Person(f"{url}/api/v1", tokens["acme"])
+    owner.ask("POST", "/user/repos", name="app", default_branch="main")
+    sample = make_sample(folder / "sample")
+    sample.git("push", "--quiet", f"http://acme:{tokens['acme']}@{url.removeprefix('http://')}/{REPOSITORY}.git", "HEAD:main")
+    for login, permission in (("moothall-bot", "admin"), ("ada", "write")):
+        owner("PUT", f"/collaborators/{login}", permission=permission)
+    owner("POST", "/labels", name="moothall", color="#112233")
+
+
+def main() -> None:
+    """Bring Gitea into the user's cache, for people; print its folder."""
+    argparse.ArgumentParser(prog="python -m support.gitea", description=main.__doc__).parse_args()
+    try:
+        sys.stdout.write(f"{gitea()}\n")
+    except Missing as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

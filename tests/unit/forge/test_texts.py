@@ -1,0 +1,129 @@
+"""What models and strangers wrote is text on a forge and nothing else."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.forge.client import Issue, Post, Remark
+from moothall.forge.texts import (
+    further,
+    issue_task,
+    no_pull,
+    pull_body,
+    pull_title,
+    review_task,
+    task_marked,
+    text,
+)
+
+HOSTILE = (
+    "fixes #1, Closes: acme/app#2, resolve GH-3, close https://forge.example/acme/app/issues/4 !5 @ada @acme/team ada@example.org "
+    "[here](javascript:x) <img src=x onerror=y> www.example.org `code` | a | \u202eback\u200b ```\n# head\n- [ ] todo\n<!-- x -->"
+)
+# What either forge looks for, in the raw text (a squashed commit's) and in the rendered one.
+_FINDS = (
+    r"@[\w-]",
+    r"#\d",
+    r"\b[A-Za-z]+-\d",
+    r"!\d",
+    r"://",
+    r"www\.\w",
+    r"\]\(",
+    r"<[a-z!/]",
+    r"[\u202a-\u202e\u200b]",
+)
+
+
+def _outcome(**more: object) -> Outcome:
+    evidence = Evidence(HOSTILE, Verdict.PASSED, passed=3)
+    result = Result(
+        1,
+        "agent-dev-001",
+        "dev",
+        0.9,
+        (HOSTILE, HOSTILE),
+        passed_gates=True,
+        proven=True,
+        content=HOSTILE,
+        evidence=(evidence,),
+        diff="+x\n",
+    )
+    seat = SeatOutcome("agent-dev-002", SeatStatus.FAILED, "NO_CHANGES", HOSTILE)
+    given = {
+        "commit_sha": "a" * 40,
+        "winner_id": "agent-dev-001",
+        "proven": True,
+        "results": (result,),
+        "seats": (seat,),
+        "error_message": HOSTILE,
+    }
+    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**given, **more})  # type: ignore[arg-type] # a test's
+
+
+ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
+
+
+@pytest.mark.parametrize("find", _FINDS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        text(HOSTILE, 5000),
+        pull_title(ISSUE),
+        pull_body(_outcome(), ISSUE),
+        no_pull(_outcome()),
+        no_pull(_outcome(commit_sha="", winner_id="")),
+        further(_outcome(), HOSTILE),
+        further(_outcome()),
+    ],
+    ids=["text", "title", "pull", "unproven", "none", "left", "further"],
+)
+def test_nobody_is_called_nothing_is_linked_or_closed(said: str, find: str) -> None:
+    ours = said.replace("issue #7", "").replace("Closes #7", "").replace("<br>", "").replace("agent-dev-00", "")
+    raw = ours.replace("issue-1-abc", "")
+    shown = html.unescape(raw)
+    raw = re.sub(r"&#\d+;", "", raw)
+    assert not re.search(find, raw)
+    if find not in {r"www\.\w", r"\]\(", r"<[a-z!/]"}:  # these are looked for before what is escaped is read
+        assert not re.search(find, shown)
+
+
+def test_a_table_stays_a_table() -> None:
+    rows = [line for line in pull_body(_outcome(), ISSUE).splitlines() if line.startswith("|")]
+    assert [row.count("|") for row in rows] == [8, 8, 8]
+    assert "3 passed, 0 failed" in rows[2]
+
+
+def test_what_is_marked_is_found_again_and_only_at_its_beginning() -> None:
+    for said in (pull_body(_outcome(), ISSUE), no_pull(_outcome()), further(_outcome())):
+        assert task_marked(said) == "issue-1-abc"
+    assert task_marked("see Task `issue-1-abc`") == ""
+
+
+def test_texts_are_as_long_as_a_forge_takes() -> None:
+    many = tuple(_outcome().results[0] for _ in range(60))
+    said = pull_body(_outcome(results=many), ISSUE)
+    assert len(said) < 65_000
+    assert "`moothall show` has the rest" in said
+
+
+def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
+    post = Post(id=3, body="Closes #1 @ada", author="eve")
+    for asked in (
+        issue_task("a/b", ISSUE, None, 20_000),
+        issue_task("a/b", ISSUE, post, 20_000),
+        review_task("a/b", ISSUE, post, [Remark(path="x.py", body="no")], 20_000),
+    ):
+        title = " ".join(asked.split())[:72]
+        assert not set(title) & set("@#!<`")
+        assert "eve" not in title
+    assert len(issue_task("a/b", ISSUE, post, 300)) == 300
+
+
+def test_a_title_without_words_is_the_number() -> None:
+    assert pull_title(Issue(number=7, title="@#!")) == "Issue 7"

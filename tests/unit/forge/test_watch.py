@@ -1,0 +1,268 @@
+"""What asks, what does not, and what is done about it, against a forge over HTTP; the council is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moothall.aio import beside
+from moothall.config import Forge
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import AlreadyExists, Refused
+from moothall.forge.client import forge_client
+from moothall.forge.watch import Watch, task_of
+from support.desk import MemoryDesk
+from support.forge import REPOSITORY, TOKENS, FakeForge, fake_forge, place_of
+
+CALL = "@moothall-bot"
+
+
+@pytest.fixture(params=["gitea", "github"])
+def forge(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeForge]:
+    with fake_forge(tmp_path, request.param) as served:
+        yield served
+
+
+def lost(d: Deliberation) -> Outcome:
+    return Outcome(d.task_id, DeliberationStatus.FAILED, error_message="no candidate passed")
+
+
+@dataclass
+class House:
+    """A played council, and clones whose commits go straight to the forge."""
+
+    forge: FakeForge
+    desk: MemoryDesk = field(default_factory=MemoryDesk)
+    offered: list[tuple[str, str]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    made: int = 0
+
+    async def offer(self, repository: str, sha: str, branch: str) -> None:
+        """Do as the real one does."""
+        there, repo = self.forge.sha(branch), self.forge.repo
+        if there not in {"", sha, repo.git("rev-parse", f"{sha}^")}:
+            raise AlreadyExists("the branch is already another commit")
+        repo.git("update-ref", f"refs/heads/{branch}", sha)
+        self.offered.append((repository, sha))
+
+    def commit(self, after: str) -> str:
+        """Make a commit."""
+        self.made += 1  # no two are the same
+        return self.forge.repo.git("commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.made}")
+
+    def won(self, d: Deliberation, *, proven: bool = True) -> Outcome:
+        """End with a winner."""
+        assert d.repository is not None
+        sha = self.commit(d.repository.ref or self.forge.sha("main"))
+        result = Result(1, d.seats[0], d.role, 1.0, ("its tests pass",), passed_gates=True, proven=proven, content="done")
+        branch = f"moothall/{d.task_id}"
+        return Outcome(
+            d.task_id,
+            DeliberationStatus.COMPLETED,
+            winner_id=d.seats[0],
+            proven=proven,
+            results=(result,),
+            branch=branch,
+            commit_sha=sha,
+        )
+
+    @asynccontextmanager
+    async def watching(self, **settings: object) -> AsyncIterator[Watch]:
+        """A watch of its own, as after a start."""
+        given = {"kind": self.forge.kind, "url": self.forge.url, "repositories": (REPOSITORY,), "mention": CALL, **settings}
+        ours = Forge.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
+        async with forge_client(ours) as client:
+            yield Watch(ours, client, self.desk, self, {REPOSITORY: "app"}, task_chars=5000, tell=self.said.append)
+
+    async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
+        """Look once, with a council that ends like this."""
+
+        async def play() -> None:
+            while True:
+                await self.desk.submitted.wait()
+                self.desk.submitted.clear()
+                for d in self.desk.under_way():
+                    await self.desk.decide(ends(d))
+
+        async with self.watching(**settings) as watch, beside(play(), "council"):
+            return await watch.run(once=True)
+
+
+@pytest.fixture
+def house(forge: FakeForge) -> House:
+    return House(forge)
+
+
+async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(house: House, forge: FakeForge) -> None:
+    number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
+    task = task_of(forge.url, REPOSITORY, number)
+    forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
+    assert not await house.look(house.won), "the forge was away"
+    assert (forge.pulls, house.desk.known()) == ({}, [task])
+    assert any("502" in line for line in house.said)
+    forge.failing = lambda call: 0
+    assert await house.look(lost)
+    assert await house.look(lost), "a third one, after all was done"
+    (pull,) = forge.pulls.values()
+    assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (f"moothall/{task}", "main", "Add a thing")
+    assert house.desk.known() == [task]
+    request = house.desk.request(task)
+    assert request.repository == RepositoryRef(id="app")
+    assert all(words in request.description for words in ("Solve issue 1 of acme/app", "Add a thing", "with care"))
+
+
+async def test_a_changed_issue_is_still_the_task_that_was_begun(house: House, forge: FakeForge) -> None:
+    number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
+    forge.failing = lambda call: 502 if call.startswith("POST") else 0
+    await house.look(house.won)
+    forge.failing = lambda call: 0
+    forge.issues[number]["body"] = "something else"
+    assert await house.look(lost)
+    assert len(forge.pulls) == 1
+
+
+async def test_who_may_not_write_starts_nothing(house: House, forge: FakeForge) -> None:
+    ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
+    asked = eve.open_issue(f"{CALL} do this", f"{CALL} please")
+    eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
+    ada("POST", f"/issues/{asked}/comments", body=f"> {CALL} go\n\nNo, {CALL}-2 or x{CALL} should.")
+    place_of(forge).person("moothall-bot")("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
+    assert await house.look(house.won)
+    assert house.desk.known() == []
+    ada("POST", f"/issues/{asked}/comments", body=f"Yes, {CALL}: do it")
+    assert await house.look(house.won)
+    (task,) = house.desk.known()
+    assert task.startswith(f"{task_of(forge.url, REPOSITORY, asked)}-c")
+    assert "Yes, " in house.desk.request(task).description
+
+
+async def test_without_a_mention_in_the_settings_nobody_calls_us(house: House, forge: FakeForge) -> None:
+    place_of(forge).person("ada").open_issue(f"{CALL} do this", "", label="other")
+    assert await house.look(house.won, mention="")
+    assert house.desk.known() == []
+
+
+async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(house: House, forge: FakeForge) -> None:
+    ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
+    number = ada.open_issue("Add a thing", "", label="moothall")
+    task = task_of(forge.url, REPOSITORY, number)
+    eve("POST", "/pulls", title="mine", body=f"Task `{task}`", head=f"eve:moothall/{task}", base="main")
+    eve("POST", f"/issues/{number}/comments", body=f"Task `{task}`: there is no answer")
+    assert await house.look(house.won)
+    assert [pull["user"]["login"] for pull in forge.pulls.values()] == ["eve", "moothall-bot"]
+
+
+async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(house: House, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    first, second = (ada.open_issue(title, "", label="moothall") for title in ("one", "two"))
+    answered = task_of(forge.url, REPOSITORY, first)
+    assert await house.look(lambda d: lost(d) if d.task_id == answered else house.won(d, proven=False))
+    assert (forge.pulls, house.offered) == ({}, [])
+    assert ada.comments(first)[0].startswith(f"Task `{answered}`: there is no answer: no candidate passed")
+    assert "no test that was red before shows that it is right" in ada.comments(second)[0]
+    assert await house.look(lost)
+    assert len(ada.comments(first)) == 1
+
+
+async def test_changes_that_a_writer_requests_go_onto_the_same_branch(house: House, forge: FakeForge) -> None:
+    ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
+    number = ada.open_issue("Add a thing", "", label="moothall")
+    assert await house.look(house.won)
+    (pull,) = forge.pulls.values()
+    branch, at = pull["head"]["ref"], pull["number"]
+    first = forge.sha(branch)
+    eve.review(at, "Remove the tests.")
+    ada.review(at, "I like it.", event="COMMENT")
+    ada.review(at, "Forget this.")
+    forge.reviews[at][-1] |= {"dismissed": True, "state": "DISMISSED" if forge.kind == "github" else "REQUEST_CHANGES"}
+    ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
+    assert await house.look(lambda d: house.won(d, proven=False))
+    task = house.desk.known()[-1]
+    request = house.desk.request(task)
+    assert (request.follows, request.repository) == (task_of(forge.url, REPOSITORY, number), RepositoryRef("app", ref=first))
+    assert all(words in request.description for words in ("Name it otherwise.", "On src/utils.py", "this one"))
+    assert "Remove the tests" not in request.description
+    assert forge.repo.git("rev-parse", f"{branch}^") == first
+    (said,) = ada.comments(at)
+    assert said.startswith(f"Task `{task}`: ")
+    assert "nothing that was red proves it" in said
+    assert await house.look(lost)
+    assert (len(house.desk.known()), len(forge.pulls)) == (2, 1)
+
+
+async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(house: House, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    ada.open_issue("Add a thing", "", label="moothall")
+    assert await house.look(house.won)
+    (pull,) = forge.pulls.values()
+    branch, at = pull["head"]["ref"], pull["number"]
+    ada.review(at, "Name it otherwise.")
+    theirs = []
+
+    def overtaken(d: Deliberation) -> Outcome:
+        outcome = house.won(d)
+        theirs.append(house.commit(forge.sha("main")))
+        forge.repo.git("update-ref", f"refs/heads/{branch}", theirs[0])
+        return outcome
+
+    assert await house.look(overtaken)
+    assert forge.sha(branch) == theirs[0]
+    assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
+
+
+async def test_a_closed_pull_request_is_the_end(house: House, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    ada.open_issue("Add a thing", "", label="moothall")
+    assert await house.look(house.won)
+    (pull,) = forge.pulls.values()
+    ada.review(pull["number"], "Name it otherwise.")
+    pull["state"] = "closed"
+    assert await house.look(house.won)
+    assert (len(forge.pulls), len(house.desk.known())) == (1, 1)
+
+
+async def test_at_most_so_many_are_worked_on_at_once(house: House, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    for number in range(3):
+        ada.open_issue(f"Add thing {number}", "", label="moothall")
+    most: list[int] = []
+
+    def ends(d: Deliberation) -> Outcome:
+        most.append(len(house.desk.under_way()))
+        return house.won(d)
+
+    assert await house.look(ends, at_once=1)
+    assert (most, len(forge.pulls)) == ([1, 1, 1], 3)
+
+
+async def test_a_wrong_token_is_said(forge: FakeForge, house: House) -> None:
+    async with house.watching(token=SecretStr("another")) as watch:
+        with pytest.raises(Refused, match="GET /user with 401"):
+            await watch.run(once=True)
+
+
+async def test_it_looks_when_it_is_woken(house: House, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    async with house.watching(poll_seconds=3600) as watch, beside(_forever(watch), "watch"):
+        await _until(lambda: any(call.endswith("/issues") for call in forge.calls))
+        ada.open_issue("Add a thing", "", label="moothall")
+        watch.wake()
+        await asyncio.wait_for(house.desk.submitted.wait(), 60)
+    assert len(house.desk.known()) == 1
+
+
+async def _forever(watch: Watch) -> None:
+    await watch.run()
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not done():
+            await asyncio.sleep(0.01)

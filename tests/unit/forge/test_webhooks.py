@@ -1,0 +1,86 @@
+"""Only what the forge signed wakes anybody."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from hashlib import sha256
+
+import aiohttp
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from moothall.config import Forge
+from moothall.errors import ConfigurationError
+from moothall.forge.client import api_of, forge_client
+from moothall.forge.webhooks import hearing
+
+SECRET = "a secret of these tests"
+BODY = b'{"action": "opened"}'
+SIGNED = hmac.new(SECRET.encode(), BODY, sha256).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "woken"),
+    [
+        ({"X-Hub-Signature-256": f"sha256={SIGNED}"}, 204, 1),
+        ({"X-Gitea-Signature": SIGNED}, 204, 1),
+        ({"X-Gitea-Signature": SIGNED.swapcase()}, 401, 0),
+        ({"X-Hub-Signature-256": "sha256=" + "0" * 64}, 401, 0),
+        ({"X-Hub-Signature-256": "sha256="}, 401, 0),
+        ({"X-Hub-Signature": "sha1=" + "0" * 40}, 401, 0),
+        ({}, 401, 0),
+    ],
+)
+async def test_a_signature_is_of_the_body_by_the_secret(headers: dict[str, str], status: int, woken: int) -> None:
+    settings, calls = Forge(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
+    async with (
+        hearing(settings, lambda: calls.append(1)) as port,
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{port}/", data=BODY, headers=headers) as answer,
+    ):
+        assert (answer.status, len(calls)) == (status, woken)
+
+
+async def test_none_are_heard_where_no_port_is_named() -> None:
+    async with hearing(Forge(), lambda: None) as port:
+        assert port == 0
+
+
+async def test_a_taken_port_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        settings = Forge(webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET))
+        with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_port"):
+            async with hearing(settings, lambda: None):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"webhook_port": 8081}, "webhook_secret is missing"),
+        ({"repositories": ("acme",)}, "'acme' is no owner/name"),
+        ({"repositories": ("acme/..",)}, "is no owner/name"),
+        ({"repositories": ("acme/app/../../x",)}, "is no owner/name"),
+        ({"url": "https://user:secret@forge.example"}, "url"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, object], wanted: str) -> None:
+    with pytest.raises(ValidationError, match=wanted):
+        Forge.model_validate(given)
+
+
+def test_where_the_api_is() -> None:
+    assert api_of(Forge()) == "https://api.github.com"
+    assert api_of(Forge(url="https://git.example/")) == "https://git.example/api/v3"
+    assert api_of(Forge(kind="gitea", url="https://git.example/sub")) == "https://git.example/sub/api/v1"
+    with pytest.raises(ConfigurationError, match="no https://"):
+        api_of(Forge(url="http://git.example"))
+
+
+async def test_a_missing_token_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"forge\.token is missing"):
+        async with forge_client(Forge()):
+            pass

@@ -1,0 +1,32 @@
+"""A forge that the settings do not name well enough is refused before anything is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moothall.config import Forge
+from moothall.errors import ConfigurationError
+from moothall.settings import AllSettings
+from moothall.wiring.forge import open_watch
+
+SECRET = SecretStr("a token of these tests")
+
+
+@pytest.mark.parametrize(
+    ("forge", "wanted"),
+    [
+        (Forge(token=SECRET), r"forge\.repositories is empty"),
+        (Forge(token=SECRET, repositories=("acme/app",), label=""), r"forge\.label and forge\.mention are both empty"),
+        (Forge(repositories=("acme/app",)), r"forge\.token is missing"),
+        (Forge(token=SECRET, repositories=("acme/app",)), r"git needs forge\.token too"),
+    ],
+)
+async def test_what_is_missing_is_named(tmp_path: Path, forge: Forge, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOOTHALL_FORGE__TOKEN", raising=False)
+    with pytest.raises(ConfigurationError, match=wanted):
+        async with open_watch(AllSettings(data_dir=tmp_path, forge=forge), lambda line: None):
+            pass
+    assert not (tmp_path / "lock").exists()
