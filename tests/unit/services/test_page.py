@@ -15,7 +15,8 @@ from moothall.config import Web
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Story
-from moothall.planning.board import Board, Card
+from moothall.planning.board import Board
+from moothall.planning.card import Card
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Need, Stand, lifecycle
 from moothall.services.page.routes import at_work, moves
@@ -139,6 +140,27 @@ async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     assert "refine → draft" in shown
     assert SHOWN in shown
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
+
+
+async def test_a_board_is_drawn_once_for_all_who_have_the_same_roles_and_holds_no_secret_of_a_session(browser: Browser) -> None:
+    forms = [await browser.sign_in()]
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+
+    async def drawn() -> str:
+        text = (await browser.get("/")).text
+        assert text.count(forms[-1]) == 2  # signing out, and moving
+        return text.partition('data-live="board"')[2].partition("</main>")[0]
+
+    first = await drawn()
+    assert f'form="mover" formaction="/stories/{card.story.id}/move"' in first
+    forms.append(await browser.sign_in())
+    assert forms[0] != forms[1]
+    assert await drawn() == first
+    moved = await browser.send(f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board")
+    assert (moved.status, moved.headers["Location"]) == (303, "/")
+    assert "Submit → design" in await drawn()
+    await browser.sign_in(OTHER)
+    assert DRAFT.title not in (await browser.get("/")).text
 
 
 async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:

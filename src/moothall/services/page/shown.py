@@ -62,6 +62,11 @@ def page(template: str, status: int = 200, **told: Any) -> Response:
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
 
 
+def part(template: str, **told: Any) -> Markup:
+    """Return a part of a page, for `page` to be told of."""
+    return Markup(_TEMPLATES.get_template(template).render(told))  # noqa: S704 - the template escaped it
+
+
 def asset(name: str, media_type: str) -> Response:
     """Return the stylesheet or the script."""
     return Response(_TEMPLATES.get_template(name).render(), 200, _HEADERS, media_type)
