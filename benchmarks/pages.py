@@ -31,7 +31,9 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)}))
+        house = await stack.enter_async_context(
+            served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port), "MOOTHALL_RAY__MODE": "process"})
+        )
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         jar = aiohttp.CookieJar(unsafe=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar, connector=connector))

@@ -23,6 +23,7 @@ from moothall.domain.evidence import INPUTS
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
+from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
 from moothall.planning.saying import may_act
 from moothall.services.doors import Doors
@@ -34,6 +35,7 @@ from moothall.services.page.shown import page, seen
 from moothall.services.rest.documents import ServerSentEvents
 
 REFRESH_SECONDS = 3
+_TITLE = 120
 _PACE_SECONDS = 0.25
 """Between two words that something happened: what came meanwhile is in the second."""
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
@@ -55,6 +57,7 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "progress": progress,
             "lanes": [_told(progress, outcome, lane) for lane in progress.lanes.values()],
             "asked": asked,
+            "about": _about(asked) or f"Task {task_id}",
             "talks": asked is not None and asked.protocol == "ask",
             "before": await asked_before(doors.tasks, asked, session.who),
             "forked": own_id(asked.fork.task_id, session.who.tenant) if asked and asked.fork else "",
@@ -154,6 +157,12 @@ def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]
         "over": over,
         "seconds": (until - began).total_seconds() if until and began else 0,
     }
+
+
+def _about(asked: Deliberation | None) -> str:
+    """Return in a line what a council is about."""
+    first = next((line.strip() for line in asked.description.splitlines() if line.strip()), "") if asked else ""
+    return first if len(first) <= _TITLE else f"{first[: _TITLE - 1]}…"
 
 
 def _agent(progress: Progress) -> str:

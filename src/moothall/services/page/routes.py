@@ -34,7 +34,7 @@ from moothall.services.page.provider import Provider
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, part, redirect
 from moothall.services.page.signing import signing_routes
-from moothall.services.page.tracing import tracing_routes
+from moothall.services.page.tracing import known_repositories, tracing_routes
 from moothall.services.rest.documents import ServerSentEvents
 
 _DRAWN = 16
@@ -70,10 +70,9 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return page("board.html", session=session, drawn=shown)
 
     async def new(request: Request, session: Session) -> Response:
+        told: dict[str, Any] = {"levels": lifecycle().ready, "repositories": known_repositories(doors, session.who)}
         if request.method == "GET":
-            return page(
-                "new.html", session=session, given={}, scored=None, wrong="", levels=lifecycle().ready, usual=DEFAULT_RIGOR
-            )
+            return page("new.html", session=session, given={}, scored=None, wrong="", usual=DEFAULT_RIGOR, **told)
         given = await sent(request, session)
         wrong, scored, draft = "", None, Draft(given.get("title", ""), given.get("brief", ""), _criteria(given))
         try:
@@ -89,14 +88,7 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
                 return redirect(f"/stories/{card.story.id}")
         except InvalidRequest as error:
             wrong = error.message
-        levels = lifecycle().ready
-        told: dict[str, Any] = {
-            "given": given,
-            "scored": scored,
-            "wrong": wrong,
-            "levels": levels,
-            "usual": given.get("rigor", DEFAULT_RIGOR),
-        }
+        told |= {"given": given, "scored": scored, "wrong": wrong, "usual": given.get("rigor", DEFAULT_RIGOR)}
         return page("new.html", 400 if wrong else 200, session=session, **told)
 
     async def changes(_request: Request, session: Session) -> Response:

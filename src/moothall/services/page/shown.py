@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from moothall.planning.diffs import read_diff, runs
+from moothall.services.page.drawing import brief
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -53,7 +54,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=visible,
 )
-_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "span": span}
+_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "span": span, "brief": brief}
 
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
