@@ -165,6 +165,11 @@ class Board:
                     yield found
                 told = await anext(moments, [])
 
+    @property
+    def watching(self) -> int:
+        """How many watch, of all tenants."""
+        return self._moments.listening
+
     async def _happening(self) -> AsyncGenerator[Moment, None]:
         """Say where the board stands, then what happens on it."""
         cards: dict[tuple[str, str], Card] = {}

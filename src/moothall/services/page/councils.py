@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -38,6 +39,8 @@ REFRESH_SECONDS = 3
 _TITLE = 120
 _PACE_SECONDS = 0.25
 """Between two words that something happened: what came meanwhile is in the second."""
+_LOAD_SECONDS = 0.003
+"""For each that listens: what loading a page anew takes, and as much again for the rest of the house."""
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
@@ -100,6 +103,7 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
             yield ": the council\n"
             async with aclosing(fan.listen()) as moments:
                 async for seqs in moments:
+                    await asyncio.sleep(turn(fan.listening))
                     yield f"data: {seqs[-1]}\n"
                     await asyncio.sleep(_PACE_SECONDS)
             async with aclosing(follow_board(doors, who)) as lines:
@@ -138,9 +142,16 @@ async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None
     """Yield a line for whatever happens on a tenant's board from now on; what happens at once is one."""
     async with aclosing(doors.board.watch(None, who)) as told:
         async for moments in told:
+            if moments:
+                await asyncio.sleep(turn(doors.board.watching))
             yield f"data: {moments[-1].seq}\n" if moments else ": the board\n"
             if moments:
                 await asyncio.sleep(_PACE_SECONDS)
+
+
+def turn(listening: int) -> float:
+    """Return after how many seconds one of so many is told: who hears of a change loads the page anew, and not all at the same moment."""
+    return random.random() * listening * _LOAD_SECONDS  # noqa: S311 - no secret
 
 
 def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]:
