@@ -208,6 +208,16 @@ async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(brow
     assert len(await browser.doors.board.cards(owner(browser))) == 1
 
 
+async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click(browser: Browser) -> None:
+    await browser.sign_in()
+    board, who = browser.doors.board, owner(browser)
+    ids = [(await board.create(DRAFT, who, key=str(number))).story.id for number in range(33)]
+    await board.comment(ids[0], "Mind the old files.", who, key="k")
+    first, _, rest = (await browser.get("/")).text.partition("<summary>3 more</summary>")
+    assert re.findall(r'<a href="/stories/(story-[0-9a-f]+)"', first) == [ids[0], *ids[:3:-1]]
+    assert re.findall(r'<a href="/stories/(story-[0-9a-f]+)"', rest) == ids[3:0:-1]
+
+
 async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
     form = await browser.sign_in()
     story_id = (await browser.doors.board.create(DRAFT, owner(browser), key="1")).story.id

@@ -37,6 +37,8 @@ from moothall.services.page.signing import signing_routes
 from moothall.services.page.tracing import known_repositories, tracing_routes
 from moothall.services.rest.documents import ServerSentEvents
 
+_SHOWN = 30
+"""Cards of a column that are seen at once, those of which something was heard last; the others are behind a click."""
 _DRAWN = 16
 """Boards that are kept as they were drawn: a tenant's newest is drawn once for all who have the same roles."""
 
@@ -64,9 +66,9 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         cards = await doors.board.cards(session.who)
         key = session.who.roles, tuple((card.story.id, card.seq) for card in cards)
         if (shown := drawn.get(key)) is None:  # however many load it anew after a change
-            columns = by_state(cards)
+            columns = by_state(sorted(cards, key=lambda card: -card.seq))
             told = [(state, columns[state]) for state in lifecycle().order]
-            shown = drawn[key] = part("cards.html", columns=told, who=session.who, waits=waits, moves=moves)
+            shown = drawn[key] = part("cards.html", columns=told, who=session.who, waits=waits, moves=moves, most=_SHOWN)
         return page("board.html", session=session, drawn=shown)
 
     async def new(request: Request, session: Session) -> Response:
