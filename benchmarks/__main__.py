@@ -25,6 +25,7 @@ from benchmarks import agents, commands, growth, micro, results, scaling, soak, 
 from benchmarks.contest import RIVALS, contest, streamed
 from benchmarks.lending import transfer
 from benchmarks.packs import SERVER, packs
+from benchmarks.pages import pages
 from benchmarks.readers import readers
 from benchmarks.report import write
 from benchmarks.served import GRAPH_LATER, served
@@ -125,6 +126,13 @@ async def _readers(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         return await readers(folder, stub, count, deliberations)
 
 
+async def _pages(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    stories, count = (30, 100) if asked.quick else (300, 1000)
+    _tell(f"{count} browsers that have a board of {stories} stories open")
+    async with running_stub() as stub:
+        return await pages(folder, stub, stories, count)
+
+
 async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("one node and two, each part with its slice of a core, beside the model of capacity")
     return await scaling.measure(folder, seconds=2.0 if asked.quick else 8.0, tell=_tell)
@@ -148,6 +156,7 @@ PARTS: dict[str, Part] = {
     "commands": _commands,
     "lending": _lending,
     "readers": _readers,
+    "pages": _pages,
     "scaling": _scaling,
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ from benchmarks.stub import Stub
 from benchmarks.workload import text_act
 
 _AT_ONCE, _DELAY_MS, _ROUNDS = 8, 50, 2
-_EVERY = 1.0
-"""Seconds between two things that happen on the board."""
+_EVERY = 5.0
+"""Seconds between two things that happen on the board: all have heard of the first by then."""
 _CONNECTING = 50
 _STORY = {
     "title": "Export invoices as CSV",
@@ -31,7 +31,7 @@ _STORY = {
 
 
 @dataclass(slots=True)
-class _Board:
+class Board:
     """A story that is commented on, and how long it takes until all have heard of it."""
 
     http: aiohttp.ClientSession
@@ -52,8 +52,12 @@ class _Board:
                 raise RuntimeError(await answer.text())
             return await answer.json() if answer.content_length else None
 
-    async def listen(self, number: int, cookie: str, ready: asyncio.Event) -> None:
-        """Read one browser's stream until cancelled."""
+    async def tell(self, story: Mapping[str, object]) -> str:
+        """Write a story; return its id."""
+        return str((await self.post("/api/v1/stories", {**_STORY, **story}))["story_id"])
+
+    async def listen(self, number: int, cookie: str, ready: asyncio.Event, changed: asyncio.Event) -> None:
+        """Read one browser's stream until cancelled; `changed` is set when something happened."""
         at = self.url.removeprefix("http://")
         host, _, port = at.partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -66,6 +70,7 @@ class _Board:
                     ready.set()
                 elif line.startswith(b"data: "):
                     self.heard.setdefault(number, time.perf_counter())
+                    changed.set()
             raise RuntimeError(f"the stream of reader {number} ended")
         finally:
             writer.close()
@@ -85,11 +90,14 @@ class _Board:
 
 
 @asynccontextmanager
-async def _listening(board: _Board, cookie: str, count: int) -> AsyncIterator[None]:
-    """Let so many readers listen, who came in groups."""
+async def listening(board: Board, cookie: str, count: int, changed: Sequence[asyncio.Event] = ()) -> AsyncIterator[None]:
+    """Let so many readers listen, who came in groups; each sets its event when it hears that something `changed`."""
+    changed = changed or [asyncio.Event() for _ in range(count)]
     for begin in range(0, count, _CONNECTING):
         group = [asyncio.Event() for _ in range(begin, min(begin + _CONNECTING, count))]
-        board.readers += [asyncio.create_task(board.listen(number, cookie, ready)) for number, ready in enumerate(group, begin)]
+        board.readers += [
+            asyncio.create_task(board.listen(number, cookie, ready, changed[number])) for number, ready in enumerate(group, begin)
+        ]
         async with asyncio.timeout(60):
             await asyncio.gather(*(ready.wait() for ready in group))
     try:
@@ -112,16 +120,16 @@ async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> d
         house = await stack.enter_async_context(served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)}))
         jar = aiohttp.CookieJar(unsafe=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
-        board = _Board(http, f"http://127.0.0.1:{port}", house.token)
-        board.story = (await board.post("/api/v1/stories", _STORY))["story_id"]
-        cookie = await _sign_in(board)
+        board = Board(http, f"http://127.0.0.1:{port}", house.token)
+        board.story = await board.tell({})
+        cookie = await sign_in(board)
         await many(text_act(house), 20, _AT_ONCE)
         found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
         kilobytes = []
         for _ in range(_ROUNDS):
             found["without"].append(await _loaded(house, board, deliberations))
             before = house.system.held().pss["serve"]
-            async with _listening(board, cookie, count):
+            async with listening(board, cookie, count):
                 kilobytes.append((house.system.held().pss["serve"] - before) / 1024 / count)
                 found["with"].append(await _loaded(house, board, deliberations))
     waits = sorted(board.waits)
@@ -135,7 +143,8 @@ async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> d
     }
 
 
-async def _sign_in(board: _Board) -> str:
+async def sign_in(board: Board) -> str:
+    """Sign a browser in; return its cookie."""
     headers = {"Origin": board.url}
     async with board.http.post(
         f"{board.url}/sign-in", data={"token": board.token}, headers=headers, allow_redirects=False
@@ -144,7 +153,7 @@ async def _sign_in(board: _Board) -> str:
     return f"{cookie.key}={cookie.value}"
 
 
-async def _loaded(house: Served, board: _Board, count: int) -> dict[str, float]:
+async def _loaded(house: Served, board: Board, count: int) -> dict[str, float]:
     """Run deliberations while something happens on the board; return CPU ms and wall seconds of one."""
     happening = asyncio.create_task(board.happen())
     try:

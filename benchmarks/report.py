@@ -51,6 +51,8 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         sections.append(_lending(document["lending"]))
     if "readers" in document:
         sections.append(_readers(document["readers"]))
+    if "pages" in document:
+        sections.append(_pages(document["pages"]))
     if "soak" in document:
         sections.append(_soak(document["soak"]))
     sections.append(_how(document))
@@ -224,6 +226,7 @@ def _packs(found: Mapping[str, Any]) -> str:
 
 A pack of a story, as each of its councils gets one before it begins: two questions of the graph, then what is worth most within
 `limits.context_tokens`, here by the estimate of tokens. All stories are of one repository, whose earlier work is looked through for what is similar.
+Neo4j is asked where `MOOTHALL_TEST_NEO4J_URL=bolt://user:password@host:port` names one that may be emptied; `scripts/neo4j` starts one.
 
 {table(("milliseconds", "nodes in the graph", "p50", "p95", "p99"), rows)}"""
 
@@ -282,11 +285,20 @@ def _readers(found: Mapping[str, Any]) -> str:
     ]
     return f"""## Many who look on
 
-{found["readers"]:,} browsers look at the board (server-sent events, a connection each) while councils run, eight at once with answers after 50 ms, and each second
+{found["readers"]:,} browsers look at the board (server-sent events, a connection each) while councils run, eight at once with answers after 50 ms, and every five seconds
 something happens on the board; {found["deliberations"]} deliberations without and as many with them, in turn, on one `serve`. A reader costs it {figure(found["kilobytes"])} KB. From the request that changes the
 board until a reader hears of it: {figure(found["heard_p50"] * 1000)} ms in the middle, {figure(found["heard_max"] * 1000)} ms for the last. The readers are a process of their own on the same cores.
 
 {table(("", "without", "with", "ratio"), rows)}"""
+
+
+def _pages(found: Mapping[str, Any]) -> str:
+    return f"""## Many who have the board open
+
+A board of {found["stories"]:,} stories is loaded in {figure(found["load_p50"])} ms (p95 {figure(found["load_p95"])}). {found["pages"]:,} browsers have it open, and something
+happens on it: each hears of it, 3 ms for each that listens at the latest, and loads it anew within 300 ms, as the page's script does. From the request that changes the board to the new board in a browser:
+{figure(found["renewed_p50"])} s in the middle, {figure(found["renewed_max"])} s for the last; {figure(found["refused"])} loads are refused and come again. Each costs `serve` {figure(found["cpu"])} ms of CPU. The
+browsers are a process of their own on the same cores."""
 
 
 def _soak(found: Mapping[str, Any]) -> str:

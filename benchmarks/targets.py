@@ -93,6 +93,8 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         -1,
     ),
     ("the graph behind a deliberation, CPU", "≤ 5 ms", "", _graph, " ms", -1),
+    ("a pack, 100,000 nodes, embedded, p95", "≤ 100 ms", "", lambda d: float(d["packs"]["stores"]["embedded"]["p95"]), " ms", -1),
+    ("a pack, 100,000 nodes, Neo4j, p95", "≤ 100 ms", "", lambda d: float(d["packs"]["stores"]["Neo4j"]["p95"]), " ms", -1),
     ("answers in 64 pieces over whole ones, CPU", "≤ 1.5", "", _pieces, "", -1),
     ("the model of capacity, off by at most", "≤ 20 %", "", _scaled, " %", -1),
     ("`import moothall`", "≤ 0.2 s", "", lambda d: float(d["commands"]["import moothall"]), " s", -1),

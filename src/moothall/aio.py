@@ -135,6 +135,11 @@ class Fan(Generic[T]):
         self._latest: list[T] = []
         self._running: asyncio.Task[None] | None = None
 
+    @property
+    def listening(self) -> int:
+        """How many listen now."""
+        return len(self._ears)
+
     async def listen(self) -> AsyncGenerator[list[T], None]:
         """Yield what came since the last step, the latest that there was before first of all, until the source ends. Raises what it does."""
         ear = _Ear(list(self._latest))

@@ -4,17 +4,21 @@ in the way of; and from a line of the merged file to its approver.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from served import make_command, served
-from texts import TOKENS, Person, by_words, make_repository
+from texts import METADATA, TOKENS, Person, by_words, make_repository
 
 from house import Command, git, scripted
+from moothall.pb.context.v1 import context_pb2 as context
+from moothall.pb.context.v1.context_pb2_grpc import ContextServiceStub
 from moothall.testing.model import scripted_model
+from support.neo4j import Address, Missing, some_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -36,6 +40,15 @@ async def own(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
         added = await command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge")
         assert added.code == 0, added.err
         yield command
+
+
+@pytest.fixture
+def neo4j(tmp_path: Path) -> Iterator[Address]:
+    try:
+        with some_server(tmp_path / "neo4j") as address:
+            yield address
+    except Missing as missing:
+        pytest.skip(str(missing))
 
 
 def commit(repo: Path, path: str, text: str) -> None:
@@ -87,6 +100,37 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
         assert any(check["check"] == "tests" and check["verdict"] == "passed" for check in row["evidence"])
         assert row["model_calls"]
         assert [(each["approver"], each["decision"]) for each in row["decisions"]] == [("pat", "approved")] * 3
+
+
+async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a_stranger_nothing(
+    own: Command, repo: Path, neo4j: Address, tmp_path: Path
+) -> None:
+    own.extra |= {"MOOTHALL_GRAPH__URL": neo4j.url, "MOOTHALL_GRAPH__PASSWORD": neo4j.password}
+    stranger = '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
+    (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
+    async with served(own) as house:
+        person = Person(house)
+        await in_docs(person, BRIEF + " ALONE")
+        await person.move("accept", comment="It reads well.")
+        assert (await person.delivered())["status"] == "merged"
+        place = ("--repo", str(repo), "--file", "tools/both.py", "--line", "1")
+        async with asyncio.timeout(240):
+            while True:  # the graph is behind the answer
+                asked = await own("graph", "query", "provenance", "tenant=team-p", "--json", *place)
+                if asked.code == 0 and len(asked.document["proposals"][0]["decisions"]) == 3:
+                    break
+                assert asked.code in {0, 1}, asked.err
+        (row,) = asked.document["proposals"]
+        assert row["story"]["story_id"] == person.story_id
+        assert {(each["approver"], each["decision"]) for each in row["decisions"]} == {("pat", "approved")}
+        pack = context.GetContextRequest(story_id=person.story_id, role="dev", phase="build")
+        told = await ContextServiceStub(house.channel).GetContext(pack, metadata=METADATA)
+        assert "Texts in both cases" in told.context
+        assert "It reads well." in told.context
+        other = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
+        nothing = await ContextServiceStub(house.channel).GetContext(pack, metadata=other)
+        assert "Texts" not in nothing.context
+        assert "reads well" not in nothing.context
 
 
 async def test_a_conflict_with_the_branch_goes_back_to_the_council(own: Command, repo: Path) -> None:

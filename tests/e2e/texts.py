@@ -18,6 +18,7 @@ from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
 
 PERSON = "the-token-of-somebody-who-may-everything"
 TOKENS = f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", "architect"]\n'
+_PATIENCE = 240  # seconds; a busy machine
 METADATA = (("authorization", f"Bearer {PERSON}"),)
 AC = (
     "Given the module, when upper('a') is called, then it returns 'A'",
@@ -94,7 +95,7 @@ class Person:
     async def move_once_allowed(self, event: str) -> None:
         """Move it as soon as its evidence is there."""
         request = pb.TransitionRequest(story_id=self.story_id, event=event)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(_PATIENCE):
             while (await self.board.Transition(request, metadata=METADATA)).blocked:
                 await asyncio.sleep(0.1)
 
@@ -102,7 +103,7 @@ class Person:
         """Return what became of the story, told after its last move to done."""
         headers = {"Authorization": METADATA[0][1]}
         url = f"http://{self.house.web}/api/v1/stories/{self.story_id}"
-        async with asyncio.timeout(90), aiohttp.ClientSession(headers=headers) as session:
+        async with asyncio.timeout(_PATIENCE), aiohttp.ClientSession(headers=headers) as session:
             while True:
                 async with session.get(url) as response:
                     history = (await response.json())["history"]
@@ -117,7 +118,7 @@ class Person:
         return (await self.board.ListStories(pb.ListStoriesRequest(), metadata=METADATA)).stories
 
     async def stands(self, state: str) -> Any:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(_PATIENCE):
             while True:
                 answer = await self.board.GetStory(pb.GetStoryRequest(story_id=self.story_id), metadata=METADATA)
                 if answer.story.state == state:

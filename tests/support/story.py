@@ -30,7 +30,7 @@ def deliberation(task_id: str = "task-a", *, text: bool = False, seats: tuple[st
     """A plan with three seats and ten minutes."""
     return Deliberation(
         task_id=task_id,
-        description="Add hello_world() function\nto src/utils.py",
+        description="Add hello_world() function\nto src/utils.py\n\nIt greets the world.",
         role="dev",
         protocol="vote",
         seats=seats,

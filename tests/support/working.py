@@ -12,7 +12,8 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
-from moothall.planning.board import Board, Card
+from moothall.planning.board import Board
+from moothall.planning.card import Card
 from moothall.planning.coach import Draft
 from moothall.planning.planner import Planner
 from moothall.planning.work import Work

@@ -18,7 +18,7 @@ from moothall.domain.ids import new_task_id
 
 if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.domain.budget import Budget
-    from moothall.planning.board import Card
+    from moothall.planning.card import Card
     from moothall.planning.coach import Draft
     from moothall.planning.rounds import RoundTask
     from moothall.planning.saying import Place
@@ -90,7 +90,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
 
 
 async def _list(settings: Settings, *, as_json: bool) -> int:
-    from moothall.planning.board import by_state
+    from moothall.planning.card import by_state
     from moothall.wiring.stories import open_stories
 
     async with open_stories(settings, _say) as stories:
@@ -186,7 +186,7 @@ def _line(event: Event) -> str:
 
 
 def _of_line(event: Event) -> str:
-    from moothall.planning.board import remark
+    from moothall.planning.card import remark
 
     said = remark(event)
     return f" of {plain(said.path, 200)}, line {said.line}" if said else ""

@@ -51,6 +51,6 @@ async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
 
 def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     """The same for the same decision, so that delivering again makes the same commit."""
-    title = " ".join(deliberation.description.split())[:72]
+    title = " ".join(deliberation.description.strip().partition("\n\n")[0].split())[:72]
     proven = "proven" if outcome.proven else "unproven"
     return f"{title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"

@@ -1,13 +1,11 @@
-"""The board: stories, where each stands, and moving them. All that it knows is the log; of two moves at once one wins.
-
-A recorded move counts only where the life cycle allowed it, so that a story stands where its evidence put it, whoever wrote to the log.
-"""
+"""The board: stories, where each stands, and moving them. All that it knows is the log; of two moves at once one wins."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from moothall.aio import Fan
 from moothall.domain.budget import NO_BUDGET, Budget, check_budget
@@ -17,18 +15,15 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.plan import Remark, Story
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Permanent
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken
 from moothall.planning import coach
-from moothall.planning import story as stories
 from moothall.planning.architects import design_task
-from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, Need, Stand, decide, lifecycle
+from moothall.planning.card import Card, enter, fold
+from moothall.planning.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
 from moothall.ports import Log
 from moothall.telemetry.events import write
 
 _COMMENT, _PATH, _QUOTED = 4_000, 400, 400
-_REMARKS = 100
-COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
-"""How a plan, and the check of a story's result as a whole, end where all is well; how what can't be delivered ends."""
 _GATES = ("accept", "reject")
 """How the events begin by which people decide."""
 
@@ -43,48 +38,15 @@ class Moment:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A story on the board; `seq` is that of its last event, 0 for one that there is not; not `created`: something is known of it, but
-    nobody put it on the board. `entered` is the event that moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how
-    they ended since then, `worn` that they ended before. `commits` are what they came to since the story was designed, newest first,
-    `check` is the last check of all that as a whole, of `checks`; `delivery` what approval did with it last. `decided`
-    is the last move that is recorded as a decision. `remarks` are what was said of lines since its tasks were derived.
-    """
-
-    story: Story
-    stand: Stand = field(default_factory=lambda: Stand(lifecycle().start))
-    seq: int = 0
-    created: bool = False
-    entered: Event | None = None
-    plan: Event | None = None
-    plans: int = 0
-    ended: Event | None = None
-    worn: bool = False
-    commits: tuple[str, ...] = ()
-    check: Event | None = None
-    checks: int = 0
-    delivery: Event | None = None
-    decided: str = ""
-    remarks: tuple[Remark, ...] = ()
-
-    @property
-    def moved(self) -> str:
-        """The id of the event that moved it last."""
-        return self.entered.id if self.entered else ""
-
-    @property
-    def draft(self) -> coach.Draft:
-        """What the coach scores."""
-        return coach.Draft(self.story.title, self.story.brief, self.story.ac)
-
-
 class Board:
     """Stories of all tenants; each caller sees and moves those of its own."""
 
     def __init__(self, bus: Log) -> None:
         self._bus = bus
         self._moments = Fan(self._happening)
+        self._cards: dict[tuple[str, str], Card] = {}
+        self._read, self._first = 0, ""
+        self._reading, self._begun, self._ended = asyncio.Lock(), 0, 0
 
     async def create(
         self, draft: coach.Draft, who: Principal, *, key: str, repository: str = "", rigor: str = "", budget: Budget = NO_BUDGET
@@ -144,13 +106,24 @@ class Board:
         return card if card.created else None
 
     async def cards(self, who: Principal) -> list[Card]:
-        """Return the stories of a tenant, by id."""
-        found: dict[str, Card] = {}
-        async for recorded in self._bus.replay((Channel.STORIES.all,)):
-            story_id = recorded.event.data.get("story_id")
-            if recorded.event.tenant == who.tenant and isinstance(story_id, str):
-                found[story_id] = fold(found.get(story_id, Card(Story(story_id))), recorded, who.tenant)
-        return [card for _, card in sorted(found.items()) if card.created]
+        """Return the stories of a tenant, by id. What was read of the log is kept: only what came since is read, once for all who ask meanwhile."""
+        begun = self._begun
+        async with self._reading:
+            if self._ended <= begun:  # none that began since has ended well
+                self._begun += 1
+                await self._read_on()
+                self._ended = self._begun
+        found = {story_id: card for (tenant, story_id), card in self._cards.items() if tenant == who.tenant and card.created}
+        return [card for _, card in sorted(found.items())]
+
+    async def _read_on(self) -> None:
+        """Take in what came since; all of it anew where the log does not begin as it did: it was pruned, or is another."""
+        first = await self._bus.first(Channel.STORIES.all)
+        if (begins := first.event.id if first else "") != self._first:
+            self._cards, self._read, self._first = {}, 0, begins
+        async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
+            _happened(self._cards, recorded)
+            self._read = recorded.seq
 
     async def history(self, story_id: str, who: Principal) -> list[Event]:
         """Return what happened to a story, in order. Raises `NotFound`."""
@@ -191,6 +164,11 @@ class Board:
                 if found := [moment for moment in told if moment.seq > seen and _of(moment, who)]:
                     yield found
                 told = await anext(moments, [])
+
+    @property
+    def watching(self) -> int:
+        """How many watch, of all tenants."""
+        return self._moments.listening
 
     async def _happening(self) -> AsyncGenerator[Moment, None]:
         """Say where the board stands, then what happens on it."""
@@ -246,7 +224,7 @@ class Board:
                 if card.stand.state != before:
                     raise Overtaken(f"story {story_id} is in {card.stand.state} now: another move came first") from None
             else:
-                return await self.settle(_enter(replace(card, seq=seq), after, told))
+                return await self.settle(enter(replace(card, seq=seq), after, told))
 
     async def settle(self, card: Card) -> Card:
         """Record the decision that the last move of a story was, if that is not done yet; return how the story stands then."""
@@ -293,106 +271,3 @@ def _decision(card: Card) -> Event | None:
 def _check_comment(text: str) -> None:
     if len(text) > _COMMENT:
         raise InvalidRequest(f"the comment has {len(text)} characters; allowed are {_COMMENT}")
-
-
-def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
-    """Return a card with what an event of its topic says. What is malformed, of another tenant or not allowed moves nothing."""
-    event = recorded.event
-    card = replace(card, seq=recorded.seq)
-    if event.tenant != tenant or event.data.get("story_id") != card.story.id:
-        return card
-    card = replace(card, story=stories.fold(card.story, event))
-    stand = _stand(card, event)
-    if stand.state != card.stand.state:
-        return _enter(card, stand, event)
-    begun = event.type is EventType.STORY_CREATED and event.data.get("rigor_level") in lifecycle().ready
-    card = replace(card, stand=stand, created=card.created or begun)
-    if event.type is EventType.PLAN_DERIVED:
-        return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
-    if event.type is EventType.STORY_COMMENTED and (said := remark(event)) is not None:
-        return replace(card, remarks=(*card.remarks, said)[-_REMARKS:])
-    if event.type is EventType.PLAN_FINISHED and _of_plan(card, event):
-        made = event.data.get("commits")
-        made = [str(sha) for sha in made] if isinstance(made, list | tuple) else []
-        return replace(card, ended=event, commits=tuple(dict.fromkeys((*made, *card.commits))))
-    if event.type is EventType.STORY_CHECKED:
-        card = replace(card, check=event, checks=card.checks + 1)
-    elif event.type is EventType.STORY_DELIVERED:
-        card = replace(card, delivery=event)
-    elif event.type is EventType.DECISION_MADE:
-        card = replace(card, decided=event.causationid)
-    return card
-
-
-def remark(event: Event) -> Remark | None:
-    """Return what an event says of a line of a diff; None for any other, and what is malformed."""
-    data = event.data
-    line = data.get("line")
-    named = [value for name in ("task_id", "path", "comment") if isinstance(value := data.get(name), str) and value]
-    if event.type is not EventType.STORY_COMMENTED or len(named) < 3 or not isinstance(line, int):  # noqa: PLR2004 - all of them
-        return None
-    task_id, path, comment = named
-    return Remark(task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or ""))
-
-
-def _enter(card: Card, stand: Stand, event: Event) -> Card:
-    """Return a card in another state. A design begins anew, and so does what did not go together with its base; elsewhere what was
-    made stays.
-    """
-    anew = stand.state == "design" or card.stand.state in lifecycle().end
-    return replace(
-        card,
-        stand=stand,
-        entered=event,
-        ended=None,
-        worn=card.worn or card.ended is not None,
-        commits=() if anew else card.commits,
-    )
-
-
-def _of_plan(card: Card, event: Event) -> bool:
-    return card.plan is not None and event.data.get("derivation_id") == card.plan.id
-
-
-def _stand(card: Card, event: Event) -> Stand:
-    stand, data = card.stand, event.data
-    if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
-        rigor = str(data.get("rigor_level"))
-        return replace(stand, rigor=rigor if rigor in lifecycle().ready else stand.rigor, points=_points(card))
-    if event.type is EventType.STORY_TRANSITIONED:
-        roles = data.get("roles")
-        try:
-            return decide(stand, str(data.get("event")), {str(role) for role in roles} if isinstance(roles, list | tuple) else ())
-        except Permanent:  # the table does not allow it
-            return stand
-    fact = _fact(card, event)
-    return stand.record(fact) if fact else stand
-
-
-def _fact(card: Card, event: Event) -> Need | None:
-    """Return what an event is evidence of."""
-    status = event.data.get("status")
-    if event.type is EventType.PLAN_DERIVED:
-        return "planned"
-    if event.type is EventType.PLAN_FINISHED and status == COMPLETED and _of_plan(card, event):
-        return "built"
-    if event.type is EventType.STORY_CHECKED and status == PASSED and event.data.get("moved") == card.moved:
-        return "checked"
-    if event.type is EventType.STORY_DELIVERED and status == FAILED and event.data.get("moved") == card.moved:
-        return "failed"
-    return None
-
-
-def _points(card: Card) -> int:
-    try:
-        return coach.score(card.draft).total
-    except InvalidRequest:
-        return 0
-
-
-def by_state(cards: Iterable[Card]) -> Mapping[str, list[Card]]:
-    """Return the board's columns, every state among them."""
-    columns: dict[str, list[Card]] = {state: [] for state in lifecycle().states}
-    for card in cards:
-        columns[card.stand.state].append(card)
-    return columns

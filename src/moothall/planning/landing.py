@@ -12,7 +12,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Landed
 from moothall.domain.task import Constraints, RepositoryRef
 from moothall.errors import MoothallError, Temporary
-from moothall.planning.board import COMPLETED, FAILED, Card
+from moothall.planning.card import COMPLETED, FAILED, Card
 from moothall.planning.merging import Aim, ask, merge_request, why_not
 from moothall.ports import Deliberations, Land
 from moothall.telemetry.events import write

@@ -16,7 +16,8 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
 from moothall.planning import story as stories
 from moothall.planning.architects import design_task
-from moothall.planning.board import Board, Card
+from moothall.planning.board import Board
+from moothall.planning.card import Card
 from moothall.planning.derive import derive
 from moothall.planning.outline import Outline, tasks_of
 from moothall.ports import Log

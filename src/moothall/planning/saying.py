@@ -11,7 +11,8 @@ from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.plan import Remark
 from moothall.errors import InvalidRequest, Refused
-from moothall.planning.board import Board, Card
+from moothall.planning.board import Board
+from moothall.planning.card import Card
 from moothall.planning.diffs import Line, read_diff
 from moothall.ports import Deliberations
 

@@ -22,7 +22,8 @@ from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, Temporary
 from moothall.planning.architects import design_task, question, read_tasks
-from moothall.planning.board import COMPLETED, FAILED, PASSED, Board, Card
+from moothall.planning.board import Board
+from moothall.planning.card import COMPLETED, FAILED, PASSED, Card
 from moothall.planning.derive import check_plan, repair
 from moothall.planning.landing import land
 from moothall.planning.lifecycle import lifecycle

@@ -12,7 +12,7 @@ from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Refused
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
-from moothall.planning.board import PASSED, Card
+from moothall.planning.card import PASSED, Card
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Blocked
 from moothall.planning.outline import outline_of, outlines_of

@@ -47,6 +47,11 @@ async def test_replay_is_ordered_filtered_and_ends(opened: Any) -> None:
         assert [r.seq for r in everything] == sorted(r.seq for r in everything)
         odd = [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")], after_seq=everything[599].seq)]
         assert odd == list(range(601, 700, 2))
+        await bus.publish(new_event(EventType.STORY_COMMENTED, "story-1", {"story_id": "story-1", "comment": "between"}))
+        rest = [r async for r in bus.replay([Channel.RESULTS.all], after_seq=everything[99].seq)]
+        assert [(r.seq, r.event) for r in rest] == [(r.seq, r.event) for r in everything[100:]]
+        assert (await bus.first(Channel.RESULTS.all)).event == everything[0].event
+        assert await bus.first(Channel.WORDS.all) is None
         assert [r async for r in bus.replay([Channel.RESULTS.of("task-9")])] == []
         assert [r async for r in bus.replay([Channel.RESULTS.all], after_seq=700)] == []
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from moothall.domain.event import Event, EventType
+from moothall.bus.nats.pruning import prune
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
-from moothall.planning.board import Board, by_state
+from moothall.planning.board import Board
+from moothall.planning.card import by_state
 from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Blocked
 from moothall.telemetry.events import write
@@ -103,6 +107,68 @@ async def test_another_tenant_sees_and_moves_nothing(board: Board) -> None:
         with pytest.raises(NotFound):
             await asked
     assert await board.cards(EVE) == []
+
+
+class Reading(MemoryBus):
+    """A bus that counts what is read of all stories, and holds it while it is not `let`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = 0
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+        every = tuple(topics) == (Channel.STORIES.all,)
+        async for recorded in super().replay(topics, after_seq):
+            if every:
+                self.given += 1
+                await asyncio.sleep(0)
+                await self.let.wait()
+            yield recorded
+
+
+async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_for_all() -> None:
+    bus = Reading()
+    board = Board(bus)
+    made = [await board.create(DRAFT, LOCAL, key=str(number)) for number in range(5)]
+    await board.create(DRAFT, EVE, key="theirs")
+    assert await board.cards(LOCAL) == sorted(made, key=lambda card: card.story.id)
+    assert [card.story.id for card in await board.cards(EVE)] not in [[card.story.id] for card in made]
+    read = bus.given
+    await board.move(made[0].story.id, "refine", LOCAL)
+    shown = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
+    assert bus.given - read == 3  # the first event twice, and the move
+    assert shown == [await Board(bus).cards(LOCAL)] * 20
+    assert by_state(shown[0])["draft"][0].story.id == made[0].story.id
+
+
+async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_they_asked() -> None:
+    bus = Reading()
+    board = Board(bus)
+    await board.create(DRAFT, LOCAL, key="1")
+    bus.let.clear()
+    first, gone = asyncio.create_task(board.cards(LOCAL)), asyncio.create_task(board.cards(LOCAL))
+    await asyncio.sleep(0)
+    late = await Board(bus).create(DRAFT, LOCAL, key="2")
+    asked = asyncio.create_task(board.cards(LOCAL))
+    await asyncio.sleep(0)
+    first.cancel()  # it was the one that read
+    gone.cancel()
+    bus.let.set()
+    assert late.story.id in {card.story.id for card in await asked}
+
+
+async def test_a_log_that_was_pruned_makes_the_board_anew() -> None:
+    bus = MemoryBus()
+    board = Board(bus)
+    old = await board.create(DRAFT, LOCAL, key="old")
+    new = await board.create(DRAFT, LOCAL, key="new")
+    assert len(await board.cards(LOCAL)) == 2
+    await prune(bus, 1)
+    assert await board.cards(LOCAL) == [new] != [old]
+    await prune(bus, 0)
+    assert await board.cards(LOCAL) == []
 
 
 async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_it_lost_to(board: Board, bus: Meeting) -> None:

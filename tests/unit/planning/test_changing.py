@@ -12,7 +12,8 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Plan
 from moothall.errors import InvalidRequest, NotFound, Overtaken, Refused
-from moothall.planning.board import Board, Card
+from moothall.planning.board import Board
+from moothall.planning.card import Card
 from moothall.planning.outline import Outline, outlines_of
 from moothall.planning.planner import Planner, changeable, may_change
 from moothall.planning.rounds import rounds

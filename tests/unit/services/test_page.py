@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,13 @@ from moothall.config import Web
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Story
-from moothall.planning.board import Board, Card
-from moothall.planning.coach import Draft
+from moothall.planning.board import Board
+from moothall.planning.card import Card
+from moothall.planning.coach import CRITERIA as CRITERIA_MOST
+from moothall.planning.coach import TITLE_CHARS, Draft
 from moothall.planning.lifecycle import Need, Stand, lifecycle
-from moothall.services.page.routes import at_work, moves
+from moothall.services.identity import Bearers
+from moothall.services.page.routes import at_work, moves, page_routes
 from moothall.services.page.sessions import Sessions
 from moothall.services.page.shown import visible
 from moothall.services.rest.server import http_server
@@ -139,6 +143,79 @@ async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     assert "refine → draft" in shown
     assert SHOWN in shown
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
+
+
+async def test_a_board_is_drawn_once_for_all_who_have_the_same_roles_and_holds_no_secret_of_a_session(browser: Browser) -> None:
+    forms = [await browser.sign_in()]
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+
+    async def drawn() -> str:
+        text = (await browser.get("/")).text
+        assert text.count(forms[-1]) == 2  # signing out, and moving
+        return text.partition('data-live="board"')[2].partition("</main>")[0]
+
+    first = await drawn()
+    assert f'form="mover" formaction="/stories/{card.story.id}/move"' in first
+    forms.append(await browser.sign_in())
+    assert forms[0] != forms[1]
+    assert await drawn() == first
+    moved = await browser.send(f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board")
+    assert (moved.status, moved.headers["Location"]) == (303, "/")
+    assert "Submit → design" in await drawn()
+    await browser.sign_in(OTHER)
+    assert DRAFT.title not in (await browser.get("/")).text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    sorted(
+        (method, route.path)
+        for route in page_routes(doors_of(MemoryDesk()), Bearers(TOKENS), Sessions(1, 1, 1))
+        for method in (route.methods or set()) - {"HEAD"}
+        if "{" in route.path
+    ),
+)
+async def test_no_path_shows_or_changes_what_is_another_tenants(browser: Browser, method: str, path: str) -> None:
+    card = await browser.doors.board.create(replace(DRAFT, title="A secret of theirs"), owner(browser), key="one")
+    form = await browser.sign_in(OTHER)
+    before = await browser.doors.board.history(card.story.id, owner(browser))
+    there = re.sub(r"{[^}]*}", card.story.id, path)
+    got = await (
+        browser.get(there)
+        if method == "GET"
+        else browser.send(there, form=form, event="refine", do="allow", comment="x", key="k")
+    )
+    assert got.status in {403, 404}
+    assert "A secret of theirs" not in got.text
+    assert await browser.doors.board.history(card.story.id, owner(browser)) == before
+
+
+async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(browser: Browser) -> None:
+    form = await browser.sign_in()
+    fields = {
+        "form": form,
+        "do": "create",
+        "title": "W" * TITLE_CHARS,
+        "criteria": "\n".join(["Given a, when b, then c"] * CRITERIA_MOST),
+    }
+    got = await browser.send("/stories/new", **fields)
+    assert got.status == 303
+    assert (await browser.get(got.headers["Location"])).text.count("Given a, when b, then c") >= CRITERIA_MOST
+    assert "W" * TITLE_CHARS in (await browser.get("/")).text
+    for more in ({"title": "W" * (TITLE_CHARS + 1)}, {"criteria": fields["criteria"] + "\nx" * 5000}):
+        refused = await browser.send("/stories/new", **(fields | more))
+        assert (refused.status, "allowed are" in refused.text) == (400, True)
+    assert len(await browser.doors.board.cards(owner(browser))) == 1
+
+
+async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click(browser: Browser) -> None:
+    await browser.sign_in()
+    board, who = browser.doors.board, owner(browser)
+    ids = [(await board.create(DRAFT, who, key=str(number))).story.id for number in range(33)]
+    await board.comment(ids[0], "Mind the old files.", who, key="k")
+    first, _, rest = (await browser.get("/")).text.partition("<summary>3 more</summary>")
+    assert re.findall(r'<a href="/stories/(story-[0-9a-f]+)"', first) == [ids[0], *ids[:3:-1]]
+    assert re.findall(r'<a href="/stories/(story-[0-9a-f]+)"', rest) == ids[3:0:-1]
 
 
 async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:

@@ -14,6 +14,7 @@ from moothall import config
 from moothall.domain.event import Recorded
 from moothall.domain.topic import Topic
 from moothall.planning.board import Board
+from moothall.services.page.councils import turn
 from moothall.services.rest.server import http_server
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser
@@ -112,6 +113,13 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
         while heard[-1] != f"data: {cards[-1].seq}\n".encode():
             heard.append(await told(stream))
         assert len(heard) < len(cards) / 2
+
+
+def test_the_more_listen_the_longer_is_the_time_over_which_they_are_told() -> None:
+    assert max(turn(2) for _ in range(100)) < 0.01
+    waits = [turn(1000) for _ in range(1000)]
+    assert min(waits) < 0.5
+    assert 2 < max(waits) <= 3
 
 
 async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -> None:

@@ -158,6 +158,8 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
     shown = await house.shown("/graph", label="Story", id="s")
     assert "has task <a" in shown
     assert "</a> said of this" in shown
+    assert ">Task <tspan>has task</tspan></text>" in shown
+    assert ">Comment <tspan>said of →</tspan></text>" in shown
     assert "AWAY" not in shown.upper(), "it is of others"
     assert shown.count("<rect") == 3
     assert shown.count("/graph?label=Task&amp;id=t/1") == 2, "drawn, and in words"
@@ -165,10 +167,18 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
     assert SHOWN in shown
 
 
+async def test_forms_offer_the_repositories_of_the_tenant(house: House) -> None:
+    for path in ("/stories/new", "/ask"):
+        assert '<option value="project">' in await house.shown(path)
+    await house.browser.sign_in(OTHER)
+    for path in ("/stories/new", "/ask"):
+        assert '<option value="project">' not in await house.shown(path)
+
+
 def test_more_than_fits_is_listed_and_not_drawn_and_nothing_lies_outside() -> None:
     near = [Near("Task", str(number), "", "HAS", leads) for leads, many in ((True, 3), (False, 40)) for number in range(many)]
     drawn = draw_around(near)
     assert len(drawn.around) == len(drawn.arrows) == 15
-    assert all(x >= 0 and x + 208 <= drawn.width and y >= 0 and y + 52 <= drawn.height for x, y, _ in drawn.around)
+    assert all(x >= 0 and x + drawn.node <= drawn.width and y >= 0 and y + 52 <= drawn.height for x, y, _ in drawn.around)
     assert len({(x, y) for x, y, _ in drawn.around}) == 15
     assert draw_around([]).around == ()

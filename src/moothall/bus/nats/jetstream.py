@@ -100,7 +100,7 @@ class JetStreamBus:
         is passed over.
         """
         stream, subjects = registry.sources(topics)
-        if self._at_once(subjects):
+        if self._at_once(subjects, going_on=after_seq > 0):
             for raw in await self._stored.found(stream, subjects, after_seq):
                 for recorded in await self._events_of(stream, raw):
                     yield recorded
@@ -113,7 +113,7 @@ class JetStreamBus:
     async def first(self, topic: Topic) -> Recorded | None:
         """Return the first event of a topic, or None."""
         stream, subjects = registry.sources((topic,))
-        if self._at_once(subjects):
+        if self._at_once(subjects, going_on=True):
             for raw in await self._stored.found(stream, subjects, most=1):
                 for recorded in await self._events_of(stream, raw):
                     return recorded
@@ -153,10 +153,13 @@ class JetStreamBus:
                 log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=wrong.message)
         return [each for each in records if isinstance(each, Recorded)]
 
-    def _at_once(self, subjects: Sequence[str]) -> bool:
-        """Whether to ask the stream itself. With replicas one that lags might answer."""
+    def _at_once(self, subjects: Sequence[str], *, going_on: bool = False) -> bool:
+        """Whether to ask the stream itself: of subjects without patterns, and of one with, where little is left to be read (`going_on`). With
+        replicas one that lags might answer.
+        """
+        few = going_on and len(subjects) == 1
         literal = not any("*" in subject or ">" in subject for subject in subjects)
-        return literal and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
+        return (few or literal) and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
 
     async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
         """Run until cancelled; see `moothall.ports.Bus`.

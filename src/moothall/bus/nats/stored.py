@@ -157,7 +157,7 @@ class Stored:
         return not info.num_pending and info.delivered is not None and info.delivered.consumer_seq < expected
 
     async def found(self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0) -> list[Raw]:
-        """Return what is stored now under literal subjects of one length, in order; at most `most` where given.
+        """Return what is stored now under literal subjects of one length, or one pattern, in order; at most `most` where given.
 
         Asked of the stream itself, with no consumer to be made and dropped: right where one deliberation is read.
         """
@@ -166,11 +166,12 @@ class Stored:
             tokens[0] if len(set(tokens)) == 1 else "*" for tokens in zip(*(s.split(".") for s in wanted), strict=True)
         )
         records: list[Raw] = []
+        exact = len(wanted) == 1  # the server gives nothing else
         while True:
             request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
             answers = await self.patiently(f"look into {stream}", functools.partial(self._ask, stream, codec.dump_json(request)))
             page = [_raw_of(message) for message in answers[:-1]]
-            records += [raw for raw in page if raw.subject in wanted]
+            records += [raw for raw in page if exact or raw.subject in wanted]
             end = answers[-1].headers or {}
             if not page or end.get("Status") != "204" or end.get("Nats-Num-Pending") == "0" or (most and len(records) >= most):
                 return records

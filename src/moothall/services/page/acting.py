@@ -15,7 +15,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.plan import Remark
 from moothall.errors import InvalidRequest
 from moothall.planning import saying
-from moothall.planning.board import remark as remark_of
+from moothall.planning.card import remark as remark_of
 from moothall.planning.diffs import Line, read_diff
 from moothall.services.doors import Doors
 from moothall.services.page.forms import sent, signed_in

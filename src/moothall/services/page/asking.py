@@ -19,6 +19,7 @@ from moothall.services.doors import Doors
 from moothall.services.page.forms import sent, signed_in
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
+from moothall.services.page.tracing import known_repositories
 
 _SHOWN, _LOOKED_AT = 20, 100
 
@@ -35,6 +36,7 @@ def asking_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             given=given,
             wrong=wrong,
             roles=ROLES,
+            repositories=known_repositories(doors, session.who),
             may=saying.may_act(session.who),
             key=new_task_id(),
             asked=[view for view in latest if view.protocol == "ask"][:_SHOWN],

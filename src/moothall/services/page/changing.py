@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from moothall.domain.ids import ROLES
 from moothall.errors import InvalidRequest, MoothallError, Overtaken
-from moothall.planning.board import Card
+from moothall.planning.card import Card
 from moothall.planning.outline import Outline, outline_of, outlines_of
 from moothall.planning.planner import changeable, may_change
 from moothall.services.doors import Doors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from moothall.domain.evidence import INPUTS
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
+from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
 from moothall.planning.saying import may_act
 from moothall.services.doors import Doors
@@ -35,8 +37,11 @@ from moothall.services.page.shown import page, seen
 from moothall.services.rest.documents import ServerSentEvents
 
 REFRESH_SECONDS = 3
+_TITLE = 120
 _PACE_SECONDS = 0.25
 """Between two words that something happened: what came meanwhile is in the second."""
+_LOAD_SECONDS = 0.003
+"""For each that listens: what loading a page anew takes, and as much again for the rest of the house."""
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
@@ -56,6 +61,7 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "progress": progress,
             "lanes": [_told(progress, outcome, lane) for lane in progress.lanes.values()],
             "asked": asked,
+            "about": _about(asked) or f"Task {task_id}",
             "talks": asked is not None and asked.protocol == "ask",
             "before": await asked_before(doors.tasks, asked, session.who),
             "forked": own_id(asked.fork.task_id, session.who.tenant) if asked and asked.fork else "",
@@ -98,6 +104,7 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
             yield ": the council\n"
             async with aclosing(fan.listen()) as moments:
                 async for seqs in moments:
+                    await asyncio.sleep(turn(fan.listening))
                     yield f"data: {seqs[-1]}\n"
                     await asyncio.sleep(_PACE_SECONDS)
             async with aclosing(follow_board(doors, who)) as lines:
@@ -136,9 +143,16 @@ async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None
     """Yield a line for whatever happens on a tenant's board from now on; what happens at once is one."""
     async with aclosing(doors.board.watch(None, who)) as told:
         async for moments in told:
+            if moments:
+                await asyncio.sleep(turn(doors.board.watching))
             yield f"data: {moments[-1].seq}\n" if moments else ": the board\n"
             if moments:
                 await asyncio.sleep(_PACE_SECONDS)
+
+
+def turn(listening: int) -> float:
+    """Return after how many seconds one of so many is told: who hears of a change loads the page anew, and not all at the same moment."""
+    return random.random() * listening * _LOAD_SECONDS  # noqa: S311 - no secret
 
 
 def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]:
@@ -155,6 +169,12 @@ def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]
         "over": over,
         "seconds": (until - began).total_seconds() if until and began else 0,
     }
+
+
+def _about(asked: Deliberation | None) -> str:
+    """Return in a line what a council is about."""
+    first = next((line.strip() for line in asked.description.splitlines() if line.strip()), "") if asked else ""
+    return first if len(first) <= _TITLE else f"{first[: _TITLE - 1]}…"
 
 
 def _agent(progress: Progress) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from moothall.planning.rounds import WON, RoundTask
 
 WIDE, HIGH, _GAP, _ROW = 132, 52, 16, 88
-_NODE, _NODES = 208, 12
-"""How wide a node is, in px, and how many are drawn on a side."""
+_NODE, _NODES, _LETTERS = 320, 12, 34
+"""How wide a node is, in px, how many are drawn on a side, and the letters that fit into a line of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,11 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """A node at a place in px, those around it that are drawn, and arrows; boxes of 208 by `HIGH`."""
+    """A node at a place in px, those around it that are drawn, and arrows; boxes of `node` by `HIGH`."""
 
     width: int
     height: int
+    node: int
     x: int
     y: int
     around: tuple[tuple[int, int, Near], ...]
@@ -88,7 +89,7 @@ class Star:
 def draw_around(near: Sequence[Near]) -> Star:
     """Return how the first nodes on each side of one are drawn."""
     sides = [[item for item in near if item.leads is leads][:_NODES] for leads in (True, False)]
-    row, step = HIGH + _GAP, _NODE + 3 * _GAP
+    row, step = HIGH + _GAP, _NODE + 4 * _GAP
     height = max(1, *map(len, sides)) * row + _GAP
     y = (height - HIGH) // 2
     first = _GAP + step if sides[0] else _GAP
@@ -102,4 +103,9 @@ def draw_around(near: Sequence[Near]) -> Star:
             start, end = ((x + _NODE, mine), (at[1] - 2, middle)) if item.leads else ((at[1] + _NODE, middle), (x - 2, mine))
             half = (start[0] + end[0]) // 2
             arrows.append(f"M{start[0]} {start[1]} C{half} {start[1]} {half} {end[1]} {end[0]} {end[1]}")
-    return Star(at[2 if sides[1] else 1] + _NODE + _GAP, height, at[1], y, tuple(around), tuple(arrows))
+    return Star(at[2 if sides[1] else 1] + _NODE + _GAP, height, _NODE, at[1], y, tuple(around), tuple(arrows))
+
+
+def brief(text: str) -> str:
+    """Return what fits into a line of a node."""
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"

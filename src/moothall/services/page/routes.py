@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from cachetools import LRUCache
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,7 +15,7 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Permanent
-from moothall.planning.board import Card, by_state
+from moothall.planning.card import Card, by_state
 from moothall.planning.coach import Draft, check, score
 from moothall.planning.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
 from moothall.planning.planner import may_change
@@ -30,10 +32,15 @@ from moothall.services.page.house import house_routes
 from moothall.services.page.parked import parked_routes
 from moothall.services.page.provider import Provider
 from moothall.services.page.sessions import Session, Sessions
-from moothall.services.page.shown import page, redirect
+from moothall.services.page.shown import page, part, redirect
 from moothall.services.page.signing import signing_routes
-from moothall.services.page.tracing import tracing_routes
+from moothall.services.page.tracing import known_repositories, tracing_routes
 from moothall.services.rest.documents import ServerSentEvents
+
+_SHOWN = 30
+"""Cards of a column that are seen at once, those of which something was heard last; the others are behind a click."""
+_DRAWN = 16
+"""Boards that are kept as they were drawn: a tenant's newest is drawn once for all who have the same roles."""
 
 
 def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions, provider: Provider | None = None) -> Sequence[Route]:
@@ -53,21 +60,21 @@ def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions, provider: Pr
 
 
 def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+    drawn: LRUCache[Hashable, Markup] = LRUCache(_DRAWN)
+
     async def board(_request: Request, session: Session) -> Response:
-        columns = by_state(await doors.board.cards(session.who))
-        return page(
-            "board.html",
-            session=session,
-            columns=[(state, columns[state]) for state in lifecycle().order],
-            waits=waits,
-            moves=moves,
-        )
+        cards = await doors.board.cards(session.who)
+        key = session.who.roles, tuple((card.story.id, card.seq) for card in cards)
+        if (shown := drawn.get(key)) is None:  # however many load it anew after a change
+            columns = by_state(sorted(cards, key=lambda card: -card.seq))
+            told = [(state, columns[state]) for state in lifecycle().order]
+            shown = drawn[key] = part("cards.html", columns=told, who=session.who, waits=waits, moves=moves, most=_SHOWN)
+        return page("board.html", session=session, drawn=shown)
 
     async def new(request: Request, session: Session) -> Response:
+        told: dict[str, Any] = {"levels": lifecycle().ready, "repositories": known_repositories(doors, session.who)}
         if request.method == "GET":
-            return page(
-                "new.html", session=session, given={}, scored=None, wrong="", levels=lifecycle().ready, usual=DEFAULT_RIGOR
-            )
+            return page("new.html", session=session, given={}, scored=None, wrong="", usual=DEFAULT_RIGOR, **told)
         given = await sent(request, session)
         wrong, scored, draft = "", None, Draft(given.get("title", ""), given.get("brief", ""), _criteria(given))
         try:
@@ -83,14 +90,7 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
                 return redirect(f"/stories/{card.story.id}")
         except InvalidRequest as error:
             wrong = error.message
-        levels = lifecycle().ready
-        told: dict[str, Any] = {
-            "given": given,
-            "scored": scored,
-            "wrong": wrong,
-            "levels": levels,
-            "usual": given.get("rigor", DEFAULT_RIGOR),
-        }
+        told |= {"given": given, "scored": scored, "wrong": wrong, "usual": given.get("rigor", DEFAULT_RIGOR)}
         return page("new.html", 400 if wrong else 200, session=session, **told)
 
     async def changes(_request: Request, session: Session) -> Response:

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from moothall.planning.diffs import read_diff, runs
+from moothall.services.page.drawing import brief
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -53,13 +54,18 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=visible,
 )
-_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "span": span}
+_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "span": span, "brief": brief}
 
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
     """Return a page."""
     given = {"session": None, "refresh": 0, "changes": "/changes", "growing": "", "onward": ""} | told
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
+
+
+def part(template: str, **told: Any) -> Markup:
+    """Return a part of a page, for `page` to be told of."""
+    return Markup(_TEMPLATES.get_template(template).render(told))  # noqa: S704 - the template escaped it
 
 
 def asset(name: str, media_type: str) -> Response:

@@ -37,7 +37,7 @@ def tracing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         told |= {"rows": (), "unknown": "", "commit": "", "repositories": ()}
         if doors.repositories is None:
             raise NotFound("this server shows no repositories")
-        told["repositories"] = [entry.id for entry in doors.repositories.registry.list(session.who.tenant)]
+        told["repositories"] = known_repositories(doors, session.who)
         if given["repository"]:
             told |= await _file(doors.repositories, given, session.who)
         if given["repository"] and given["path"] and given["line"]:
@@ -57,6 +57,11 @@ def tracing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return page("graph.html", session=session, council=council, **told)
 
     return [Route("/origins", signed_in(origins, sessions)), Route("/graph", signed_in(graph, sessions))]
+
+
+def known_repositories(doors: Doors, who: Principal) -> Sequence[str]:
+    """Return the ids of the repositories that a tenant registered."""
+    return [entry.id for entry in doors.repositories.registry.list(who.tenant)] if doors.repositories else []
 
 
 async def _file(repositories: TrustedRepositories, given: Mapping[str, str], who: Principal) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from moothall.errors import InvalidRequest, Permanent
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2 as coach
-from moothall.planning.board import Card
+from moothall.planning.card import Card
 from moothall.planning.lifecycle import SYSTEM, decide, lifecycle
 from moothall.services.doors import Doors
 from moothall.services.identity import caller

@@ -6,6 +6,8 @@ const main = document.querySelector("main");
 const rest = 3000;
 const focusable = "a, button, summary, input, textarea, select, [tabindex]";
 const silence = 10000;
+const spread = 300; // what everybody hears at once, not everybody asks for at once
+let soon = 0;
 let source = null;
 let words = null;
 let renewing = false;
@@ -57,6 +59,10 @@ async function renew() {
   }
 }
 
+function renewSoon() {
+  soon ||= setTimeout(() => { soon = 0; renew().catch(() => tell(false)); }, Math.random() * spread);
+}
+
 function tell(connected) {
   if (here && !connected) document.getElementById("since").textContent = new Date().toLocaleTimeString();
   here = connected;
@@ -75,10 +81,10 @@ function busy(is) {
 }
 
 // Sends a form as its button would, and returns the page that it leads to.
-async function send(form, name, value) {
+async function send(form, name, value, to = form.getAttribute("action")) {
   const fields = new URLSearchParams(new FormData(form));
   fields.set(name, value);
-  const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields });
+  const answer = await fetch(to, { method: "POST", body: fields });
   return { ok: answer.ok, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
 
@@ -91,7 +97,7 @@ async function move(button) {
   say("");
   busy(true);
   try {
-    const { ok, page } = await send(button.form, "event", button.value);
+    const { ok, page } = await send(button.form, "event", button.value, button.getAttribute("formaction"));
     if (!ok) say(page.querySelector("main [role=alert]")?.textContent ?? "It was not moved.");
     await renew();
   } catch {
@@ -165,8 +171,8 @@ for (const form of document.querySelectorAll("[data-scores]")) {
 
 function follow() {
   source = new EventSource(main.dataset.changes);
-  source.onopen = () => { tell(true); renew().catch(() => tell(false)); };
-  source.onmessage = () => renew().catch(() => tell(false));
+  source.onopen = () => { tell(true); renewSoon(); };
+  source.onmessage = renewSoon;
   source.onerror = () => {
     tell(false);
     if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
