@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 WHO = (("authorization", f"Bearer {ALICE}"),)
 _SERVICE = """{"loadBalancingConfig": [{"round_robin": {}}]}"""
 _ROLES = ("api,page", "collector,planning,graph", "hosts")
+SCRAPER = "scraper-scraper"
 
 
 @dataclass(slots=True)
@@ -95,7 +96,8 @@ async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
         base.extra |= {
             "MOOTHALL_BUS__URL": url,
             "MOOTHALL_WEB__PORT": "0",
-            "MOOTHALL_METRICS__ENABLED": "false",
+            "MOOTHALL_METRICS__PORT": "0",
+            "MOOTHALL_METRICS__TOKEN": SCRAPER,
             "MOOTHALL_SERVE__LEASE_SECONDS": "4",
         }
         parts: dict[str, list[Part]] = {}
