@@ -199,7 +199,7 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
         await are_decided(cluster, tasks)
         for task in (*names, *tasks):
             assert len(await decided(cluster.bus, task)) == 1
-        ends = []
+        ends: list[str] = []
         async with asyncio.timeout(120):
             while len(ends) < 4:
                 ends = await finished(cluster.bus, f"kill-{killed}-")
