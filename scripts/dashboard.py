@@ -60,6 +60,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (quantile("moothall_deliver_seconds", 0.95), "deliver p95"),
                 ],
             ),
+            ("Work on stories", "ops", [(rate("moothall_story_steps_total", "step"), "{{step}}")]),
         ],
     ),
     (

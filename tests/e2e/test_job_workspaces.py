@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,32 @@ async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(house: Local)
     assert all(word in seen for word in ("made", "left", "js", "Read-only")), seen
     with pytest.raises(RepositoryError, match=r"it asked for 10\.1\.2\.3:80, which set-ups may not reach"):
         await house.preparer.prepare(house.base(setup=(python(ask),)))
+
+
+async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_changes_it_for_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    setup = (("sh", "-c", "echo made > /env/made; mkdir -p node_modules; echo x > node_modules/x"),)
+    spoil = ("sh", "-c", "cat /env/made node_modules/x; echo spoilt > /env/made; echo spoilt > node_modules/x; true")
+    said: list[list[str]] = [[], [], []]
+    async with AsyncExitStack() as stack:
+        hosts = [
+            await stack.enter_async_context(in_pods(tmp_path / name, FILES, environments=tmp_path / "shared")) for name in "abc"
+        ]
+
+        async def use(number: int) -> None:
+            host = hosts[number]
+            prepared = await host.preparer.prepare(host.base(setup=setup, checks={"see": spoil}), said[number].append)
+            assert prepared.runs["see"].output.startswith("made\nx\n")
+            async with host.workspaces.open(prepared, "seat") as workspace:
+                await workspace.check("see")
+
+        async with asyncio.TaskGroup() as group:  # two at once, and one that comes later
+            group.create_task(use(0))
+            group.create_task(use(1))
+        await use(2)
+        other = hosts[0].base(setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")})
+        assert (await hosts[2].preparer.prepare(other)).runs["see"].output == "other\n"
+    set_up = [sum(line.startswith("setting up") for line in heard) for heard in said]
+    assert sorted(set_up) == [0, 0, 1]
+    assert ["another host has set it up" in heard for heard in said] == [not times for times in set_up]
+    assert set_up[2] == 0

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import aiohttp
 import grpc.aio
 import pytest
 import pytest_asyncio
@@ -31,7 +32,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 WHO = (("authorization", f"Bearer {ALICE}"),)
 _SERVICE = """{"loadBalancingConfig": [{"round_robin": {}}]}"""
-_ROLES = ("api,page", "collector,planning,graph", "hosts")
+WORKERS = "collector,planning,graph"
+_ROLES = ("api,page", WORKERS, "hosts")
+SCRAPER = "scraper-scraper"
 
 
 @dataclass(slots=True)
@@ -59,6 +62,11 @@ class Part:
                 raise AssertionError(f"{self.roles} ended: " + "".join(self.said))
         self.target = line.split()[3].rstrip(";")
         self._reading = asyncio.create_task(self._read(err))
+
+    @property
+    def figures(self) -> str:
+        """Where it tells its figures, since its last start."""
+        return next(line.split()[-1] for line in reversed(self.said) if line.startswith("figures for Prometheus:"))
 
     async def _read(self, err: asyncio.StreamReader) -> None:
         while line := await err.readline():
@@ -95,7 +103,8 @@ async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
         base.extra |= {
             "MOOTHALL_BUS__URL": url,
             "MOOTHALL_WEB__PORT": "0",
-            "MOOTHALL_METRICS__ENABLED": "false",
+            "MOOTHALL_METRICS__PORT": "0",
+            "MOOTHALL_METRICS__TOKEN": SCRAPER,
             "MOOTHALL_SERVE__LEASE_SECONDS": "4",
         }
         parts: dict[str, list[Part]] = {}
@@ -159,27 +168,44 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(cl
         await writer.start()
 
 
-async def test_who_plans_is_killed_and_the_other_goes_on_with_the_story(cluster: Cluster) -> None:
-    told = pb.ProcessPlanningEventRequest(
-        event_type="story.transitioned",
-        case_id="story-1",
-        to_state="PLANNING",
-        metadata={"title": "HAIKU", "brief": "A HAIKU about a hall", "ac": "it is a HAIKU", "roles": "dev,qa"},
-    )
-    async with grpc.aio.insecure_channel(cluster.door(0)) as channel:
-        stub: Any = OrchestratorServiceStub(channel)
-        planned = await stub.ProcessPlanningEvent(told, metadata=WHO, timeout=60)
-    assert len(planned.derived_task_ids) > 1
-    planner = await holder(cluster, "planning")
-    await planner.end(signal.SIGKILL)
+async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster) -> None:
+    before = [await figure(part, "moothall_deliberations_decided_total") for part in cluster.parts[WORKERS]]
+    asked = 0
+    async with asyncio.timeout(300):
+        while not all(await shares(cluster, "moothall_deliberations_decided_total", before)):
+            await asyncio.gather(*(deliberate(cluster.door(n % 2), f"share-{asked}-{n}") for n in range(4)))
+            asked += 4
+        story = 0
+        while not all(await shares(cluster, "moothall_story_steps_total", [0, 0])):
+            tasks = await asyncio.gather(*(tell_story(cluster, f"share-{story}-{n}") for n in range(4)))
+            await are_decided(cluster, [task for of in tasks for task in of])
+            story += 4
+    for task in (f"share-{round_}-{n}" for round_ in range(0, asked, 4) for n in range(4)):
+        assert len(await decided(cluster.bus, task)) == 1
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is_lost_or_done_twice(
+    cluster: Cluster, killed: int
+) -> None:
+    part = cluster.parts[WORKERS][killed]
+    names = [f"kill-{killed}-{n}" for n in range(8)]
+    async with asyncio.TaskGroup() as group:
+        answers = [group.create_task(deliberate(cluster.door(n % 2), name)) for n, name in enumerate(names)]
+        tasks = [task for n in range(4) for task in await tell_story(cluster, f"kill-{killed}-{n}")]
+        await part.end(signal.SIGKILL)
     try:
-        async with asyncio.timeout(180):
-            while not all([await decided(cluster.bus, task_id) for task_id in planned.derived_task_ids]):
-                await asyncio.sleep(0.2)
-        for task_id in planned.derived_task_ids:
-            assert len(await decided(cluster.bus, task_id)) == 1
+        assert {answer.result().status for answer in answers} == {pb.DELIBERATION_STATUS_COMPLETED}
+        await are_decided(cluster, tasks)
+        for task in (*names, *tasks):
+            assert len(await decided(cluster.bus, task)) == 1
+        ends: list[str] = []
+        async with asyncio.timeout(120):
+            while len(ends) < 4:
+                ends = await finished(cluster.bus, f"kill-{killed}-")
+        assert len(ends) == len(set(ends)) == 4
     finally:
-        await planner.start()
+        await part.start()
 
 
 async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(cluster: Cluster) -> None:
@@ -204,6 +230,50 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
     assert len(asked) > 2
     for task_id in asked:
         assert len(await decided(cluster.bus, task_id)) == 1
+
+
+async def tell_story(cluster: Cluster, name: str) -> list[str]:
+    """Have the tasks of a story derived, which are then handed out; return their ids."""
+    told = pb.ProcessPlanningEventRequest(
+        event_type="story.transitioned",
+        case_id=name,
+        to_state="PLANNING",
+        metadata={"title": "HAIKU", "brief": "A HAIKU about a hall", "ac": "it is a HAIKU", "roles": "dev,qa"},
+    )
+    async with grpc.aio.insecure_channel(cluster.door(0)) as channel:
+        stub: Any = OrchestratorServiceStub(channel)
+        planned = await stub.ProcessPlanningEvent(told, metadata=WHO, timeout=60)
+    assert len(planned.derived_task_ids) > 1
+    return list(planned.derived_task_ids)
+
+
+async def are_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
+    """Wait until all tasks have ended."""
+    async with asyncio.timeout(180):
+        while not all([await decided(cluster.bus, task) for task in tasks]):
+            await asyncio.sleep(0.2)
+
+
+async def finished(bus: JetStreamBus, name: str) -> list[str]:
+    """Return the stories whose names begin so, as often as the end of a plan of theirs is recorded."""
+    ends = [one.event async for one in bus.replay((Channel.STORIES.all,)) if one.event.type is EventType.PLAN_FINISHED]
+    return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
+
+
+async def shares(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
+    """Say of each that decides and plans whether it counted something since."""
+    return [await figure(part, name) > known for part, known in zip(cluster.parts[WORKERS], before, strict=True)]
+
+
+async def figure(part: Part, name: str) -> float:
+    """Return the sum of a figure of a process."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(part.figures, headers={"Authorization": f"Bearer {SCRAPER}"}) as answer,
+    ):
+        assert answer.status == 200
+        lines = (await answer.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
 async def written(cluster: Cluster, asked: OverBus) -> None:

@@ -69,24 +69,26 @@ class Local:
 @asynccontextmanager
 async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
     """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
-    async with _local(folder, files, warm, limits, in_pods=False) as house:
+    async with _local(folder, files, Workspace(warm=warm), limits, in_pods=False) as house:
         yield house
 
 
 @asynccontextmanager
-async def in_pods(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, **limits: Any) -> AsyncIterator[Local]:
+async def in_pods(
+    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, environments: Path | None = None, **limits: Any
+) -> AsyncIterator[Local]:
     """The same in pods nearby."""
-    async with _local(folder, files, 0, limits, in_pods=True) as house:
+    async with _local(folder, files, Workspace(warm=0, environments=environments), limits, in_pods=True) as house:
         yield house
 
 
 @asynccontextmanager
 async def _local(
-    folder: Path, files: Mapping[str, str | bytes], warm: int, limits: Mapping[str, Any], *, in_pods: bool
+    folder: Path, files: Mapping[str, str | bytes], workspace: Workspace, limits: Mapping[str, Any], *, in_pods: bool
 ) -> AsyncIterator[Local]:
     settings = load_settings(
         data_dir=folder / "data",
-        workspace=Workspace(warm=warm),
+        workspace=workspace,
         jobs=Jobs(python=str(interpreter())),
         sandbox=Sandbox(**{"toolchains": (PACKAGES,), **limits}),
     )

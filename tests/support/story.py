@@ -17,7 +17,7 @@ from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, PatchRefused, Permanent, Temporary
+from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, MoothallError, PatchRefused, Permanent, Temporary
 from moothall.ports import Glance, Handler
 from moothall.testing.bus import MemoryBus
 
@@ -141,7 +141,9 @@ def full(task_id: str = "task-a", *, text: bool = False) -> Story:
 def topic_of(event: Event) -> Topic:
     """What an event is about."""
     answers = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
-    return (Channel.RESPONSES if event.type in answers else Channel.RESULTS).of(str(event.data.get("task_id")))
+    words = {EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED}
+    channel = Channel.RESPONSES if event.type in answers else Channel.WORDS if event.type in words else Channel.RESULTS
+    return channel.of(str(event.data.get("task_id")))
 
 
 class FaultyBus(MemoryBus):
@@ -158,10 +160,13 @@ class FaultyBus(MemoryBus):
         self.repeat = 1
         self.held_puts: dict[str, asyncio.Event] = {}
         self.waiting: set[str] = set()
+        self.changed = asyncio.Event()
         self.shuffled: Callable[[list[int]], list[int]] = sorted
         self._max_deliver = max_deliver
         self._delivery = 0
         self._news = asyncio.Event()
+        self._said = asyncio.Event()
+        self._takers: list[set[int]] = []
         self._idle = asyncio.Event()
 
     def _fail(self, act: str) -> None:
@@ -179,7 +184,16 @@ class FaultyBus(MemoryBus):
         self.log.append(Recorded(len(self.log) + 1, event))
         self.pending[len(self.log)] = 0
         self._news.set()
+        said, self._said = self._said, asyncio.Event()
+        said.set()
         return len(self.log)
+
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Append what follows on an event of its topic."""
+        last = max((item.seq for item in self.log if topic_of(item.event) == topic_of(event)), default=0)
+        if last != after_seq:
+            raise AlreadyExists("something is recorded there already")
+        return await self.publish(event)
 
     async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
         """Yield what there is."""
@@ -190,19 +204,37 @@ class FaultyBus(MemoryBus):
                 yield item
 
     async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
-        """As replay."""
-        async for item in self.replay(topics, after_seq):
-            yield item
+        """Yield what there is and what comes, over failures."""
+        while True:
+            for item in self.log[after_seq:]:
+                after_seq = item.seq
+                if any(topic.covers(topic_of(item.event)) for topic in topics):
+                    yield item
+            await self._said.wait()
 
     async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
-        """Deliver what is not acked, side by side; what is in hand when cancelled comes again."""
+        """Deliver what is not acked, side by side, some of it to each that consumes; what is in hand when cancelled comes again."""
         if durable != "collector":
             raise InvalidRequest(f"there is only the collector's consumer here, not {durable}")
         in_hand: set[int] = set()
+        self._takers.append(in_hand)
+        try:
+            await self._consume(handler, concurrency, glance, in_hand)
+        finally:
+            self._takers = [other for other in self._takers if other is not in_hand]
+            self._news.set()
+
+    def _is_given(self, seq: int, in_hand: set[int]) -> bool:
+        """Whether it is delivered now, to whom this is in hand."""
+        taker = self._takers[int(digest(self.log[seq - 1].event.id), 16) % len(self._takers)]
+        return taker is in_hand and not any(seq in held for held in self._takers)
+
+    async def _consume(self, handler: Handler, concurrency: int, glance: Glance | None, in_hand: set[int]) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                for seq in self.shuffled([seq for seq in self.pending if seq not in in_hand])[: concurrency - len(in_hand)]:
+                ready = [seq for seq in self.pending if self._is_given(seq, in_hand)]
+                for seq in self.shuffled(ready)[: concurrency - len(in_hand)]:
                     self.pending[seq] += 1
                     seen = glance is not None and glance(self._delivered(seq))
                     if isinstance(seen, asyncio.Future):
@@ -263,6 +295,8 @@ class FaultyBus(MemoryBus):
             await held.wait()
         self.documents[key] = document
         self.history.append((key, str(document["status"])))
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
         await asyncio.sleep(0)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
@@ -270,15 +304,39 @@ class FaultyBus(MemoryBus):
         await asyncio.sleep(0)
         return self.documents.get(key)
 
-    async def keys(self) -> Sequence[str]:
-        """All keys."""
-        self._fail("keys")
-        return list(self.documents)
+    def bucket(self, name: str) -> Any:
+        """Return the documents."""
+        assert name == "deliberations"
+        return _Documents(self)
 
     @property
     def decisions(self) -> list[Event]:
         """Every decision on the log."""
         return [item.event for item in self.log if item.event.type is EventType.DELIBERATION_DECIDED]
+
+
+@dataclass(frozen=True, slots=True)
+class _Documents:
+    bus: FaultyBus
+
+    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        return await self.bus.get(key), len([known for known, _ in self.bus.history if known == key])
+
+    async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
+        if len([known for known, _ in self.bus.history if known == key]) != revision:
+            raise AlreadyExists("another was faster")
+        await self.bus.put(key, document)
+
+    async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        told = len(self.bus.history)
+        for entry in tuple(self.bus.documents.items()):
+            yield entry
+        while True:
+            while told < len(self.bus.history):
+                key, _ = self.bus.history[told]
+                told += 1
+                yield key, self.bus.documents[key]
+            await self.bus.changed.wait()
 
 
 class Remembering:
@@ -323,3 +381,16 @@ class Remembering:
         self.branches[branch] = sha
         self.messages.add(message)
         return sha
+
+
+async def told(bus: FaultyBus, story: Story) -> None:
+    """Publish what happens in a story."""
+    for event in story.events:
+        await bus.publish(event)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)

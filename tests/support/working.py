@@ -57,13 +57,21 @@ class House:
     story_id: str = ""
     architects: int = 0
     lands: Lands = field(default_factory=Lands)
+    locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[None]:
+        """Keep others that work from what one is at."""
+        async with self.locks.setdefault(name, asyncio.Lock()):
+            yield
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Work on the stories until the block ends."""
+        """Work on the stories until the block ends, as one process of several."""
+        planner = Planner(self.bus, Limits())
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
-                Work(self.bus, self.desk, Limits(), Planner(self.bus, Limits()), self.lands, architects=self.architects).run()
+                Work(self.bus, self.desk, Limits(), planner, self.lands, architects=self.architects, alone=self.alone).run()
             )
             try:
                 yield

@@ -160,8 +160,9 @@ def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_pat
         assert "initContainers" not in pod
     claim = found["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
     assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "many")
-    scaled = found["HorizontalPodAutoscaler", "other", "moothall-api"]["spec"]
-    assert (scaled["minReplicas"], scaled["maxReplicas"]) == (3, 9)
+    for name in ("moothall-api", "moothall-collector"):
+        scaled = found["HorizontalPodAutoscaler", "other", name]["spec"]
+        assert (scaled["minReplicas"], scaled["maxReplicas"]) == (3, 9)
     said = found["Ingress", "other", "moothall"]["metadata"]["annotations"]
     assert said["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
     assert said["nginx.ingress.kubernetes.io/affinity"] == "cookie"

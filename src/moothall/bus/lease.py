@@ -69,7 +69,8 @@ class Lease:
         except AlreadyExists:
             return  # another was faster; or this is the echo of one that we sent, and the next step says so
         if not self.held:
-            log.info("took the lease", name=self._name, holder=self._holder, before=holder)
+            tell = log.info if holder else log.debug  # from one that is gone, or free
+            tell("took the lease", name=self._name, holder=self._holder, before=holder)
         self._until = sent + self._seconds * _MARGIN
 
     async def release(self) -> None:

@@ -5,7 +5,11 @@ the decision is on the log, so it comes again; a decision is made from the first
 calls for one, so it comes out the same. Who has seen all of that prefix come, in order, knows it;
 who has not (after a restart, a redelivery, at a deadline) reads the log. Delivering the same diff on the same base
 gives the same commit; and the decision's event has an id that depends on the deliberation only.
-What waits for its deadline alone is found at the start by its status document.
+What waits for its deadline alone is found by its status document.
+
+How several work side by side: they share the consumer, so each is given some of a deliberation's events and reads the log where one of
+them may call for a decision; whoever had the last one sees them all there. A decision is recorded only where there is none,
+and a document never goes back, whoever is slow.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from moothall import telemetry
 from moothall.collector.decide import decide, ready, standing
 from moothall.collector.deliver import deliver
 from moothall.collector.fold import State, fold, task_of
+from moothall.collector.records import DOCUMENTS, fold_known, read, record, replay, show, with_time
 from moothall.config import Limits
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
@@ -57,7 +63,8 @@ class _Case:
     prefix: State | None = None
     """The first state that called for a decision, of a deliberation that came whole."""
     shown: DeliberationStatus | None = None
-    settling: bool = False
+    settling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever decides it."""
     latest: str = ""
     """The traceparent of the event that was folded last: what a decision came of."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,7 +83,7 @@ class _Case:
 
 
 class Collector:
-    """`run` goes on until cancelled.
+    """`run` goes on until cancelled. `alone` keeps others on the same bus from what somebody is at, by its name; they wait.
 
     Memory: the facts of the deliberations that are under way, and the ids of the last decided ones.
     """
@@ -87,6 +94,7 @@ class Collector:
         repositories: Repositories,
         limits: Limits,
         *,
+        alone: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         tick_seconds: float = 1.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -94,6 +102,7 @@ class Collector:
         self._repositories = repositories
         self._quorum = limits.quorum
         self._grace = timedelta(seconds=limits.grace_seconds)
+        self._alone = alone
         self._tick_seconds = tick_seconds
         self._clock = clock
         self._cases: dict[str, _Case] = {}
@@ -116,13 +125,14 @@ class Collector:
         return tuple(case.state for case in self._cases.values())
 
     async def run(self) -> None:
-        """Take up what an earlier run left, then consume and watch deadlines until cancelled."""
+        """Take up what an earlier run left, then consume, watch deadlines and what others do until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 self._bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE, glance=self.glance),
                 name="collector-events",
             )
-            group.create_task(self._take_up(), name="collector-take-up")
+            group.create_task(self._follow_documents(), name="collector-documents")
+            group.create_task(self._follow_words(), name="collector-words")
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
 
     def glance(self, recorded: Recorded) -> bool | asyncio.Future[None]:
@@ -139,23 +149,21 @@ class Collector:
         try:
             if case is None:  # else it is to be read from the log
                 return asked and first and task_id not in self._loading and self._open(recorded)
-            if not case.settling:  # else whoever is at it has all that matters, or reads all of the log
-                case.state = fold(case.state, _with_time(recorded))
+            case.state = fold(case.state, with_time(recorded))
         except InvalidRequest:
             return False
         case.latest = event.traceparent
-        if event.type in _SETTLING and ((settled := case.state.settled) or case.state.decided is not None):
-            if settled and case.whole and case.prefix is None:
+        if event.type in _SETTLING and (not case.whole or case.state.settled or case.state.decided is not None):
+            if case.state.settled and case.whole and case.prefix is None:
                 case.prefix = case.state
-            if not case.settling:
-                return False
+            return False
         return (asked and case.told) or True  # a request may be delivered again
 
     def _open(self, recorded: Recorded) -> bool | asyncio.Future[None]:
         """Keep a fresh deliberation in memory. Its document is put off; not where many wait for theirs already, for each is a
         message in hand. Raises `InvalidRequest`.
         """
-        state = fold(None, _with_time(recorded))
+        state = fold(None, with_time(recorded))
         case = self._cases[check_key(state.task_id, "task_id")] = _Case(state, whole=True)
         if self._untold >= _UNTOLD:
             return False
@@ -186,16 +194,21 @@ class Collector:
 
         Raises `InvalidRequest` for a malformed event, `Temporary` where the bus fails.
         """
-        event = _with_time(recorded)
+        event = with_time(recorded)
         task_id = check_key(task_of(event), "task_id")
         if task_id in self._decided:
             return
+        known = task_id in self._cases or task_id in self._loading
         case = await self._case(task_id)
         if case is None:
             fold(None, event)  # still tells a malformed event from a stray one
             return
         case.state = fold(case.state, event)
         case.latest = event.traceparent
+        if known and event.type in _SETTLING and not case.whole:
+            async with aclosing(read(self._bus, task_id)) as events:  # what is missing here came to others
+                async for other in events:
+                    case.state = fold_known(case.state, other) or case.state
         await self._advance(case)
 
     async def _case(self, task_id: str) -> _Case | None:
@@ -206,7 +219,7 @@ class Collector:
             return self._cases.get(task_id)
         loaded = self._loading[task_id] = asyncio.Event()
         try:
-            state = await self._replay(task_id)
+            state = await replay(self._bus, task_id)
             if state is not None and state.requested is not None:
                 self._cases[task_id] = _Case(state)
         finally:
@@ -214,30 +227,8 @@ class Collector:
             loaded.set()
         return self._cases.get(task_id)
 
-    async def _replay(self, task_id: str, *, until_settled: bool = False) -> State | None:
-        """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a decision.
-
-        A malformed event is skipped: its own delivery puts it among the dead letters.
-        """
-        state: State | None = None
-        async for recorded in self._bus.replay(
-            (Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
-        ):
-            settled = state is not None and state.settled
-            if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
-                continue
-            try:
-                state = fold(state, _with_time(recorded))
-            except InvalidRequest as error:
-                log.warning("skipped a malformed event", task_id=task_id, seq=recorded.seq, reason=error.message)
-        return state
-
     async def _advance(self, case: _Case) -> None:
-        if case.settling:
-            return  # whoever is at it reads all of the log
-        if case.state.decided is not None:
-            await self._close(case, case.state.decided.value)
-        elif ready(case.state, self._clock(), self._grace):
+        if case.state.decided is not None or ready(case.state, self._clock(), self._grace):
             await self._settle(case)
         else:
             await self._show(case)
@@ -249,34 +240,34 @@ class Collector:
         case.quiet.clear()
         try:
             while (document := standing(case.state)) is not None and document.status is not case.shown:
-                await self._bus.put(document.task_id, dump(document))
+                await show(self._bus, document)
                 case.shown = document.status
             case.tell()
         finally:
             case.quiet.set()
 
     async def _settle(self, case: _Case) -> None:
-        """Decide from the log, deliver, record. Whoever comes while another is at it leaves it to them."""
-        if case.settling:
-            return
-        case.settling = True
+        """Decide from the log, deliver, record. Whoever comes while another is at it waits, and finds it done."""
         asked = case.state.requested
         about = {"moothall.task_id": case.state.task_id}
-        try:
+        async with case.settling:
+            if case.state.task_id in self._decided:
+                return
+            if case.state.decided is not None:
+                await self._close(case, case.state.decided.value)
+                return
             with (
                 telemetry.span("decide", about, parent=asked.traceparent if asked else "", links=[case.latest]) as span,
                 telemetry.bound(task_id=case.state.task_id),
                 telemetry.metrics.DECIDE_SECONDS.timed(),
             ):
-                await self._decide(case, span)
-        finally:
-            case.settling = False
+                async with self._alone(f"decide.{case.state.task_id}"):
+                    await self._decide(case, span)
 
     async def _decide(self, case: _Case, span: telemetry.Span) -> None:
-        if case.state.decided is not None:
-            await self._close(case, case.state.decided.value)
-            return
-        state = case.prefix or await self._replay(case.state.task_id, until_settled=True)
+        if case.state.task_id in self._decided:
+            return  # by another process that was at it
+        state = case.prefix or await replay(self._bus, case.state.task_id, until_settled=True)
         if state is None or state.requested is None:
             self._cases.pop(case.state.task_id, None)
             case.tell()
@@ -290,7 +281,11 @@ class Collector:
         outcome = decide(state, quorum=self._quorum, grace=self._grace)
         if outcome.winner_id and outcome.final_state == "committed":
             outcome = await deliver(self._repositories, deliberation, outcome)
-        await self._bus.publish(self._decision(deliberation, outcome, state.requested.event_id))
+        if (
+            other := await record(self._bus, self._decision(deliberation, outcome, state.requested.event_id), state.task_id)
+        ) is not None:
+            await self._close(case, other)
+            return
         log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
         _count(outcome, span)
         await self._close(case, outcome)
@@ -302,11 +297,16 @@ class Collector:
         case.quiet.clear()
         try:
             await self._bus.put(outcome.task_id, dump(outcome))
-            self._cases.pop(outcome.task_id, None)
-            self._decided[outcome.task_id] = None
+            self._forget(outcome.task_id)
             case.tell()
         finally:
             case.quiet.set()
+
+    def _forget(self, task_id: str) -> None:
+        """It is decided, and shown."""
+        if (case := self._cases.pop(task_id, None)) is not None:
+            case.tell()
+        self._decided[task_id] = None
         while len(self._decided) > _REMEMBERED:
             self._decided.popitem(last=False)
 
@@ -314,22 +314,28 @@ class Collector:
         time = self._clock().isoformat()
         return write_of(deliberation, EventType.DELIBERATION_DECIDED, dump(outcome), cause=cause, time=time)
 
-    async def _take_up(self) -> None:
-        """Load what was open when an earlier run ended: nothing else may come of it but its deadline."""
-        while True:
-            try:
-                for key in await self._bus.keys():
-                    document = await self._bus.get(key)
-                    if key in self._cases or key in self._decided or document is None or not _is_open(document.get("status")):
-                        continue
-                    case = await self._case(key)
-                    if case is not None:
-                        await self._advance(case)
-            except MoothallError as error:
-                log.warning("could not take up open deliberations; trying again", code=error.code, reason=error.message)
-                await asyncio.sleep(self._tick_seconds)
-            else:
-                return
+    async def _follow_documents(self) -> None:
+        """Load what is open, whoever was given its request: nothing else may come of it but its deadline. Forget what others decide."""
+        async with aclosing(self._bus.bucket(DOCUMENTS).follow()) as documents:
+            async for key, document in documents:
+                if not _is_open(document.get("status")):
+                    self._forget(key)
+                    continue
+                while key not in self._cases and key not in self._decided:
+                    try:
+                        if await self._case(key) is None:
+                            break
+                    except MoothallError as error:
+                        log.warning("could not take up yet", task_id=key, code=error.code, reason=error.message)
+                        await asyncio.sleep(self._tick_seconds)
+
+    async def _follow_words(self) -> None:
+        """A pause moves a deadline, whoever was given it."""
+        async with aclosing(self._bus.follow((Channel.WORDS.all,))) as words:
+            async for recorded in words:
+                case = self._cases.get(str(recorded.event.data.get("task_id")))
+                if case is not None:
+                    case.state = fold_known(case.state, recorded) or case.state
 
     async def _watch_deadlines(self, group: asyncio.TaskGroup) -> None:
         """Decide what is due though no event comes. A decision that failed for now is tried again."""
@@ -341,7 +347,7 @@ class Collector:
                 if document is not None and document.status is not case.shown:
                     group.create_task(self._show_late(case), name=f"show-{task_id}")
                 # One that is decided and still here could not be closed, and its event was acked meanwhile.
-                if not case.settling and (case.state.decided is not None or ready(case.state, now, self._grace)):
+                if not case.settling.locked() and (case.state.decided is not None or ready(case.state, now, self._grace)):
                     group.create_task(self._settle_late(case), name=f"decide-{task_id}")
 
     async def _show_late(self, case: _Case) -> None:
@@ -371,9 +377,3 @@ def _count(outcome: Outcome, span: telemetry.Span) -> None:
 
 def _is_open(status: object) -> bool:
     return status in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
-
-
-def _with_time(recorded: Recorded) -> Event:
-    """An event without a time of its own has the log's, where the bus tells it."""
-    event = recorded.event
-    return event if event.time or "time" not in recorded.extra else replace(event, time=recorded.extra["time"])

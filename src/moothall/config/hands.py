@@ -52,6 +52,14 @@ class Workspace(Section):
     keep_days: float = Field(
         14.0, ge=1, description="`moothall log prune` removes checkouts and environments that were not used for so long"
     )
+    environments: Path | None = Field(
+        None,
+        description="a folder that hosts on different disks mount, and nobody else (file locks work there): what one has set up for a lock file the "
+        "others take from it; what was not used for keep_days goes; empty: each sets up itself",
+    )
+    environments_bytes: int = Field(
+        50_000_000_000, ge=1_000_000, description="of all in `environments`; what was not used for longest goes first"
+    )
     max_submodules: int = Field(20, ge=0, description="submodules of one repository that are fetched; 0: none")
     max_file_bytes: int = Field(5_000_000, ge=1024, description="one file of a patch, or read by a tool")
     max_patch_bytes: int = Field(2_000_000, ge=1024)

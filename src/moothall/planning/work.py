@@ -4,18 +4,21 @@ On the board: in `design` a story's tasks are derived, in `build` they are hande
 checked as a whole, in `done` it is delivered; one that was sent back is changed as its rejection says. A plan of a story that is not on the board is open from its
 `plan.derived` to its `plan.finished`. After a restart what is open is done again, and since the ids of tasks and the requests follow from
 what is recorded, asking again for what was asked before changes nothing.
+
+Where several processes do it, all see what is due, and one of them is at it: the others wait for it to end, and look whether it is due still.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from moothall.config import Limits
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
@@ -30,7 +33,7 @@ from moothall.planning.lifecycle import lifecycle
 from moothall.planning.merging import Aim, ask, together, why_not
 from moothall.planning.planner import Planner, derivation_of, moves_to_planning, plan_of
 from moothall.ports import Deliberations, Land, Log
-from moothall.telemetry import get_logger
+from moothall.telemetry import get_logger, metrics
 from moothall.telemetry.events import write
 
 log = get_logger(__name__)
@@ -55,10 +58,20 @@ class _End:
 
 
 class Work:
-    """Does what is due until cancelled. `land_` does with an approved commit what its repository's policy says. `architects`: how many divide a story into tasks; with none its roles do."""
+    """Does what is due until cancelled. `land_` does with an approved commit what its repository's policy says. `architects`: how many divide a story into
+    tasks; with none its roles do. `alone` keeps other processes from what this one is at, by its name; they wait.
+    """
 
     def __init__(
-        self, bus: Log, desk: Deliberations, limits: Limits, planner: Planner, land_: Land, *, architects: int = 0
+        self,
+        bus: Log,
+        desk: Deliberations,
+        limits: Limits,
+        planner: Planner,
+        land_: Land,
+        *,
+        architects: int = 0,
+        alone: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._bus = bus
         self._desk = desk
@@ -66,6 +79,7 @@ class Work:
         self._planner = planner
         self._land = land_
         self._architects = architects
+        self._alone = alone
         self._board = Board(bus)
         self._room = asyncio.Semaphore(limits.plans)
         self._begun: set[str] = set()
@@ -121,32 +135,38 @@ class Work:
         """Do what is due for a story where it stands now."""
         await self._board.settle(card)
         state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
-        plan_id = f"plan-{digest(card.moved)[:16]}"  # of a stay
-        if state == "design" and "planned" not in facts:
-            self._once(card.moved, lambda: self._design(card, plan_id, who), group)
+        if step := _step(card):
+            self._once(card.moved, lambda: self._take(step, card, who), group)
         elif state == "build" and "built" in facts:
             await self._board.move(card.story.id, "build", who, system=True)
         elif state == "build" and card.worn:
+            plan_id = _plan_name(card)
             tasks = (_repair(card, plan_id, self._limits),)
             await self._planner.record_plan(
                 card, Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"), who
             )
         elif state == "build" and card.plan is not None:
             self._hand_out(card.plan, group)
-        elif state == "test" and "checked" not in facts and (card.check is None or card.check.data.get("moved") != card.moved):
-            self._once(card.moved, lambda: self._check(card, who), group)
         elif state == "done" and "failed" in facts:
             await self._board.move(card.story.id, "reopen", who, system=True)
-        elif state == "done" and (card.delivery is None or card.delivery.data.get("moved") != card.moved):
-            self._once(card.moved, lambda: self._deliver(card, who), group)
 
     def _once(self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup) -> None:
         if key not in self._begun:
             self._begun.add(key)
             group.create_task(_persist(work, key), name=key)
 
-    async def _design(self, card: Card, plan_id: str, who: Principal) -> None:
+    async def _take(self, step: str, seen: Card, who: Principal) -> None:
+        """Do a step of a story, unless another process did it meanwhile."""
+        async with self._alone(f"story.{seen.moved}"):
+            card = await self._board.card(seen.story.id, who)
+            if card.moved == seen.moved and _step(card) == step:
+                work = {"design": self._design, "check": self._check, "deliver": self._deliver}[step]
+                await work(card, who)
+                metrics.STORY_STEPS.add(step)
+
+    async def _design(self, card: Card, who: Principal) -> None:
         """Derive a story's tasks, by architects where they are asked and their answer can be taken, by its roles otherwise."""
+        plan_id = _plan_name(card)
         plan = Plan(card.story.id, plan_id, (), publish=True, actor=who.name, by="roles")
         if self._architects:
             plan = await self._by_architects(card, plan, who)
@@ -180,7 +200,21 @@ class Work:
             self._once(derived.id, lambda: self._carry_out(plan, derived), group)
 
     async def _carry_out(self, plan: Plan, derived: Event) -> None:
-        """See a plan to its end and record how it ended."""
+        """See a plan to its end and record how it ended, unless another process did."""
+        async with self._alone(f"plan.{derived.id}"):
+            if await self._is_finished(plan, derived):
+                return
+            await self._carry_out_alone(plan, derived)
+            metrics.STORY_STEPS.add("build")
+
+    async def _is_finished(self, plan: Plan, derived: Event) -> bool:
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(plan.story_id, derived.tenant)),)):
+            event = recorded.event
+            if event.type is EventType.PLAN_FINISHED and event.data.get("derivation_id") == derived.id:
+                return True
+        return False
+
+    async def _carry_out_alone(self, plan: Plan, derived: Event) -> None:
         async with self._room:
             who = Principal(plan.actor, derived.tenant)
             running: dict[str, asyncio.Task[_End]] = {}
@@ -261,6 +295,22 @@ async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -
             return
         else:
             return
+
+
+def _step(card: Card) -> str:
+    """Return what is to be done for a story where it stands now, and takes long; empty for nothing."""
+    state, facts = card.stand.state, card.stand.facts
+    if state == "design" and "planned" not in facts:
+        return "design"
+    if state == "test" and "checked" not in facts and (card.check is None or card.check.data.get("moved") != card.moved):
+        return "check"
+    delivered = card.delivery is not None and card.delivery.data.get("moved") == card.moved
+    return "deliver" if state == "done" and "failed" not in facts and not delivered else ""
+
+
+def _plan_name(card: Card) -> str:
+    """Return the id of the plan of a story's stay in a state."""
+    return f"plan-{digest(card.moved)[:16]}"
 
 
 def _tenant(card: Card) -> str:

@@ -87,6 +87,11 @@ DECIDE_SECONDS = _histogram(
 )
 DELIVER_SECONDS = _histogram("moothall_deliver_seconds", "Making the winner a commit and a branch.")
 
+# planning
+STORY_STEPS = _counter(
+    "moothall_story_steps_total", "Work on stories that was seen to its end; step is design, build, check or deliver.", "step"
+)
+
 # callers
 GRPC_CALLS = _counter("moothall_grpc_calls_total", "Answered gRPC calls.", "method", "code")
 GRPC_CALL_SECONDS = _histogram("moothall_grpc_call_seconds", "A gRPC call; a stream lasts until its end.", "method")

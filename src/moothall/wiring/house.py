@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moothall.aio import beside, said, start_beside
-from moothall.collector import Collector
 from moothall.collector.onlooker import UnderWay
 from moothall.config import Llm, Ray, Settings, secret_values
 from moothall.council.desk import Desk
@@ -142,7 +141,7 @@ async def _build(
     collector = Deciding(
         settings,
         bus,
-        lambda: Collector(bus, repositories, settings.limits),
+        repositories,
         decides="collector" in roles,
         watches=serving and bool(roles & {"api", "page"}),
     )
@@ -242,8 +241,10 @@ def _on_ray(ray: Ray, *, serving: bool) -> bool:
 
 
 async def _leave(settings: Settings, collector: UnderWay, tell: Tell, *, serving: bool) -> None:
-    """Other commands may be attached to this process: let them end, unless it is a server that was told to stop."""
-    if serving:
+    """Other commands may be attached to this process: let them end, unless it is a server that was told to stop, or others on its bus take their
+    work up.
+    """
+    if serving or settings.bus.url is not None:
         return
     lock.withdraw(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)

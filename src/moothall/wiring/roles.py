@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import ExitStack
-from typing import Any, get_args
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import get_args
 
 from moothall.bus.lease import BUCKET, Lease
 from moothall.bus.registry import EVENTS
@@ -14,6 +16,7 @@ from moothall.config import Settings
 from moothall.config.parts import Duty
 from moothall.domain.task import Deliberation
 from moothall.errors import ConfigurationError
+from moothall.ports import Repositories
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus
 
@@ -70,24 +73,29 @@ def lease_of(settings: Settings, bus: Bus, name: str) -> Lease:
     return Lease(bus.bucket(BUCKET), name, settings.serve.lease_seconds)
 
 
-async def alone(settings: Settings, bus: Bus, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do what one process does at a time, until cancelled: at once with an embedded bus, for then there is no other."""
-    if settings.bus.url is None:
-        await work()
-    else:
-        await lease_of(settings, bus, name).lead(work)
+def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
+    """Wait until no other process is at what `name` says, and keep them from it: at once with an embedded bus, for then there is none."""
+    return nullcontext() if settings.bus.url is None else lease_of(settings, bus, name).waited_for()
+
+
+def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
+    """Return what decides, beside others on the same bus."""
+    return Collector(bus, repositories, settings.limits, alone=partial(alone, settings, bus))
 
 
 class Deciding:
-    """The collector of this process where it decides; else what follows the one that does. Implements `UnderWay`.
+    """The collector of this process where it decides, and what sees all that is under way where somebody asks it. Implements `UnderWay`.
 
-    `decides`: whether this process may decide at all. `watches`: whether anybody asks it what is under way.
+    `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A collector knows that where nobody else
+    decides, which is with an embedded bus.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, make: Callable[[], Collector], *, decides: bool, watches: bool) -> None:
-        self._settings, self._bus, self._make = settings, bus, make
-        self._decides, self._watches = decides, watches
-        self._at: UnderWay = Onlooker(bus)
+    def __init__(self, settings: Settings, bus: Bus, repositories: Repositories, *, decides: bool, watches: bool) -> None:
+        self._bus = bus
+        self._collector = collector_of(settings, bus, repositories) if decides else None
+        apart = watches and (self._collector is None or settings.bus.url is not None)
+        self._onlooker = Onlooker(bus) if apart else None
+        self._at: UnderWay = self._onlooker or self._collector or Onlooker(bus)
 
     @property
     def under_way(self) -> int:
@@ -103,19 +111,10 @@ class Deciding:
         return self._at.deliberations()
 
     async def run(self) -> None:
-        """Decide, or follow, until cancelled."""
-        if not self._decides:
-            await self._follow()
-        elif self._settings.bus.url is None:
-            await self._decide()
-        else:
-            await lease_of(self._settings, self._bus, "collector").lead(self._decide, self._follow)
-
-    async def _decide(self) -> None:
-        self._at = collector = self._make()
-        await collector.run()
-
-    async def _follow(self) -> None:
-        self._at = onlooker = Onlooker(self._bus)
-        if self._watches:
-            await onlooker.run((await self._bus.state(EVENTS.name)).last_seq)
+        """Decide and follow, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._collector is not None:
+                group.create_task(self._collector.run(), name="deciding")
+            if self._onlooker is not None:
+                last_seq = (await self._bus.state(EVENTS.name)).last_seq
+                group.create_task(self._onlooker.run(last_seq), name="looking on")

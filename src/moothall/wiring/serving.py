@@ -45,7 +45,7 @@ from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus, Tell, watch_log
 from moothall.wiring.graph import Answers
-from moothall.wiring.roles import alone, lease_of
+from moothall.wiring.roles import alone
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
@@ -141,22 +141,27 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well
 
-        async def plan() -> None:
-            await Work(bus, desk, settings.limits, planner, trusted_repositories(settings).land, architects=architects).run()
-
         if "collector" in behind.roles:
             checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
             await (await stack.enter_async_context(start_beside(checking)))
         if "planning" in behind.roles:
-            planning = beside(alone(settings, bus, "planning", plan), "planner")
-            await (await stack.enter_async_context(start_beside(planning)))
+            work = Work(
+                bus,
+                desk,
+                settings.limits,
+                planner,
+                trusted_repositories(settings).land,
+                architects=architects,
+                alone=functools.partial(alone, settings, bus),
+            )
+            await (await stack.enter_async_context(start_beside(beside(work.run(), "planner"))))
         rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
         visits, workflows = None, None
         if "tools" in behind.roles:
             if settings.bus.url is not None:
                 # Workspaces and workflows are one process's: a second would take up what the first is at.
                 with said(tell, "the process that has the role tools to end"):
-                    tools = await stack.enter_async_context(start_beside(lease_of(settings, bus, "tools").waited_for()))
+                    tools = await stack.enter_async_context(start_beside(alone(settings, bus, "tools")))
                     await tools
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
             visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules, writer))))

@@ -150,8 +150,7 @@ async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
 async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tuple[str, DeliberationStatus]:
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
     from moothall.aio import beside
-    from moothall.collector import Collector
-    from moothall.wiring.roles import alone
+    from moothall.wiring.roles import collector_of
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, tell))
@@ -161,9 +160,8 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:
             return task_id, before.status
-        if not served:  # on a bus of its own another process may decide, as one does at a time
-            deciding = alone(settings, bus, "collector", lambda: Collector(bus, repositories, settings.limits).run())
-            await stack.enter_async_context(beside(deciding, "collector"))
+        if not served:
+            await stack.enter_async_context(beside(collector_of(settings, bus, repositories).run(), "collector"))
         status = await tasks.desk.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

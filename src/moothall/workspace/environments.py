@@ -27,6 +27,7 @@ from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.packages import setup_reach
 from moothall.workspace.pool import Pool
+from moothall.workspace.sharing import Archives
 from moothall.workspace.starter import Starter
 from moothall.workspace.toolchains import choose
 
@@ -90,6 +91,7 @@ class Environments:
         self._pool = pool
         self._layout = pool.layout
         self._starter = Starter(settings, pool)
+        self._archives = Archives(settings)
 
     async def make(self, base: Base, key: str, clone: TrustedClone, tell: Progress) -> None:
         """Make the environment of `base`, whose checkout `key` is there, unless it was made before. Raises `RepositoryError`."""
@@ -109,15 +111,24 @@ class Environments:
             making = await fresh_beside(final)
             making.mkdir(parents=True)
             try:
-                if uses_environment(base):
-                    await self._starter.copy_to(making / "env", chosen.python, tell)
-                else:
-                    (making / "env").mkdir()
-                    own(making / "env", drop_uid(self._settings.sandbox))
-                await self._fill(base, key, making, clone, tell)
+                async with self._archives.alone(name):
+                    if not await self._archives.take(name, making, tell):
+                        await remove_tree(making)
+                        making.mkdir()
+                        await self._set_up(base, key, making, clone, tell)
+                        await self._archives.keep(name, making)
                 making.rename(final)
             finally:
                 await remove_tree(making)
+
+    async def _set_up(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
+        chosen = choose(base.profile.needs)
+        if uses_environment(base):
+            await self._starter.copy_to(making / "env", chosen.python, tell)
+        else:
+            (making / "env").mkdir()
+            own(making / "env", drop_uid(self._settings.sandbox))
+        await self._fill(base, key, making, clone, tell)
 
     async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
         chosen = choose(base.profile.needs)

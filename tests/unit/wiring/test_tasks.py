@@ -111,12 +111,12 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
 
 
 @pytest.mark.e2e
-async def test_on_a_bus_of_its_own_a_cancel_leaves_the_decision_to_who_decides(tmp_path: Path) -> None:
+async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path) -> None:
     async with embedded_server(config.Bus(), tmp_path / "bus") as url, open_bus(config.Bus(), url) as bus:
         shared = AllSettings(bus=config.Bus(url=url), data_dir=tmp_path / "data")
         for task in ("task-a1", "task-b2"):
             await bus.create(asked(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
-        async with lease_of(shared, bus, "collector").taken():
+        async with lease_of(shared, bus, "decide.task-a1").taken():
             said: list[str] = []
             assert (await cancel(shared, "task-a1", "", said.append))[1] is DeliberationStatus.CANCELLED
             assert said == ["it is cancelled, but whoever works on it has not confirmed that yet"]

@@ -3,12 +3,12 @@
 - {name: moothall, component: "", args: [serve], replicas: 1, strategy: {type: Recreate}}
 {{- end }}
 
-{{- /* Deployments by role, in its place. Replicas of api are the HorizontalPodAutoscaler's; a second of tools would wait with its doors, and a
+{{- /* Deployments by role, in its place. Replicas of api and collector are the HorizontalPodAutoscalers'; a second of tools would wait with its doors, and a
 new one waits for the old one's lease. */}}
 {{- define "moothall.roles" -}}
 {{- $rolling := dict "type" "RollingUpdate" "rollingUpdate" (dict "maxSurge" 1 "maxUnavailable" 0) | toJson -}}
 - {name: moothall-api, component: api, args: [serve, "--only=api,page"], spread: true, strategy: {{ $rolling }}}
-- {name: moothall-collector, component: collector, args: [serve, "--only=collector,planning,graph"], spread: true, replicas: 2, strategy: {{ $rolling }}}
+- {name: moothall-collector, component: collector, args: [serve, "--only=collector,planning,graph"], spread: true, strategy: {{ $rolling }}}
 - {name: moothall-tools, component: tools, args: [serve, "--only=tools"], replicas: 1, strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 1}}}
 - {name: moothall-hosts, component: hosts, args: [serve, "--only=hosts"], replicas: 1, strategy: {{ $rolling }}}
 {{- end }}

@@ -161,7 +161,8 @@ class Taking:
         self.held.clear()
         self.left.clear()
         for lease in self.leases.values():
-            lease.reschedule(0)
+            if not lease.expired():  # else it was lost before, and its handler has not ended yet
+                lease.reschedule(0)
         self.freed.set()
 
     async def _work(self) -> None:
