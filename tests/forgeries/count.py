@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
@@ -43,6 +44,9 @@ GROUPS = {
     "go table": (tables.GO_BASE, (), tables.GO),
     "node table": (tables.NODE_BASE, (), tables.NODE),
     "rust table": (tables.RUST_BASE, (), tables.RUST),
+    "go disk": (others.GO_BASE, (), disk.GO),
+    "node disk": (others.NODE_BASE, (), disk.NODE),
+    "rust disk": (others.RUST_BASE, (), disk.RUST),
 }
 
 

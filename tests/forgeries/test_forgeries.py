@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
@@ -98,9 +99,12 @@ async def test_no_forgery_of_another_language_is_proven(
         ("go", tables.GO_BASE, tables.GO),
         ("node", tables.NODE_BASE, tables.NODE),
         ("cargo", tables.RUST_BASE, tables.RUST),
+        ("go", others.GO_BASE, disk.GO),
+        ("node", others.NODE_BASE, disk.NODE),
+        ("cargo", others.RUST_BASE, disk.RUST),
     ],
 )
-async def test_an_answer_that_is_read_from_a_table_of_the_tests_is_found_by_itself(
+async def test_an_answer_that_follows_the_files_of_the_tests_is_found_by_itself(
     tmp_path: Path, program: str, base: Mapping[str, str], patches: Patches
 ) -> None:
     if shutil.which(program) is None:

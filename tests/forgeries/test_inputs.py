@@ -208,3 +208,18 @@ async def test_functions_of_javascript_are_run_on_what_tests_give_them(tmp_path:
     first, _, last = await judged_by_inputs(tmp_path, files, "shop.js", texts, ())
     assert (first.seat in {"b", "c"}, last.seat) == (True, "a")
     assert any("on last([{" in said for said in last.reasons), last.reasons
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed; apt-get install golang brings it")
+async def test_functions_of_go_are_run_on_what_tests_give_them_and_on_values_of_their_types(tmp_path: Path) -> None:
+    code = 'package shop\n\nimport "errors"\n\nfunc last(items []int, other uint8) (int, error) {\n\tif other > 9 {\n\t\treturn 0, errors.New("large")\n\t}\n\treturn items[0], nil\n}\n'
+    test = 'package shop\n\nimport "testing"\n\nfunc TestLast(t *testing.T) {\n\tif found, _ := last([]int{4, 5, 4}, 2); found != 4 {\n\t\tt.Fatal(found)\n\t}\n}\n'
+    files = {"go.mod": "module example.org/shop\n\ngo 1.19\n", "shop.go": code, "shop_test.go": test}
+    texts = {
+        "a": code.replace("items[0]", "items[(len(items)-1)/2*2]"),
+        "b": code.replace("items[0]", "items[len(items)-1]"),
+        "c": code.replace("items[0]", "items[len(items)-1:][0]"),
+    }
+    first, _, last = await judged_by_inputs(tmp_path, files, "shop.go", texts, ())
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a")
+    assert any("on last([]int{" in said for said in last.reasons), last.reasons

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from moothall.config import Limits
 from moothall.council.facts import Facts
@@ -19,7 +21,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound, WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
-from moothall.inside.checks import INSTEAD, runs_python_tests
+from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import named
 from moothall.ranking.patched import file_diffs
@@ -162,11 +164,11 @@ class CounterProof:
         for kind, task in tasks.items():
             if kind == "neutral":
                 red, lost = await self._red(run, kinds[kind], task.result())
+                if red and await self._reads(run, kinds[kind], red):
+                    return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(red)}", ()
                 wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, files))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
                     return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
-                if wrong and await self._reads(run, kinds[kind], wrong):
-                    return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(wrong)}", ()
             else:
                 wrong = [case for case, result in _results(kinds[kind], task.result()) if result == "passed"]
             if wrong:
@@ -250,6 +252,18 @@ class CounterProof:
             by_check[check] = (*by_check.get(check, ()), case)
         return Rewritten(files, by_check)
 
+    async def _hidden(self, made: Rewritten) -> tuple[str, ...]:
+        """How the files end that the disk need not have as they run, so that code which reads them finds no difference, or another."""
+        if len(made.cases) != 1:
+            return ()  # the first check would take them
+        [check] = made.cases
+        profile = self.runs.prepared.base.profile
+        script: Any = None
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            script = json.loads(await self._read("package.json"))["scripts"]["test"]
+        endings = hidden_tests(profile.checks.get(check, ()), str(script))
+        return () if ".js" in endings and len(made.files) > 1 else endings  # there each file has a process of its own
+
     def _check_of(self, case: str) -> str:
         profile = self.runs.prepared.base.profile
         above = {case, *containers(case)}
@@ -262,10 +276,8 @@ class CounterProof:
     async def _run(self, diff: str, extra: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
         """Run the cases in their other words. Raises `WorkspaceFailed`."""
         key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
-        argv = [self.runs.prepared.base.profile.checks.get(check, ()) for check in made.cases]
-        # In one process that loads our reporters first, the disk need not have what runs: code that reads it finds no difference, or another.
-        hidden = f"{INSTEAD}/" if len(argv) == 1 and runs_python_tests(argv[0]) else ""
-        files = {f"{hidden if path.endswith('.py') else ''}{path}": text for path, text in made.files.items()}
+        hidden = await self._hidden(made)
+        files = {f"{INSTEAD}/{path}" if path.endswith(hidden) else path: text for path, text in made.files.items()}
         if hidden:
             files = {**made.shown, **files}
         ran = await self.runs.run(made.cases, "counter", key, name, diff=diff, extra=extra, instead=files)

@@ -20,7 +20,7 @@ from moothall.config import Limits
 from moothall.council.context import is_test
 from moothall.council.examples import examples_of
 from moothall.council.facts import Facts
-from moothall.council.outcomes import NODE, PYTHON
+from moothall.council.outcomes import GO, NODE, PYTHON
 from moothall.council.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -28,11 +28,14 @@ from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound
+from moothall.ranking.go_inputs import changed_go_functions, go_inputs
 from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.script_inputs import ENDINGS, ScriptInput, changed_script_functions, script_calls_of
 from moothall.ranking.scripts import scripts, shown_in
 
+_LANGUAGES = {PYTHON: (".py",), NODE: ENDINGS, GO: (".go",)}
+"""By what runs the calls, how the files of a language end."""
 _FILES, _FUNCTIONS, _TESTS = 3, 4, 20
 """Changed files and functions that are run, and files of tests that are read for calls."""
 _CHARS = 400  # of one outcome
@@ -49,6 +52,7 @@ _CRASHES = (
     "TypeError",
     "UnboundLocalError",
     "ZeroDivisionError",
+    "panic",
 )
 
 
@@ -172,7 +176,7 @@ class DistinguishingInputs:
             {
                 part.path: part
                 for part in file_diffs(self.runs.exact(item.diff))
-                if part.path.endswith((".py", *ENDINGS)) and not is_test(part.path)
+                if _language(part.path) and not is_test(part.path)
             }
             for item in proposals
         ]
@@ -180,7 +184,10 @@ class DistinguishingInputs:
         for path in sorted({path for parts in changed for path in parts})[:_FILES]:
             base = await self._text(path)
             texts = [parts[path].applied(base) if path in parts else base for parts in changed]
-            names = changed_functions(base, texts) if path.endswith(".py") else changed_script_functions(path, base, texts)
+            if _language(path) == GO:
+                names = changed_go_functions(base, texts)
+            else:
+                names = changed_functions(base, texts) if path.endswith(".py") else changed_script_functions(path, base, texts)
             found.append((path, base, texts, names[:_FUNCTIONS]))
         return found
 
@@ -190,11 +197,12 @@ class DistinguishingInputs:
         for path, base, texts, names in await self._changed(proposals):
             for name in names:
                 sources = [*written, *await self._tests(name, path)]
-                found += (
-                    self._of_python(path, name, base, texts[0], sources)
-                    if path.endswith(".py")
-                    else self._of_script(path, name, sources)
-                )
+                if path.endswith(".py"):
+                    found += self._of_python(path, name, base, texts[0], sources)
+                elif path.endswith(".go"):
+                    found += [Asked(path, item) for item in go_inputs(name, sources, texts[0], self.limits.inputs)]
+                else:
+                    found += self._of_script(path, name, sources)
         return tuple(found)
 
     def _of_python(self, path: str, name: str, base: str, text: str, sources: Sequence[str]) -> list[Asked]:
@@ -211,7 +219,7 @@ class DistinguishingInputs:
     async def _tests(self, name: str, home: str) -> list[str]:
         """Return the files of the base's tests that speak of a name; those come first that are called as its own file is."""
         stem = PurePosixPath(home).stem
-        endings = (".py",) if home.endswith(".py") else ENDINGS
+        endings = _LANGUAGES[_language(home)]
         tests = [path for path in self.runs.prepared.files if path.endswith(endings) and is_test(path)]
         read = [await self._text(path) for path in sorted(tests, key=lambda path: (stem not in path, path))[:_TESTS]]
         return [text for text in read if name in text]
@@ -227,8 +235,8 @@ class DistinguishingInputs:
     async def _outcomes(self, diff: str, asked: Sequence[Asked]) -> tuple[str, ...]:
         """Return what came of each, `_UNSTEADY` where two processes gave two answers; () where it could not be run."""
         found: dict[int, str] = {}
-        for language, code in (("python", PYTHON), ("node", NODE)):
-            places = [at for at, item in enumerate(asked) if item.path.endswith(".py") is (language == "python")]
+        for code, endings in _LANGUAGES.items():
+            places = [at for at, item in enumerate(asked) if item.path.endswith(endings)]
             if not places:
                 continue
             given = [asked[at] for at in places]
@@ -238,13 +246,17 @@ class DistinguishingInputs:
                 "chars": _CHARS,
             }
             first, second = await self.runs.code(
-                code, block, 2, "inputs", language, digest(diff)[:12], diff=diff, seconds=self.limits.inputs_seconds
+                code, block, 2, "inputs", endings[0][1:], digest(diff)[:12], diff=diff, seconds=self.limits.inputs_seconds
             )
             if not (_is_told(first, len(given)) and _is_told(second, len(given))):
                 return ()
             told = [one if one == other else _UNSTEADY for one, other in zip(first, second, strict=True)]
             found |= dict(zip(places, told, strict=True))
         return tuple(found[at] for at in range(len(asked)))
+
+
+def _language(path: str) -> str:
+    return next((code for code, endings in _LANGUAGES.items() if path.endswith(endings)), "")
 
 
 def _is_told(value: object, count: int) -> TypeGuard[list[str]]:

@@ -10,7 +10,7 @@ import glob
 import os
 import time
 
-from moothall.inside import cases, checks
+from moothall.inside import built, cases, checks
 from moothall.inside.commands import Ended, encode_result
 from moothall.inside.confinement import ROOT
 from moothall.inside.findings import findings, is_linter
@@ -69,9 +69,14 @@ class Checking:
     def _quiet_seconds(self) -> float:
         return _QUIET_FACTOR * self._seconds + _QUIET_MORE
 
-    def run(self, once: Callable[[Mapping[str, str], float], Ended], seconds: float) -> dict[str, Any]:
-        """Run it by `once`, given more of the environment and the seconds that are left, and return what came of it."""
+    def run(self, once: Callable[..., Ended], seconds: float) -> dict[str, Any]:
+        """Run it by `once`, given more of the environment, the seconds that are left and a command that is not the usual one, and
+        return what came of it.
+        """
         until = time.monotonic() + seconds
+        if built.waits(self._argv, ROOT):
+            ended = built.run(self._argv, ROOT, lambda argv, left: once({}, left, argv), lambda: until - time.monotonic())
+            return self._answer(ended)
         ended = once({}, seconds)
         if not self._cases.told and not _size(self.folder) and any(name in ended.output for name in _OURS):
             ended = once({"PYTEST_ADDOPTS": "", "NODE_OPTIONS": ""}, until - time.monotonic())  # it doesn't find our reporters

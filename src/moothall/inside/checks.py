@@ -18,7 +18,8 @@ MISSING = "missing"
 PLUGINS = "/opt/moothall/plugins"
 """Where our reporters lie in a sandbox."""
 INSTEAD = ".moothall-instead"
-"""The folder of test files that take the place of others in the process of a runner in Python alone; see `plugins/moothall_instead.py`."""
+"""The folder of test files that take the place of others where they are run, and not on the disk: see `plugins/moothall_instead.py`, and
+`built` for what is compiled."""
 _GO_FACTOR = 6  # Go's limit is of a package's tests, not of one
 _PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
 _NO_PROGRAM = (126, 127)
@@ -53,6 +54,26 @@ def _is_unittest(argv: Sequence[str]) -> bool:
 def runs_python_tests(argv: Sequence[str]) -> bool:
     """Whether a command runs tests in a Python process that our reporters are loaded in first."""
     return is_pytest(argv) or _is_unittest(argv)
+
+
+def builds_tests(argv: Sequence[str]) -> bool:
+    """Whether a command compiles its tests before it runs them, in a way that `inside.built` can do in two steps."""
+    go = _is(argv, "go", "test") and not any(
+        part.lstrip("-").startswith(("exec", "overlay", "c=")) or part == "-c" for part in argv
+    )
+    return go or _is(argv, "cargo", "test", "t")
+
+
+def hidden_tests(argv: Sequence[str], script: str = "") -> tuple[str, ...]:
+    """How the files end whose other words a command can be run with though the disk has them as they were. `script` is what it stands
+    for, where it is that of a package.
+    """
+    if runs_python_tests(argv):
+        return (".py",)
+    if builds_tests(argv):
+        return (".go", ".rs")
+    words = script.split() if _is(argv, "npm", "test") else [*argv]
+    return (".js", ".mjs", ".cjs") if words[:2] == ["node", "--test"] and "isolation" not in " ".join(words) else ()
 
 
 def _is(argv: Sequence[str], program: str, *commands: str) -> bool:

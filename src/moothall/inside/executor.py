@@ -163,11 +163,13 @@ class Executor:
         _put_aside(checking.folder)
         os.mkdir(checking.folder)  # noqa: PTH102 - pathlib costs start time
 
-        def once(more: Mapping[str, str], seconds: float) -> Ended:
+        def once(more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()) -> Ended:
             walls = self._walls(request)
             walls.wall_seconds = seconds
             env = {**request["env"], **more}
-            return run(argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._find_stop, reader=checking)
+            return run(
+                other or argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._find_stop, reader=checking
+            )
 
         return checking.run(once, float(request["limits"]["wall_seconds"]))
 

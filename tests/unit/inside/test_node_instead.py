@@ -1,0 +1,54 @@
+"""A test file in other words that Node's own runner loads, where the disk has it as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moothall.inside.cases import Cases, read_folder
+from moothall.inside.checks import INSTEAD, variables
+from moothall.inside.plugins import FOLDER
+
+_PLAIN = "const test = require('node:test');\nconst assert = require('node:assert');\nconst fs = require('node:fs');\nconst here = __filename;\n"
+_MODULE = "import test from 'node:test';\nimport assert from 'node:assert';\nimport fs from 'node:fs';\nimport { fileURLToPath } from 'node:url';\nconst here = fileURLToPath(import.meta.url);\n"
+_TESTS = """test('reads', () => assert(fs.readFileSync(here, 'utf8').includes('the ' + 'disk')));
+test('hidden', () => assert.strictEqual('the disk'.length, 8));
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "head"),
+    [
+        ("shop.test.js", "{}", _PLAIN),
+        ("test/shop.test.cjs", '{"type": "module"}', _PLAIN),
+        ("test/shop.test.js", '{"type": "module"}', _MODULE),
+        ("shop.test.mjs", "{}", _MODULE),
+    ],
+)
+def test_node_runs_another_test_than_the_disk_has(tmp_path: Path, name: str, package: str, head: str) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed; apt-get install nodejs brings it")
+    files = {
+        "package.json": package,
+        name: head + _TESTS,
+        f"{INSTEAD}/{name}": head + _TESTS.replace("the disk'.length", "hidden'.length"),
+    }
+    top = tmp_path / "shop"
+    for path, text in files.items():
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_text(text, encoding="utf-8")
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    told = variables(seconds=20, plugins=str(FOLDER), folder=str(reports))
+    env = {key: value for key, value in os.environ.items() if not key.startswith("NODE_")} | told
+    done = subprocess.run(["node", "--test"], cwd=top, env=env, check=False, capture_output=True, text=True)
+    cases = Cases()
+    read_folder(cases, str(reports))
+    assert cases.results == {f"{name}::reads": "passed", f"{name}::hidden": "failed"}, done.stdout + done.stderr
+    assert not (top / INSTEAD).exists()
+    assert not Path(f"{reports}-instead").exists()
+    assert (top / name).read_text(encoding="utf-8") == head + _TESTS
