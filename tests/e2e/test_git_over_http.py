@@ -13,7 +13,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, Refused, RepositoryError
 from moothall.network.destinations import Destinations
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from support.githttp import git_server
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample

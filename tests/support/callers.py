@@ -73,7 +73,7 @@ def certificate(folder: Path) -> dict[str, Any]:
 def doors_of(
     desk: MemoryDesk, bus: MemoryBus | None = None, graph: MemoryGraph | None = None, checkup: Checkup | None = None
 ) -> Doors:
-    """Return the rooms of a house: the real ones on a bus in memory, and the desk."""
+    """Return the rooms of a house without the role tools: the real ones on a bus in memory, and the desk."""
     bus, graph = bus or MemoryBus(), graph or MemoryGraph()
     limits = config.Limits()
     models = config.Models.of(config.Llm(model="scripted"), {"large": config.Llm(model="deep", tier="large")})
@@ -94,6 +94,13 @@ def doors_of(
         bundles=Bundles(bus.bucket(BUNDLES)),
         checkup=checkup or Checkup({}),
         models=models,
+        visits=None,
+        parking=None,
+        executions=None,
+        workflows=None,
+        agents=None,
+        repositories=None,
+        served=frozenset({"api", "page"}),
     )
 
 

@@ -24,15 +24,19 @@ DEFINED = {
 }  # not Kubernetes' own: test_chart.py holds these against their definitions
 
 
+def read(path: Path) -> Iterator[Any]:
+    return yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)  # ten times as fast as the one in Python
+
+
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.yaml")):
         if path.name not in {"kustomization.yaml", *patches(folder)}:
-            yield from yaml.safe_load_all(path.read_text(encoding="utf-8"))
+            yield from read(path)
 
 
 def kustomization(folder: Path) -> dict[str, Any]:
     path = folder / "kustomization.yaml"
-    said: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    said: dict[str, Any] = next(read(path)) if path.exists() else {}
     return said
 
 
@@ -132,7 +136,7 @@ def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() ->
 
 
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
-    files = [yaml.safe_load((folder / name).read_text(encoding="utf-8")) for folder in FOLDERS for name in patches(folder)]
+    files = [next(read(folder / name)) for folder in FOLDERS for name in patches(folder)]
     seen = 0
     for each in within([[*documents(folder)] for folder in FOLDERS] + files):
         if each.get("kind") == "Namespace":

@@ -3,65 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from moothall.domain.event import Event, EventType
-from moothall.domain.ids import digest, own_id
-from moothall.graph.upserts import Ref, Writes, clean, ref
+from moothall.domain.ids import digest
+from moothall.graph.telling import Telling, cost_of, fingerprint_of, items_of, text_of, time_of
+from moothall.graph.upserts import Ref, Writes, clean
 
 _RUN = re.compile(r"-r\d+$")
 _PATH = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_SEAT = "-"
-_MOST = 1000
-"""Entries of a list that one event may bring."""
-_COST = ("prompt_tokens", "cached_tokens", "completion_tokens", "calls", "cost_usd")
-
-
-@dataclass(frozen=True, slots=True)
-class _Telling:
-    """An event, and what every reader needs of it. `time` is UTC in one length, so that it sorts as text."""
-
-    writes: Writes
-    event: Event
-    data: Mapping[str, Any]
-    time: str
-
-    @property
-    def by(self) -> str:
-        return f"{self.time} {self.event.id}"
-
-    def ref(self, label: str, *parts: str) -> Ref:
-        return ref(label, self.event.tenant, *parts)
-
-    def text(self, name: str) -> str:
-        value = _text(self.data.get(name))
-        return own_id(value, self.event.tenant) if name == "task_id" else value  # the graph keeps tenants apart by itself
-
-    def object(self, name: str) -> Mapping[str, Any]:
-        value = self.data.get(name)
-        return value if isinstance(value, Mapping) else {}
-
-    @property
-    def deliberation(self) -> Ref:
-        return self.ref("Deliberation", self.text("task_id"))
-
-    @property
-    def story(self) -> Ref:
-        return self.ref("Story", self.text("story_id"))
-
-    def seat(self, name: str) -> Ref:
-        """The seat, bound to its deliberation."""
-        seat = self.ref("Seat", self.text("task_id"), name)
-        self.writes.relate(self.deliberation, "HAS_SEAT", seat)
-        return seat
-
-    def proposal(self, candidate: str, fingerprint: str) -> Ref:
-        """Two hosts at once may make two proposals of one name: what is found of one belongs to no other."""
-        return self.ref("Proposal", self.text("task_id"), candidate, fingerprint)
 
 
 def write(event: Event, writes: Writes) -> bool:
@@ -70,43 +22,19 @@ def write(event: Event, writes: Writes) -> bool:
     if reader is None:
         return False
     needed, tell = reader
-    if not all(_text(event.data.get(name)) for name in needed):
+    if not all(text_of(event.data.get(name)) for name in needed):
         return False
-    tell(_Telling(writes, event, event.data, _time(event)))
+    tell(Telling(writes, event, event.data, time_of(event)))
     return True
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _items(value: object) -> Sequence[Any]:
-    return value[:_MOST] if isinstance(value, list | tuple) else ()
-
-
-def _time(event: Event) -> str:
-    if not event.time:
-        return ""
-    try:
-        time = datetime.fromisoformat(event.time)
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
-    except (ValueError, OverflowError):
-        return ""
-
-
-def _fingerprint(said: Mapping[str, Any]) -> str:
-    """As `domain.proposal.Proposal.fingerprint`."""
-    answer = _text(said.get("diff")) or _text(said.get("content"))
-    return digest(clean(answer))[:16]
-
-
-def _cost(usage: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: usage.get(name) for name in _COST}
-
-
-def _on_told(t: _Telling) -> None:
+def _on_told(t: Telling) -> None:
     repository = t.data.get("repository")
-    where = _text(repository.get("id")) or _text(repository.get("url")) if isinstance(repository, Mapping) else _text(repository)
+    where = (
+        text_of(repository.get("id")) or text_of(repository.get("url"))
+        if isinstance(repository, Mapping)
+        else text_of(repository)
+    )
     t.writes.tell(
         t.story,
         "told",
@@ -120,7 +48,7 @@ def _on_told(t: _Telling) -> None:
     )
 
 
-def _on_moved(t: _Telling) -> None:
+def _on_moved(t: Telling) -> None:
     step = t.ref("Transition", t.event.id)
     states = {"from_state": t.data.get("from_state"), "to_state": t.data.get("to_state")}
     t.writes.tell(step, "made", t.by, event=t.data.get("event"), actor=t.data.get("actor"), made_at=t.time, **states)
@@ -128,14 +56,14 @@ def _on_moved(t: _Telling) -> None:
     t.writes.relate(t.story, "MOVED_BY", step)
 
 
-def _on_whole_checked(t: _Telling) -> None:
+def _on_whole_checked(t: Telling) -> None:
     words = {name: t.data.get(name) for name in ("branch", "commit_sha", "why")}
     t.writes.tell(t.story, "checked", t.by, check=t.data.get("status"), checked_at=t.time, **words)
     if t.text("task_id"):
         t.writes.relate(t.story, "CHECKED_IN", t.deliberation)
 
 
-def _on_delivered(t: _Telling) -> None:
+def _on_delivered(t: Telling) -> None:
     t.writes.tell(
         t.story, "delivered", t.by, delivered=t.data.get("status"), delivered_to=t.data.get("branch"), delivered_at=t.time
     )
@@ -143,20 +71,20 @@ def _on_delivered(t: _Telling) -> None:
         t.writes.relate(t.story, "DELIVERED_IN", t.ref("Commit", t.text("commit_sha")))
 
 
-def _on_commented(t: _Telling) -> None:
+def _on_commented(t: Telling) -> None:
     comment = t.ref("Comment", t.event.id)
     t.writes.tell(comment, "made", t.by, comment=t.data.get("comment"), actor=t.data.get("actor"), made_at=t.time)
     t.writes.relate(t.story, "HAS_COMMENT", comment)
 
 
-def _on_noted(t: _Telling) -> None:
+def _on_noted(t: Telling) -> None:
     """The version orders notes: two of one millisecond have an order all the same."""
     version = t.data.get("version")
     if not isinstance(version, int):
         return
     who = {"actor": t.data.get("actor"), "role": t.data.get("role"), "task": t.text("task_id")}
-    for change in _items(t.data.get("changes")):
-        named = [_text(change.get(name)) for name in ("entity_type", "entity_id")] if isinstance(change, Mapping) else [""]
+    for change in items_of(t.data.get("changes")):
+        named = [text_of(change.get(name)) for name in ("entity_type", "entity_id")] if isinstance(change, Mapping) else [""]
         if not all(named):
             continue
         note = t.ref("Note", t.text("story_id"), *named)
@@ -176,12 +104,12 @@ def _on_noted(t: _Telling) -> None:
         t.writes.relate(t.story, "HAS_NOTE", note)
 
 
-def _on_planned(t: _Telling) -> None:
+def _on_planned(t: Telling) -> None:
     plan = t.ref("Plan", t.text("plan_id"))
     t.writes.tell(plan, "derived", t.by, derived_at=t.time)
     t.writes.relate(t.story, "PLANNED_AS", plan)
-    for place, entry in enumerate(_items(t.data.get("tasks"))):
-        task_id = _text(entry.get("task_id")) if isinstance(entry, Mapping) else _text(entry)
+    for place, entry in enumerate(items_of(t.data.get("tasks"))):
+        task_id = text_of(entry.get("task_id")) if isinstance(entry, Mapping) else text_of(entry)
         if not task_id:
             continue
         task = t.ref("Task", _task_of(task_id))
@@ -190,8 +118,8 @@ def _on_planned(t: _Telling) -> None:
         if isinstance(entry, Mapping):
             said = {name: entry.get(name) for name in ("description", "role", "priority")}
             t.writes.tell(task, "planned", t.by, place=place, planned_at=t.time, **said)
-            for other in _items(entry.get("dependencies")):
-                if _text(other):
+            for other in items_of(entry.get("dependencies")):
+                if text_of(other):
                     t.writes.relate(task, "DEPENDS_ON", t.ref("Task", _task_of(other)))
 
 
@@ -200,9 +128,9 @@ def _task_of(task_id: str) -> str:
     return _RUN.sub("", task_id)
 
 
-def _on_requested(t: _Telling) -> None:
+def _on_requested(t: Telling) -> None:
     where, constraints = t.object("repository"), t.object("constraints")
-    repository = _text(where.get("id")) or _text(where.get("url"))
+    repository = text_of(where.get("id")) or text_of(where.get("url"))
     t.writes.tell(
         t.deliberation,
         "asked",
@@ -225,36 +153,36 @@ def _on_requested(t: _Telling) -> None:
         t.writes.relate(t.deliberation, "WORKS_ON", node)
     if _SHA.fullmatch(t.text("base_sha")):
         t.writes.relate(t.deliberation, "BASED_ON", t.ref("Commit", t.text("base_sha")))
-    for name in _items(t.data.get("seats")):
-        if _text(name):
+    for name in items_of(t.data.get("seats")):
+        if text_of(name):
             t.seat(name)
 
 
-def _on_plan_finished(t: _Telling) -> None:
+def _on_plan_finished(t: Telling) -> None:
     t.writes.tell(t.ref("Plan", t.text("plan_id")), "finished", t.by, status=t.data.get("status"), finished_at=t.time)
 
 
-def _on_started(t: _Telling) -> None:
+def _on_started(t: Telling) -> None:
     t.writes.tell(t.deliberation, "started", t.by, started_at=t.time)
 
 
-def _on_cancelled(t: _Telling) -> None:
+def _on_cancelled(t: Telling) -> None:
     t.writes.tell(t.deliberation, "cancelled", t.by, cancel_reason=t.data.get("reason"), cancelled_at=t.time)
 
 
-def _on_decided(t: _Telling) -> None:
+def _on_decided(t: Telling) -> None:
     names = ("status", "final_state", "proven", "branch", "commit_sha", "error_message", "duration_ms")
     winner = t.text("winner_id")
     known = {name: t.data.get(name) for name in names}
-    t.writes.tell(t.deliberation, "decided", t.by, winner=winner, decided_at=t.time, **known, **_cost(t.object("usage")))
+    t.writes.tell(t.deliberation, "decided", t.by, winner=winner, decided_at=t.time, **known, **cost_of(t.object("usage")))
     won = False
-    for result in _items(t.data.get("results")):
-        seat = _text(result.get("seat")) if isinstance(result, Mapping) else ""
+    for result in items_of(t.data.get("results")):
+        seat = text_of(result.get("seat")) if isinstance(result, Mapping) else ""
         if not seat:
             continue
         revision = result.get("revision")
         candidate = f"{seat}.r{revision}" if isinstance(revision, int) and revision > 0 else seat
-        proposal = t.proposal(candidate, _fingerprint(result))
+        proposal = t.proposal(candidate, fingerprint_of(result))
         first = not won and seat == winner  # results come best first
         won = won or first
         facts = {name: result.get(name) for name in ("rank", "score", "reasons", "passed_gates")}
@@ -265,7 +193,7 @@ def _on_decided(t: _Telling) -> None:
                 t.writes.relate(proposal, "DELIVERED_AS", t.ref("Commit", t.text("commit_sha")))
 
 
-def _on_seat_started(t: _Telling) -> None:
+def _on_seat_started(t: Telling) -> None:
     seat, role = t.seat(t.text("seat")), t.data.get("role")
     t.writes.tell(seat, "began", t.by, seat=t.text("seat"), role=role, approach=t.data.get("approach"), began_at=t.time)
     agent = t.ref("Agent", t.text("agent_id") or t.text("seat"))
@@ -273,10 +201,10 @@ def _on_seat_started(t: _Telling) -> None:
     t.writes.relate(seat, "TAKEN_BY", agent)
 
 
-def _on_proposed(t: _Telling) -> None:
+def _on_proposed(t: Telling) -> None:
     said = t.object("proposal")
-    candidate, diff = t.text("candidate"), _text(said.get("diff"))
-    node = t.proposal(candidate, _fingerprint(said))
+    candidate, diff = t.text("candidate"), text_of(said.get("diff"))
+    node = t.proposal(candidate, fingerprint_of(said))
     t.writes.tell(
         node,
         "made",
@@ -288,16 +216,16 @@ def _on_proposed(t: _Telling) -> None:
         paths=_PATH.findall(diff),
         commit_sha=said.get("commit_sha"),
         revision=said.get("revision"),
-        operations=len(_items(said.get("operations"))),
+        operations=len(items_of(said.get("operations"))),
         own_tests=said.get("own_tests"),
         made_at=t.time,
     )
     t.writes.relate(t.seat(t.text("seat")), "PROPOSED", node)
-    if _SHA.fullmatch(_text(said.get("commit_sha"))):
+    if _SHA.fullmatch(text_of(said.get("commit_sha"))):
         t.writes.relate(node, "COMMITTED_AS", t.ref("Commit", said["commit_sha"]))
 
 
-def _on_reviewed(t: _Telling) -> None:
+def _on_reviewed(t: Telling) -> None:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     said, review = t.object("review"), t.ref("Review", t.event.id)
     words = {name: said.get(name) for name in ("score", "met", "unmet", "comment")}
@@ -306,11 +234,11 @@ def _on_reviewed(t: _Telling) -> None:
     t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate"), t.text("fingerprint")))
 
 
-def _on_checked(t: _Telling) -> None:
+def _on_checked(t: Telling) -> None:
     said, assessment, author = t.object("evidence"), t.object("assessment"), t.text("cross_author")
     proposal = t.proposal(t.text("candidate"), t.text("fingerprint"))
     whose = (author, t.text("cross_fingerprint")) if author else ()
-    evidence = t.ref("Evidence", proposal.key, _text(said.get("check")), *whose)
+    evidence = t.ref("Evidence", proposal.key, text_of(said.get("check")), *whose)
     facts = {name: said.get(name) for name in ("check", "verdict", "output", "passed", "failed", "skipped", "duration_ms")}
     t.writes.tell(evidence, "made", t.by, candidate=t.text("candidate"), tests_of=author, made_at=t.time, **facts)
     t.writes.relate(proposal, "HAS_EVIDENCE", evidence)
@@ -322,24 +250,24 @@ def _on_checked(t: _Telling) -> None:
         t.writes.tell(proposal, "assessed", t.by, **{name: assessment.get(name) for name in names})
 
 
-def _on_failed(t: _Telling) -> None:
+def _on_failed(t: Telling) -> None:
     error = t.object("error")
     t.writes.tell(
         t.seat(t.text("seat")), "failed", t.by, failure_code=error.get("code"), failure=error.get("message"), failed_at=t.time
     )
 
 
-def _on_finished(t: _Telling) -> None:
+def _on_finished(t: Telling) -> None:
     outcome = t.object("outcome")
     said = {name: outcome.get(name) for name in ("status", "error_code", "error_message")}
     usage = outcome.get("usage")
-    cost = _cost(usage if isinstance(usage, Mapping) else {})
+    cost = cost_of(usage if isinstance(usage, Mapping) else {})
     t.writes.tell(t.seat(t.text("seat")), "finished", t.by, finished_at=t.time, **said, **cost)
 
 
-def _on_model_called(t: _Telling) -> None:
+def _on_model_called(t: Telling) -> None:
     call = t.ref("ModelCall", t.text("call_id"))
-    sampling, usage, answer = t.object("sampling"), _cost(t.object("usage")), t.text("answer")
+    sampling, usage, answer = t.object("sampling"), cost_of(t.object("usage")), t.text("answer")
     del usage["calls"]
     t.writes.tell(
         call,
@@ -359,18 +287,18 @@ def _on_model_called(t: _Telling) -> None:
         t.writes.relate(t.seat(t.text("seat")), "CALLED_MODEL", call)
 
 
-def _tool(t: _Telling) -> Ref:
+def _tool(t: Telling) -> Ref:
     call = t.ref("ToolCall", t.text("request_id"))
     if t.text("seat") and t.text("task_id"):
         t.writes.relate(t.seat(t.text("seat")), "CALLED_TOOL", call)
     return call
 
 
-def _on_tool_started(t: _Telling) -> None:
+def _on_tool_started(t: Telling) -> None:
     t.writes.tell(_tool(t), "started", t.by, arguments_sha256=t.data.get("arguments_digest"), started_at=t.time)
 
 
-def _on_tool_finished(t: _Telling) -> None:
+def _on_tool_finished(t: Telling) -> None:
     usage = t.object("usage")
     t.writes.tell(
         _tool(t),
@@ -383,7 +311,7 @@ def _on_tool_finished(t: _Telling) -> None:
     )
 
 
-def _on_decision(t: _Telling) -> None:
+def _on_decision(t: Telling) -> None:
     decision = t.ref("Decision", t.event.id)
     words = {name: t.data.get(name) for name in ("approver", "decision", "comment")}
     t.writes.tell(decision, "made", t.by, made_at=t.time, **words)
@@ -392,7 +320,7 @@ def _on_decision(t: _Telling) -> None:
         t.writes.relate(decision, "DECIDES", t.deliberation)
 
 
-_Reader = tuple[tuple[str, ...], Callable[[_Telling], None]]
+_Reader = tuple[tuple[str, ...], Callable[[Telling], None]]
 _SEAT = ("task_id", "seat")
 _CANDIDATE = (*_SEAT, "candidate")
 

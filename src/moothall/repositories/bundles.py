@@ -9,8 +9,8 @@ from pathlib import Path
 
 from moothall.config import Workspace as Settings
 from moothall.errors import NotFound, RepositoryError, Temporary
-from moothall.repositories.clone import TrustedClone, over_limit
-from moothall.repositories.gitcmd import GitRunner, OutputCaps, TooLarge
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner, OutputCaps, TooLarge, over_limit
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _HAVES, _DEEPEST = 64, 3

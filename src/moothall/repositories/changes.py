@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moothall.errors import PatchRefused
 from moothall.repositories import rules
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 
 # Never part of a change, so never read: a build may leave gigabytes of them.
 _LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules", ".venv"})

@@ -11,18 +11,20 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import rules
-from moothall.repositories.gitcmd import TRIES, GitAnswer, GitRunner, OutputCaps, TooLarge
+from moothall.repositories.gitcmd import TRIES, GitAnswer, GitRunner, OutputCaps, TooLarge, over_limit
 from moothall.repositories.objects import (
+    Change,
+    Commit,
     Entry,
     content_of,
     ignored_by,
+    raw_change,
     raw_entry,
     read_blobs,
     read_tree,
@@ -47,25 +49,6 @@ _WHO = {
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A path as it is after a change. `mode` 100644, 100755 or 120000 (content: the target); None: deleted."""
-
-    path: str
-    mode: str
-    content: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A line of a log; `date` is ISO 8601."""
-
-    sha: str
-    author: str
-    date: str
-    subject: str
 
 
 class TrustedClone:
@@ -252,7 +235,7 @@ class TrustedClone:
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         kept = await self._not_ignored(old, changes)
         rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
-        rules.check_changes([_raw(change, old) for change in kept], self._limits)
+        rules.check_changes([raw_change(change, old) for change in kept], self._limits)
         there = [change for change in kept if change.content is not None]
         with scratch() as folder:
             paths = [folder / str(number) for number in range(len(there))]
@@ -409,19 +392,6 @@ def _check_sha(sha: str) -> str:
     if not _SHA.fullmatch(sha):
         raise RepositoryError(f"{sha[:80]!r} is not a full commit id")
     return sha
-
-
-def over_limit(stderr: str) -> bool:
-    """Whether a git says that it, or one below it, hit the limit of what it may write."""
-    return any(word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died"))
-
-
-def _raw(change: Change, old: Mapping[str, Entry]) -> rules.RawChange:
-    before = old[change.path].mode if change.path in old else rules.ABSENT
-    if change.content is None:
-        return rules.RawChange(change.path, before, rules.ABSENT)
-    link = change.content.decode(errors="surrogateescape") if change.mode == rules.SYMLINK else None
-    return rules.RawChange(change.path, before, change.mode, link, len(change.content))
 
 
 def _write_all(paths: Sequence[Path], contents: Sequence[bytes]) -> None:

@@ -281,6 +281,11 @@ def again(work: Callable[P, T]) -> Callable[P, T]:
     return repeated
 
 
+def over_limit(stderr: str) -> bool:
+    """Whether a git says that it, or one below it, hit the limit of what it may write."""
+    return any(word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died"))
+
+
 def _name(args: Sequence[str]) -> str:
     return next((word for word in args if not word.startswith("-") and "=" not in word), "")
 

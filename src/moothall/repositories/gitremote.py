@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from moothall.config import Workspace as Settings
 from moothall.errors import Refused
 from moothall.repositories import sources
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.objects import Change
 from moothall.repositories.scratch import scratch
 from moothall.repositories.transport import Pin, hide_reason, stranger_transport
 

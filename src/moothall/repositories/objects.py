@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -33,6 +33,25 @@ class Entry:
     def content(self) -> tuple[str, str]:
         """Equal for files that are the same."""
         return self.mode, self.oid
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A path as it is after a change. `mode` 100644, 100755 or 120000 (content: the target); None: deleted."""
+
+    path: str
+    mode: str
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A line of a log; `date` is ISO 8601."""
+
+    sha: str
+    author: str
+    date: str
+    subject: str
 
 
 @again
@@ -198,3 +217,12 @@ def raw_entry(path: str, old: Entry | None, new: Entry | None) -> rules.RawChang
     if new is None:
         return rules.RawChange(path, before, rules.ABSENT)
     return rules.RawChange(path, before, new.mode, new.target, new.size)
+
+
+def raw_change(change: Change, old: Mapping[str, Entry]) -> rules.RawChange:
+    """Return what a change does to the tree that has the entries `old`."""
+    before = old[change.path].mode if change.path in old else rules.ABSENT
+    if change.content is None:
+        return rules.RawChange(change.path, before, rules.ABSENT)
+    link = change.content.decode(errors="surrogateescape") if change.mode == rules.SYMLINK else None
+    return rules.RawChange(change.path, before, change.mode, link, len(change.content))

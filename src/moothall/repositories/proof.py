@@ -14,7 +14,7 @@ from typing import Any
 from moothall.inside.checks import INSTEAD
 from moothall.ranking.brackets import closing
 from moothall.repositories import rules
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 
 CONFIGURATION: tuple[str, ...] = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "tox.toml", "noxfile.py"),

@@ -30,7 +30,9 @@ from moothall.workflows.running import Workflows
 @dataclass(frozen=True, slots=True)
 class Doors:
     """The rooms behind the services; `models` are those of the settings. `visits`: where callers may use
-    tools themselves. `ask` asks the graph, `repositories` are what a page shows files of. `served` says which of api and page are. `taking` is set while a server takes calls and was not told to stop, `stopping` when it takes none any more: a call that ends early ends by its will then, not by its caller's.
+    tools themselves, None where another process has the role. `ask` asks the graph, `repositories` are what a page shows files of.
+    `served` says which of api and page are. `taking` is set while a server takes calls and was not told to stop, `stopping` when it
+    takes none any more: a call that ends early ends by its will then, not by its caller's.
     """
 
     desk: Deliberations
@@ -47,13 +49,13 @@ class Doors:
     notes: Notes
     bundles: Bundles
     checkup: Checkup
-    models: Models = field(default_factory=Models)
-    visits: Visits | None = None
-    parking: Parking | None = None
-    executions: Executions | None = None
-    workflows: Workflows | None = None
-    agents: AgentTasks | None = None
-    repositories: TrustedRepositories | None = None
-    served: frozenset[str] = frozenset({"api", "page"})
+    models: Models
+    visits: Visits | None
+    parking: Parking | None
+    executions: Executions | None
+    workflows: Workflows | None
+    agents: AgentTasks | None
+    repositories: TrustedRepositories | None
+    served: frozenset[str]
     taking: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

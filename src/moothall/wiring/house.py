@@ -35,12 +35,11 @@ _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _ASK_SECONDS = 0.1, 0.5, 1.0, 0.3
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What a command works with. `attached`: another process does the work. A port is 0 where none is served."""
+    """What a command works with. A port is 0 where none is served."""
 
     desk: Desk
     bus: Bus
     grpc_port: int
-    attached: bool
     metrics_port: int = 0
     http_port: int = 0
     link: str = ""
@@ -106,7 +105,7 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
     roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
     desk = Desk(bus, trusted_repositories(settings), defaults(settings), councils=roster)
-    return House(desk, bus, address.grpc_port, attached=True)
+    return House(desk, bus, address.grpc_port)
 
 
 async def _build(
@@ -164,13 +163,13 @@ async def _build(
         Briefings, graph.ask, settings.limits, count=count, clean=functools.partial(scrub, known=secret_values(settings))
     )
     desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
-    house = House(desk, bus, 0, attached=False)
+    house = House(desk, bus, 0)
     if serving:
         from moothall.wiring.serving import Behind, open_doors
 
         behind = Behind(bus, desk, roster, collector, graph, alive, walls, answering, briefed, roles, named)
         ports = await stack.enter_async_context(open_doors(settings, behind, tell))
-        house = House(desk, bus, ports.grpc, attached=False, metrics_port=ports.metrics, http_port=ports.http, link=ports.link)
+        house = House(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
         lock.announce(

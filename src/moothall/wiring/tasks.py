@@ -136,7 +136,7 @@ class Tasks:
 
 def tasks_of(settings: Settings, house: House) -> Tasks:
     """Return the tasks that a house knows."""
-    return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=house.attached)
+    return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
 
 
 @asynccontextmanager

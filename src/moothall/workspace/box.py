@@ -16,8 +16,8 @@ from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps
-from moothall.repositories.clone import Change
 from moothall.repositories.detect import GO_CACHE
+from moothall.repositories.objects import Change
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
 from moothall.workspace.link import Link

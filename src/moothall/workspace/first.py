@@ -11,7 +11,8 @@ from cachetools import LRUCache
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.repositories import proof, rules
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.objects import Change
 
 _DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
 

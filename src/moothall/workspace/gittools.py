@@ -12,7 +12,8 @@ from typing import Any
 
 from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
 
 Changes = Callable[[], Awaitable[Sequence[Change]]]

@@ -35,7 +35,8 @@ from moothall.inside.fullpython import COMMAND
 from moothall.ports import NOTHING, Hear
 from moothall.repositories import rules
 from moothall.repositories.changes import ChangeCaps
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
 from moothall.sandbox.spec import ENVIRONMENT
 from moothall.tools import sessions

@@ -14,7 +14,7 @@ from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
 from moothall.repositories.changes import ChangeCaps, collect, measure
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
 from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds

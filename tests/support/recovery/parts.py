@@ -62,6 +62,14 @@ async def serve() -> None:
             notes=Notes(bus),
             bundles=Bundles(bus.bucket(BUNDLES)),
             checkup=Checkup({}),
+            models=settings.choice,
+            visits=None,
+            parking=None,
+            executions=None,
+            workflows=None,
+            agents=None,
+            repositories=None,
+            served=frozenset({"api"}),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         async with grpc_server(settings.grpc, settings.limits, doors, tokens):

@@ -55,6 +55,7 @@ async def test_side_by_side_measures_the_middle() -> None:
     assert run.cpu_ms == pytest.approx(2.0, rel=0.5)
 
 
+@pytest.mark.e2e  # the stub's process
 async def test_the_stub_speaks_to_our_client() -> None:
     async with running_stub() as stub, open_model(Llm(), stub.base_url) as model:
         assert await model.reply_mode() == "json"
@@ -70,6 +71,7 @@ async def test_the_stub_speaks_to_our_client() -> None:
         assert (await stub.set(reset=1))["calls"] == 0
 
 
+@pytest.mark.e2e  # the stub's process
 async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
     async with running_stub() as stub, open_model(Llm(), stub.base_url) as model:
         await stub.set(hold=1)

@@ -19,7 +19,8 @@ from moothall.config import Limits
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
-from moothall.testing.bus import MemoryBlobs, MemoryBus
+from moothall.testing.buckets import MemoryBlobs
+from moothall.testing.bus import MemoryBus
 from support.story import START, Remembering, full
 from support.taking import consuming, letters, seat, seen
 

@@ -11,7 +11,7 @@ from moothall.bus import blobs, codec
 from moothall.bus.packing import Packer
 from moothall.domain.event import Event, EventType, new_event
 from moothall.errors import InvalidRequest
-from moothall.testing.bus import MemoryBlobs
+from moothall.testing.buckets import MemoryBlobs
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 names = st.one_of(text, st.sampled_from(["$blob", "$data", "bytes"]))

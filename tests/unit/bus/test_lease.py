@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from moothall.bus.lease import BUCKET, Lease
 from moothall.errors import BusUnavailable
-from moothall.testing.bus import MemoryBucket, MemoryBus
+from moothall.testing.buckets import MemoryBucket
+from moothall.testing.bus import MemoryBus
 
 SECONDS = 6.0
 

@@ -11,6 +11,7 @@ import pytest
 _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlette", "uvicorn"}
 
 
+@pytest.mark.e2e  # the whole command, each in a process
 @pytest.mark.parametrize(
     "modules",
     [
@@ -27,6 +28,7 @@ def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
     assert not loaded & _COSTLY
 
 
+@pytest.mark.e2e  # the whole command, each in a process
 @pytest.mark.parametrize("command", ["deliberate", "ask"])
 def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(command: str, tmp_path: Path) -> None:
     wanted = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")} | {

@@ -91,6 +91,7 @@ WRONG = '```python\ndef hello_world() -> str:\n    return "Goodbye"\n```'
 RIGHT = f"```python\n{SOLUTION.strip()}\n```"
 
 
+@pytest.mark.e2e  # executors that run tests
 async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
@@ -184,6 +185,7 @@ def test_a_file_does_not_import_itself() -> None:
     assert action.args["content"] == other
 
 
+@pytest.mark.e2e  # executors that run tests
 async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(council: Any) -> None:
     """The small model copied the signature and the docstring, and no body."""
     stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
@@ -220,6 +222,7 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
     assert "x + x" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
 
+@pytest.mark.e2e  # executors that run tests
 @pytest.mark.parametrize(("lines", "most"), [(3, 512), (400, 1024)])
 async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(council: Any, lines: int, most: int) -> None:
     files = {**SAMPLE, "src/utils.py": "".join(f"NUMBER_{number} = {number}\n" for number in range(lines))}

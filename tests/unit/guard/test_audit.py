@@ -87,6 +87,7 @@ async def test_a_closed_audit_takes_nothing(tmp_path: Path) -> None:
         await audit.append(entry())
 
 
+@pytest.mark.e2e  # a process whose disk is full
 def test_a_full_disk_is_visible_and_the_chain_goes_on_after_it(tmp_path: Path) -> None:
     # RLIMIT_FSIZE makes the kernel cut a write short and refuse the rest, as a full disk does.
     script = f"""
@@ -242,6 +243,7 @@ def test_whatever_was_touched_wherever_shows(
         assert not verify_all(Path(folder)).ok
 
 
+@pytest.mark.e2e  # a process that is killed
 def test_kill_9_in_the_middle_loses_no_answered_record(tmp_path: Path) -> None:
     script = f"""
 import asyncio

@@ -115,6 +115,7 @@ def test_pytest_tells_the_ids_that_it_prints_and_ends_what_hangs(tmp_path: Path)
     assert "assert 'a b' != 'a b'" in cases.said["tests/test_a.py::TestA::TestB::test_p[a b]"]
 
 
+@pytest.mark.e2e  # a pytest that is started anew
 def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> None:
     text = "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\ndef test_c(): pass\n"
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
@@ -126,6 +127,7 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
     assert second.ended
 
 
+@pytest.mark.e2e  # three runs of pytest or unittest
 @pytest.mark.parametrize(
     "words", [("pytest",), ("pytest", "--assert=plain"), ("pytest", "--import-mode=importlib"), ("unittest",)]
 )
@@ -150,6 +152,7 @@ def test_tests_in_other_words_are_run_and_the_disk_has_them_as_they_were(tmp_pat
     assert told() == "failed"
 
 
+@pytest.mark.e2e  # real runs of unittest
 def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_path: Path) -> None:
     case = "import unittest\nclass TestA(unittest.TestCase):\n    def test_a(self): pass\n"
     for name, text in (("a", f"{case}unittest.main()\n"), ("b", f"{case}raise SystemExit('no')\n"), ("c", case)):
@@ -163,6 +166,7 @@ def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_
     assert "it ended the process: SystemExit('no')" in cases.said["test_b.py"]
 
 
+@pytest.mark.e2e  # a pytest that starts pytest
 def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
     text = "import subprocess, sys\ndef test_inner(): pass\ndef test_outer():\n    subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
@@ -188,6 +192,7 @@ def test_unittest(tmp_path: Path) -> None:
 _CLOSES = "import os, unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {}\n\n    def test_b(self):\n        pass\n"
 
 
+@pytest.mark.e2e  # real runs of pytest and unittest
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 @pytest.mark.parametrize(
     "how", ["os.closerange(3, 1000)", "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]"]

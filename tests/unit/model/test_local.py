@@ -11,6 +11,7 @@ from moothall.errors import ModelUnavailable
 from moothall.model.local import local_model_server
 
 
+@pytest.mark.e2e  # a model server's process
 async def test_a_model_that_does_not_load_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the extra `embedded` is not installed")
     broken = tmp_path / "broken.gguf"

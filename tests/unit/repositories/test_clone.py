@@ -7,7 +7,8 @@ import pytest
 
 from moothall.config import Workspace
 from moothall.errors import NotFound, PatchRefused, RepositoryError
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.objects import Change
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 SETTINGS = Workspace()

@@ -18,10 +18,10 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, NotFound, PatchRefused, RepositoryError, Temporary
-from moothall.repositories.clone import Change
 from moothall.repositories.far import HOSTS, FarRepositories, House, patches_of_hosts
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.lending import HOUSE, PART, Lender, ask
+from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from moothall.testing.bus import MemoryBus
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo

@@ -12,8 +12,8 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import WorkspaceFailed
-from moothall.repositories.clone import Change
 from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 

@@ -10,7 +10,7 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.repositories.registry import Approval
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import Repo, make_repo

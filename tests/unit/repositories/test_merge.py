@@ -8,7 +8,7 @@ from moothall.config import Workspace
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import MergeConflict
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import Repo, make_repo
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.repositories.profile import PROTECTED
 from moothall.repositories.proof import as_judged, kept_files, takes_part
 

@@ -193,6 +193,7 @@ class Telling:
 ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
 
 
+@pytest.mark.e2e  # executors that run tests
 async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_again(tmp_path: Path) -> None:
     far = Telling(diff=DIFF)
     async with open_council(tmp_path, by_seat(one=append())) as house:
@@ -229,6 +230,7 @@ async def test_what_is_no_patch_of_the_repository_is_refused(tmp_path: Path, tol
 ANSWERS = [({"result": "It greets."}, "proposed"), ({"result": " "}, "failed NO_CHANGES"), ({"diff": DIFF}, "proposed")]
 
 
+@pytest.mark.e2e  # executors that run tests
 @pytest.mark.parametrize(("told", "end"), ANSWERS)
 async def test_a_question_is_answered_in_words_or_by_a_change(tmp_path: Path, told: dict[str, str], end: str) -> None:
     async with open_council(tmp_path, by_seat()) as house:

@@ -324,6 +324,7 @@ def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
     assert breaks(tmp_path) == ""
 
 
+@pytest.mark.e2e  # buf over all protos, once a change
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
 @pytest.mark.parametrize(
     ("change", "said"),

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from moothall import telemetry
 from moothall.telemetry.context import place
 
@@ -33,6 +35,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.e2e  # a process each
 def test_lines_carry_task_seat_and_trace() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -53,6 +56,7 @@ def test_where_nothing_is_bound_nothing_is_said() -> None:
     assert place() == {}
 
 
+@pytest.mark.e2e  # a process each
 def test_no_line_holds_a_secret() -> None:
     program = (
         "from moothall import telemetry\nfrom moothall.config import Log\n"
@@ -65,6 +69,7 @@ def test_no_line_holds_a_secret() -> None:
     assert done.stderr.count("[redacted]") == 3, done.stderr
 
 
+@pytest.mark.e2e  # a process each
 def test_a_task_logs_apart_and_so_do_those_that_it_starts(tmp_path: Path) -> None:
     file = tmp_path / "logs" / "host.log"
     program = f"""

@@ -29,6 +29,7 @@ except* MoothallError:
 STRANGER = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.argv[1])"
 
 
+@pytest.mark.e2e  # a host's process
 async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     host = await asyncio.create_subprocess_exec(sys.executable, "-c", HOST, str(data), stdout=asyncio.subprocess.PIPE)

@@ -10,7 +10,8 @@ import pytest
 
 from moothall.config import Workspace
 from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.objects import Change
 from moothall.workspace.gittools import GitState, git_tool
 from support.repos import SAMPLE, SOLUTION, make_sample
 

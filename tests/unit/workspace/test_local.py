@@ -18,7 +18,7 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.repositories.rules import FILE
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace

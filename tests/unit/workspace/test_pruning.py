@@ -8,7 +8,8 @@ from pathlib import Path
 from moothall.config import Workspace
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.repositories.clone import Change, TrustedClone
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.objects import Change
 from moothall.workspace.layout import Layout, environment_key
 from moothall.workspace.pruning import prune_preparations
 from support.repos import make_sample

@@ -19,6 +19,7 @@ def test_our_own_python_is_taken_where_it_fits() -> None:
         assert not chosen.missing
 
 
+@pytest.mark.e2e  # starts every Python that there is
 def test_a_python_that_fits_is_found_on_the_machine() -> None:
     others = [found for found in pythons() if found.numbers[:2] != own_python().numbers[:2]]
     if not others:

@@ -15,7 +15,7 @@ from moothall.config import Settings
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps, same
-from moothall.repositories.clone import Change
+from moothall.repositories.objects import Change
 from moothall.sandbox.spawn import drop_uid
 from moothall.sandbox.spec import interpreter
 from moothall.workspace.box import Answer, Asked, Box, Place
