@@ -60,7 +60,7 @@ ENABLED = false
 
 
 def gitea() -> Path:
-    """Return the folder of Gitea: its program, and the files beside it; built at the first call (half an hour of two cores). Raises `Missing`."""
+    """Return the folder of Gitea: its program, and the files beside it; built at the first call (it took 52 minutes on two busy cores). Raises `Missing`."""
     kept = Path(platformdirs.user_cache_dir("moothall")) / f"gitea-{VERSION}"
     if kept.exists():
         return kept

@@ -66,6 +66,7 @@ class Watch:
         self._me = ""
         self._called = _calls(settings.mention)
         self._working: set[str] = set()
+        self._answered: set[str] = set()  # a forge of many servers may not show at once what it was told
         self._room = asyncio.Semaphore(settings.at_once)
         self._wake = asyncio.Event()
         self._failed = False
@@ -101,8 +102,9 @@ class Watch:
         try:
             async with self._room:
                 with self._failing(place):
-                    while (ask := await self._next(repository, issue)) is not None:
+                    while (ask := await self._next(repository, issue)) and ask.request.task_id not in self._answered:
                         await self._answer(repository, ask)
+                        self._answered.add(ask.request.task_id)
         finally:
             self._working.discard(place)
 

@@ -217,6 +217,14 @@ async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(house: Hou
     assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
 
 
+async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(house: House, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    number = ada.open_issue("Add a thing", "", label="moothall")
+    forge.comments[number] = late = _Late()
+    assert await house.look(lost)
+    assert (len(late), len(late.told)) == (0, 1)
+
+
 async def test_a_closed_pull_request_is_the_end(house: House, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
@@ -256,6 +264,18 @@ async def test_it_looks_when_it_is_woken(house: House, forge: FakeForge) -> None
         watch.wake()
         await asyncio.wait_for(house.desk.submitted.wait(), 60)
     assert len(house.desk.known()) == 1
+
+
+class _Late(list[dict[str, object]]):
+    """Comments that nobody sees yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[dict[str, object]] = []
+
+    def append(self, item: dict[str, object]) -> None:
+        """Take it, and show nothing."""
+        self.told.append(item)
 
 
 async def _forever(watch: Watch) -> None:
