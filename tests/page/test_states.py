@@ -11,8 +11,9 @@ from served import served
 from steps import BRIEF, look, write
 
 from house import Command
+from moothall.planning.coach import CRITERIA, TITLE_CHARS
 from support.provider import CLIENT, SECRET, provider
-from world import Reader, reader
+from world import HOSTILE, Reader, reader
 
 pytest_plugins = ["given"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -59,6 +60,20 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         for page in (who, other):
             await expect(column(page, "backlog").get_by_text("Greet the world")).to_be_visible()
         assert who.wrong == other.wrong == []
+
+
+async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, command: Command) -> None:
+    async with served(command) as house, reader(chromium) as who:
+        await who.sign_in(house.link)
+        await who.open("/stories/new")
+        await who.page.get_by_label("Title").fill("W" * (TITLE_CHARS - len(HOSTILE)) + HOSTILE)
+        await who.page.get_by_label("Criteria").fill("\n".join(["Given a, when b, then c"] * (CRITERIA - 1) + ["W" * 4000]))
+        await who.press("Create")
+        await look(who, "story-longest")
+        await who.open("/")
+        await look(who, "board-longest")
+        assert await who.page.title() != "owned"
+        assert who.wrong == []
 
 
 async def test_a_move_that_came_too_late_is_said_on_the_board(chromium: Browser, command: Command) -> None:

@@ -147,7 +147,10 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
         "neighbours",
         {
             "node": {**here, "properties": {"headline": HOSTILE, "criteria": ["a", HOSTILE], "brief": ""}},
-            "neighbours": [{**task, "properties": {"description": HOSTILE}}, {**word, "properties": {}}],
+            "neighbours": [
+                {**task, "properties": {"description": f"{HOSTILE}\n\nIt is part of a story."}},
+                {**word, "properties": {}},
+            ],
             "relationships": [
                 {"type": "HAS_TASK", "from": here, "to": task},
                 {"type": "SAID_OF", "from": word, "to": here},
@@ -163,6 +166,7 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
     assert "AWAY" not in shown.upper(), "it is of others"
     assert shown.count("<rect") == 3
     assert shown.count("/graph?label=Task&amp;id=t/1") == 2, "drawn, and in words"
+    assert "It is part of" not in shown, "a description's first words are enough"
     assert "style=" not in shown
     assert SHOWN in shown
 

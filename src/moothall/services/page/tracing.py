@@ -111,4 +111,4 @@ def _near(row: Row) -> list[Near]:
 
 def _words(node: Row) -> str:
     said = next((str(value) for name in _SAYS if (value := node["properties"].get(name))), "")
-    return " ".join(said.split())[:_WORDS]
+    return " ".join(said.strip().partition("\n\n")[0].split())[:_WORDS]
