@@ -19,7 +19,9 @@ async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
     unused = cast("Any", None)
     taking = Taking(unused, unused, durable("collector"), never, 1, None)
     lost = 0
-    with pytest.raises(TimeoutError):
+
+    async def work() -> None:
+        nonlocal lost
         async with asyncio.timeout(None) as lease:
             taking.leases["message"] = lease
             taking._lose()
@@ -29,4 +31,7 @@ async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
                 taking._lose()
                 lost += 1
                 raise
+
+    with pytest.raises(TimeoutError):
+        await work()
     assert lost == 1

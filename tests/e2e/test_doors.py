@@ -1,0 +1,143 @@
+"""A door that is killed under callers that wait, poll and listen: they go on at another, and miss nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import pytest
+from served import ALICE, Served, make_command, served
+
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.server import embedded_server
+from moothall.config import Bus
+from moothall.domain.event import EventType
+from moothall.domain.topic import Channel
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.model import ScriptedModel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
+
+HEADERS = {"Authorization": f"Bearer {ALICE}"}
+TASK = pb.DeliberateRequest(task_description="Write a HAIKU", role="DEV", num_agents=1, task_id="waits")
+STORY = {"title": "Export as CSV", "brief": "As a clerk, I want a month as CSV, so that I can book it.", "ac": ["a CSV comes"]}
+
+
+@asynccontextmanager
+async def doors(folder: Path, model: ScriptedModel) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
+    """Two doors, and who decides, on one bus: nobody hosts yet."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_server(Bus(), folder / "bus"))
+        base = make_command(folder, model.base_url)
+        base.extra |= {"MOOTHALL_BUS__URL": url, "MOOTHALL_WEB__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"}
+        roles = ('["api"]', '["api", "collector"]')
+        ends, open_ = [AsyncExitStack(), AsyncExitStack()], []
+        for end, only, how in zip(ends, roles, (signal.SIGKILL, signal.SIGTERM), strict=True):
+            await stack.enter_async_context(end)
+            command = replace(base, extra=base.extra | {"MOOTHALL_SERVE__ONLY": only})
+            house = await end.enter_async_context(served(command, how))
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(house.command.served_at))  # it outlives the door
+            open_.append(replace(house, channel=channel))
+        yield await stack.enter_async_context(open_bus(Bus(), url)), ends, open_
+
+
+@asynccontextmanager
+async def hosting(house: Served) -> AsyncIterator[None]:
+    """Somebody who works, beside the doors."""
+    command = replace(house.command, extra=house.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
+    async with served(command):
+        yield
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def watch(house: Served, told: list[pb.DeliberationUpdate]) -> None:
+    """Take what is told of the task after what was told before."""
+    asked = pb.WatchDeliberationRequest(task_id=TASK.task_id, after_seq=told[-1].seq if told else 0)
+    known = {update.event.id for update in told}
+    async for update in house.stub().WatchDeliberation(asked):
+        if update.event.id not in known:
+            told.append(update)  # noqa: PERF401 - each as it comes
+
+
+async def poll(house: Served, statuses: list[int]) -> None:
+    """Ask how it stands until it has ended."""
+    while not statuses or statuses[-1] in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}:
+        answer = await house.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=TASK.task_id))
+        statuses.append(answer.status)
+        await asyncio.sleep(0.1)
+
+
+async def listen(house: Served, heard: list[tuple[str, str]], count: int) -> None:
+    """Hear of the board after what was heard before, until `count` stories were."""
+    after = {"Last-Event-ID": heard[-1][0]} if heard else {}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{house.web}/api/v1/events", headers=HEADERS | after) as answer,
+    ):
+        assert answer.status == 200
+        while len(heard) < count:
+            lines = (await answer.content.readuntil(b"\n\n")).decode().splitlines()
+            event = dict(line.split(": ", 1) for line in lines if line and not line.startswith(":"))
+            if "id" in event:
+                heard.append((event["id"], str(json.loads(event["data"])["story"]["story_id"])))
+
+
+async def create(house: Served, title: str) -> str:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{house.web}/api/v1/stories", headers=HEADERS, json=STORY | {"title": title}) as answer,
+    ):
+        assert answer.status == 201, await answer.text()
+        return str((await answer.json())["story_id"])
+
+
+async def test_callers_of_a_door_that_is_killed_go_on_at_another(tmp_path: Path, model: ScriptedModel) -> None:
+    told: list[pb.DeliberationUpdate] = []
+    statuses: list[int] = []
+    heard: list[tuple[str, str]] = []
+    async with doors(tmp_path, model) as (bus, ends, (killed, other)):
+        calling = asyncio.ensure_future(killed.stub().Deliberate(TASK))
+        async with asyncio.timeout(60):
+            while await bus.first(Channel.RESULTS.of("team-a_waits")) is None:
+                await asyncio.sleep(0.05)
+        first = await create(killed, "Export as CSV")
+        left = [asyncio.create_task(one) for one in (watch(killed, told), poll(killed, statuses), listen(killed, heard, 9))]
+        await until(lambda: bool(told and statuses and heard))
+        await ends[0].aclose()  # with -9
+        for broken in (calling, *left[:2]):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await broken
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises((aiohttp.ClientError, asyncio.IncompleteReadError)):
+            await left[2]
+        second = await create(other, "Export as ODS")
+        async with asyncio.timeout(120), hosting(other), asyncio.TaskGroup() as group:
+            again = group.create_task(_of(other.stub().Deliberate(TASK)))
+            for going_on in (watch(other, told), poll(other, statuses), listen(other, heard, 2)):
+                group.create_task(going_on)
+        assert again.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
+        topics = [channel.of("team-a_waits") for channel in (Channel.RESULTS, Channel.RESPONSES)]
+        async with aclosing(bus.replay(topics)) as records:
+            recorded = [one.event async for one in records]
+        assert {event.id for event in recorded} <= {update.event.id for update in told}
+        assert len({update.event.id for update in told}) == len(told)
+        assert [event.type for event in recorded].count(EventType.DELIBERATION_DECIDED) == 1
+        assert [event.type for event in recorded].count(EventType.DELIBERATION_REQUESTED) == 1
+        assert [story for _, story in heard] == [first, second]
+
+
+async def _of(call: Any) -> Any:
+    return await call
