@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Door:
     """Where questions are put. `request` is the first of a conversation about the files `home`. `files` is where diffs can be applied, `follows` the
-    task before the next question, `elsewhere` whether that begins on what `request` names all the same; `changes` are the diffs of the
+    task before the next question, `own_base` whether that begins on what `request` names all the same; `changes` are the diffs of the
     conversation so far.
     """
 
@@ -37,7 +37,7 @@ class Door:
     home: Path | None
     files: Path | None = None
     follows: str = ""
-    elsewhere: bool = False
+    own_base: bool = False
     changes: list[Change] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -55,14 +55,14 @@ class Door:
             if before and before not in {change.diff for change in self.changes}:
                 self.changes.append(Change(before))
         request, base = replace(self.request, description=prompt, follows=self.follows), ""
-        if self.follows and not self.elsewhere:
+        if self.follows and not self.own_base:
             request = replace(request, repository=None, about_text=False)
 
         def take(recorded: Recorded) -> None:
             nonlocal base
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
                 base, self.follows = str(recorded.event.data.get("base_sha") or ""), recorded.event.subject
-                self.request, self.elsewhere = replace(self.request, task_id=""), False
+                self.request, self.own_base = replace(self.request, task_id=""), False
             narrator.take(recorded)
 
         outcome = await hold_council(self.desk, request, take)
@@ -107,9 +107,9 @@ async def _local(asking: Asking, request: DeliberationRequest, desk: Desk, tasks
         return Door(desk, request, files, files)
     follows = await _before(request, tasks, asking.goes_on)
     await tasks.check_not_paused(follows)
-    elsewhere = bool(asking.named.ref or asking.named.text)
-    there = files if elsewhere else await files_for(asking.settings, await tasks.repository(follows))
-    return Door(desk, request, files, there, follows, elsewhere, list(await tasks.changes(follows)))
+    own_base = bool(asking.named.ref or asking.named.text)
+    there = files if own_base else await files_for(asking.settings, await tasks.repository(follows))
+    return Door(desk, request, files, there, follows, own_base, list(await tasks.changes(follows)))
 
 
 async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str:

@@ -110,7 +110,7 @@ class Agents(Section):
     answer_chars: int = Field(4_000, ge=100, description="of each answer that a session keeps")
     endpoints: dict[str, tuple[str, ...]] = Field(
         {},
-        description="agents elsewhere that seats may be asked of: the endpoint as it is registered, and the HOST:PORTs of its replicas",
+        description="remote agents that seats may be asked of: the endpoint as it is registered, and the HOST:PORTs of its replicas",
     )
     endpoint_token_file: Path | None = Field(None, description="the token that is sent to them")
     endpoint_ca: Path | None = Field(None, description="the authority of their certificates; this machine's own by default")

@@ -18,7 +18,7 @@ from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint
 from moothall.council.measuring import Advance
 from moothall.council.recheck import Bench, Judged
-from moothall.council.recording import ELSEWHERE, Named, RecordedModel, Recording
+from moothall.council.recording import REMOTE, Named, RecordedModel, Recording
 from moothall.council.reply import Action
 from moothall.council.runs import FreshRuns
 from moothall.council.survey import Survey, Surveyor, SurveyOrder
@@ -61,8 +61,8 @@ class Parts:
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
     named: Mapping[str, Named] = field(default_factory=dict)
-    elsewhere: Mapping[str, ChatModel] = field(default_factory=dict)
-    """Agents elsewhere, by endpoint."""
+    remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
+    """Remote agents, by endpoint."""
     checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
@@ -205,12 +205,12 @@ def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     return {name: known[name] for name in names}
 
 
-def _elsewhere(d: Deliberation, parts: Parts, seats: Mapping[str, Named]) -> Mapping[str, Named]:
-    """Return who answers for seats whose agents are elsewhere: for their proposals alone, by `<seat>/elsewhere`."""
+def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, Named]) -> Mapping[str, Named]:
+    """Return who answers for seats whose agents are remote: for their proposals alone, by `<seat>/elsewhere`."""
     return {
-        f"{seat}/{ELSEWHERE}": Named(seats[seat].llm, parts.elsewhere[endpoint])
+        f"{seat}/{REMOTE}": Named(seats[seat].llm, parts.remote_agents[endpoint])
         for seat, endpoint in d.elsewhere.items()
-        if seat in seats and endpoint in parts.elsewhere
+        if seat in seats and endpoint in parts.remote_agents
     }
 
 
@@ -267,7 +267,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             facts=facts,
             recording=recording,
             settings=used[d.model].llm,
-            seats={**seats, **_elsewhere(d, parts, seats)},
+            seats={**seats, **_remote(d, parts, seats)},
             clean=parts.clean,
             ours=parts.ours,
             purse=parts.purse,

@@ -29,7 +29,7 @@ def models_of(request: DeliberationRequest, role: str, models: Models, council: 
     return model, {seat: name for seat, name in own.items() if name != model}
 
 
-def elsewhere_of(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
+def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
     """Return the endpoints of seats whose agents are asked elsewhere: those that the settings allow."""
     return {agent.id: agent.endpoint for agent in (council.agents if council else ()) if agent.endpoint in endpoints}
 

@@ -27,8 +27,8 @@ from moothall.ports import ChatModel
 log = telemetry.get_logger(__name__)
 
 _MILLION = 1_000_000
-ELSEWHERE = "elsewhere"
-"""The phase of a call that asks an agent elsewhere."""
+REMOTE = "elsewhere"
+"""The phase of a call that asks a remote agent."""
 
 
 @dataclass(frozen=True, slots=True)

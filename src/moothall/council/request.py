@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moothall.config import Limits, Models
 from moothall.council import params
-from moothall.council.choices import checks_of, elsewhere_of, models_of
+from moothall.council.choices import checks_of, models_of, remote_seats
 from moothall.council.text import tokens
 from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
@@ -103,7 +103,7 @@ def plan(
         checks=checks_of(request),
         tools=request.tools,
         agent=request.agent,
-        elsewhere={} if request.merge else elsewhere_of(council, defaults.endpoints),
+        elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
         follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
         tenant=who.tenant,
         principal=who.name,

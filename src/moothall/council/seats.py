@@ -16,8 +16,8 @@ from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.course import Workplace
 from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
-from moothall.council.elsewhere import ask_elsewhere
 from moothall.council.recheck import Judged, facts_text
+from moothall.council.remote import ask_remote
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
 from moothall.council.runs import workspace_name
@@ -98,7 +98,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         return
     if endpoint := d.elsewhere.get(sitting.seat):
         await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
-        await _bounded(council, sitting, _propose_elsewhere(council, sitting, endpoint), council.work_until)
+        await _bounded(council, sitting, _propose_remote(council, sitting, endpoint), council.work_until)
         return
     approach = council.approach(sitting)
     warmth = council.warmth(sitting.seat)
@@ -147,7 +147,7 @@ async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: f
 
 
 async def revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
-    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of an agent elsewhere."""
+    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of a remote agent."""
     if sitting.seat in council.d.elsewhere:
         return
     await _bounded(council, sitting, _revise(council, sitting, round_, reviews), council.until)
@@ -207,8 +207,8 @@ async def _merge(council: Council, sitting: Sitting) -> None:
     await _submit(council, sitting, Draft(council.d.description, patch), 0)
 
 
-async def _propose_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> None:
-    await _submit(council, sitting, await ask_elsewhere(council, sitting, endpoint), 0)
+async def _propose_remote(council: Council, sitting: Sitting, endpoint: str) -> None:
+    await _submit(council, sitting, await ask_remote(council, sitting, endpoint), 0)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:

@@ -33,12 +33,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of chains that lie here. `elsewhere`: records in
+    """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of chains that lie here. `remote`: records in
     order, of chains that hosts write on disks of their own.
     """
 
     heads: Mapping[tuple[str, str], Mapping[int, str]] = field(default_factory=dict)
-    elsewhere: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    remote: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All chains under a data directory, and those of hosts elsewhere. `unfinished` counts calls that began and whose end is not recorded:
+    """All chains under a data directory, and those of remote hosts. `unfinished` counts calls that began and whose end is not recorded:
     those that run just now, and those that a crash ended.
     """
 
@@ -192,7 +192,7 @@ def verify_all(data_dir: Path, key: bytes = b"", told: Told = Told(), hosts: byt
     here = {(path.parent.name, path.stem) for path in paths}
     readings += [
         _ToldReading(Path("the bus", tenant, writer), records)
-        for (tenant, writer), records in sorted(told.elsewhere.items())
+        for (tenant, writer), records in sorted(told.remote.items())
         if (tenant, writer) not in here
     ]
     problems = tuple(problem for reading in readings for problem in reading.problems())

@@ -85,7 +85,7 @@ async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = 
     may write there.
     """
     heads: dict[tuple[str, str], dict[int, str]] = {}
-    elsewhere: dict[tuple[str, str], dict[tuple[int, str], Mapping[str, Any]]] = {}
+    remote: dict[tuple[str, str], dict[tuple[int, str], Mapping[str, Any]]] = {}
     async for recorded in events:
         data, tenant = recorded.event.data, recorded.event.tenant
         record, writer = data.get("record"), data.get("writer")
@@ -99,9 +99,9 @@ async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = 
         if mac == head_mac(key, path, head):
             heads.setdefault((tenant, writer), {})[int(seq)] = hashed
         elif hosts and mac == head_mac(hosts, path, head):
-            known = elsewhere.setdefault((tenant, writer), {})
+            known = remote.setdefault((tenant, writer), {})
             known |= {(one["seq"], one["hash"]): one for one in _vouched_records(record, data.get("records"))}
-    return Told(heads, {chain: [known[each] for each in sorted(known)] for chain, known in elsewhere.items()})
+    return Told(heads, {chain: [known[each] for each in sorted(known)] for chain, known in remote.items()})
 
 
 def _vouched_records(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:

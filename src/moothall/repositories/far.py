@@ -152,7 +152,7 @@ def patches_of_hosts(repositories: TrustedRepositories, lender: Lender, bus: Ask
         said, _ = await bus(HOSTS, wanted, _PATCH_SECONDS)
         await lender.take(bus, repositories.clone(repository), codec.load(Offer, said.get("offer")))
 
-    repositories.elsewhere = bring
+    repositories.fetch_missing = bring
 
 
 def _record(said: object) -> Registered:

@@ -55,7 +55,7 @@ class TrustedRepositories:
         self._secrets = secrets or {}
         self._pin = pin
         self._git = GitRunner(self._clones, settings.git_seconds)
-        self.elsewhere: Callable[[str, str, str], Awaitable[None]] | None = None
+        self.fetch_missing: Callable[[str, str, str], Awaitable[None]] | None = None
         """Brings a patch (repository, base, commit) that a host on another disk made; None where there is no such host."""
 
     def clone(self, repository: str) -> TrustedClone:
@@ -200,9 +200,9 @@ class TrustedRepositories:
     async def diff(self, base: Base, commit_sha: str) -> str:
         """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
         clone = self.clone(base.repository)
-        if self.elsewhere is not None and not await clone.has(commit_sha):
+        if self.fetch_missing is not None and not await clone.has(commit_sha):
             with suppress(MoothallError):
-                await self.elsewhere(base.repository, base.sha, commit_sha)
+                await self.fetch_missing(base.repository, base.sha, commit_sha)
         if not await clone.has(commit_sha):
             raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more")
         return await clone.diff(base.sha, commit_sha)

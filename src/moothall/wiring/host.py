@@ -31,7 +31,7 @@ from moothall.ports import ChatModel
 from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
-from moothall.wiring.elsewhere import Home, disk_of, for_hosts, home_of, sees
+from moothall.wiring.lending import Home, disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import keys_of, open_rules
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.watching import report_figures, settle, spans
@@ -112,15 +112,15 @@ async def _host(
         )
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         hands = await stack.enter_async_context(open_hands(settings, far))
-        elsewhere: Mapping[str, ChatModel] = {}
+        remote_agents: Mapping[str, ChatModel] = {}
         if settings.agents.endpoints:
-            from moothall.services.elsewhere import agents_elsewhere  # gRPC costs start time, and most hosts call nobody
+            from moothall.services.remote_agents import open_remote_agents  # gRPC costs start time, and most hosts call nobody
 
-            elsewhere = await stack.enter_async_context(agents_elsewhere(settings.agents))
+            remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
         parts = Parts(
             model=models[DEFAULT],
             named={name: Named(llm, models[name]) for name, llm in settings.models.items()},
-            elsewhere=elsewhere,
+            remote_agents=remote_agents,
             gate=Gate(settings.guard, audit, bus.publish, rules),
             workspaces=Leaving(hands.workspaces, rules.left),
             read=hands.repositories.read,
@@ -176,7 +176,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
             "Ray is not installed: pip install 'moothall[fleet]', or set MOOTHALL_RAY__MODE=process"
         ) from error
 
-    def elsewhere(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
+    def by_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         main = functools.partial(
             host_main,
             house=this_process(),
@@ -189,4 +189,4 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
         return hosts
 
     async with ray_fleet.cluster(settings.ray):
-        yield elsewhere
+        yield by_ray

@@ -25,7 +25,7 @@ from moothall.sandbox.probe import Layer
 from moothall.wiring import lock
 from moothall.wiring.bus import Bus, Tell, bus_url, hold_or_find, hosts_on, open_bus
 from moothall.wiring.early import defaults
-from moothall.wiring.elsewhere import lending
+from moothall.wiring.lending import lending
 from moothall.wiring.roles import ALL, Deciding, embedded, instance, roles_of
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.watching import settle, spans

@@ -63,7 +63,7 @@ def instance(settings: Settings, stack: ExitStack) -> str:
     """Return what no other living process on the same bus is called, and this one is again when it is started anew; empty with an embedded bus."""
     if settings.bus.url is None:
         return ""
-    from moothall.wiring.elsewhere import disk_of
+    from moothall.wiring.lending import disk_of
 
     return f"{disk_of(settings.data_dir)}-{stack.enter_context(lock.numbered(settings.data_dir))}"
 

@@ -127,7 +127,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             repositories = _make_trusted(settings, preparer.prepare, TrustedRepositories)
         else:
             from moothall.repositories.far import FarRepositories
-            from moothall.wiring.elsewhere import borrowing
+            from moothall.wiring.lending import borrowing
 
             repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
             await stack.enter_async_context(borrowing(settings, far, borrower))

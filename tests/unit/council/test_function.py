@@ -107,6 +107,7 @@ async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> N
     assert outcomes(events) == {ONE: "proposed"}
 
 
+@pytest.mark.e2e  # executors that run tests
 async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT

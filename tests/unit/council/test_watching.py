@@ -51,6 +51,7 @@ def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.e2e  # executors that run tests
 async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_phase(append(SOLUTION))) as house:
         events, spans = await watched(house, house.deliberation("vote", seats=2, max_turns=1))

@@ -157,4 +157,4 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
     await elsewhere(tmp_path / "other", other, 2)  # another chain of the same name
     report = verify_all(tmp_path / "house", KEY, await read_told(stream.replay([first, *other.events]), KEY, HOSTS), HOSTS)
     assert not report.ok
-    assert (await read_told(stream.replay(), KEY)).elsewhere == {}
+    assert (await read_told(stream.replay(), KEY)).remote == {}

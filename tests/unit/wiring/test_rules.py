@@ -17,7 +17,7 @@ from moothall.guard.gate import Gate
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.elsewhere import disk_of, for_hosts, home_of, sees
+from moothall.wiring.lending import disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import keys_of, longest_token, open_rules
 from support.gate import Facts, House, tool_call
 

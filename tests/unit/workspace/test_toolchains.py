@@ -34,6 +34,7 @@ def test_a_python_that_fits_is_found_on_the_machine() -> None:
     assert Checked(elsewhere, None, None, 0.0).interpreter == str(other.program), "and `moothall check` names it"
 
 
+@pytest.mark.e2e  # starts every Python that there is
 def test_where_none_fits_it_is_said_which_is_needed_and_which_are_there() -> None:
     missing = choose({"python": ">=9.1"}).missing
     assert "needs Python >=9.1" in missing

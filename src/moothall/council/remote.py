@@ -1,4 +1,4 @@
-"""The seat of an agent elsewhere: what it is asked, and its answer taken as hostile as any other."""
+"""The seat of a remote agent: what it is asked, and its answer taken as hostile as any other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.draft import Draft, MalformedReplies, NoChanges
-from moothall.council.recording import ELSEWHERE
+from moothall.council.recording import REMOTE
 from moothall.council.runs import workspace_name
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.task import Deliberation
@@ -19,14 +19,14 @@ from moothall.tools.catalogue import Danger
 _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-async def ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> Draft:
+async def ask_remote(council: Council, sitting: Sitting, endpoint: str) -> Draft:
     """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `MalformedReplies`,
     and what model, budget and workspace raise.
     """
-    if endpoint not in council.parts.elsewhere:
+    if endpoint not in council.parts.remote_agents:
         raise ConfigurationError(f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)")
     request = ChatRequest(
-        call_id=f"{council.d.task_id}/{sitting.seat}/{ELSEWHERE}/0.1",
+        call_id=f"{council.d.task_id}/{sitting.seat}/{REMOTE}/0.1",
         messages=_prompt(council.d),
         max_tokens=council.seats[sitting.seat].llm.max_tokens,
         deadline=council.work_until,
@@ -36,7 +36,7 @@ async def ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> Dr
     if council.d.is_answer(diff) and said.strip():
         return Draft(said)
     if council.prepared is None or not diff.strip():
-        raise NoChanges(f"the agent elsewhere says that it is done and has {'changed' if council.prepared else 'said'} nothing")
+        raise NoChanges(f"the remote agent says that it is done and has {'changed' if council.prepared else 'said'} nothing")
     grant = grant_of(council.d, council.parts.gate, council.prepared)
     if all(spec.danger is Danger.READ for spec in council.parts.gate.offered(council.d.tenant, grant)):
         raise PatchRefused("whoever sits here may change nothing: none of its tools does")
@@ -49,7 +49,7 @@ async def ask_elsewhere(council: Council, sitting: Sitting, endpoint: str) -> Dr
 
 
 def _prompt(d: Deliberation) -> tuple[Message, ...]:
-    """What an agent elsewhere is asked: what it is told as its context, as JSON, then the task."""
+    """What a remote agent is asked: what it is told as its context, as JSON, then the task."""
     about: dict[str, object] = {"role": d.role}
     if d.repository is not None and d.base_sha is not None:
         where = {"url": d.repository.url} if d.repository.url else {"id": d.repository.id}
@@ -69,4 +69,4 @@ def _read(text: str) -> tuple[str, str]:
         said, diff = found["result"], found["diff"]
         return str(said), str(diff) or next(iter(_FENCED.findall(str(said))[-1:]), "")
     except (ValueError, TypeError, KeyError) as error:
-        raise MalformedReplies("what the agent elsewhere said is no answer: there is no result and no diff") from error
+        raise MalformedReplies("what the remote agent said is no answer: there is no result and no diff") from error

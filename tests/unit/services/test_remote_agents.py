@@ -1,4 +1,4 @@
-"""Agents elsewhere: seats that are asked over AgentService, of real servers that come and go."""
+"""Remote agents: seats that are asked over AgentService, of real servers that come and go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moothall.domain.event import EventType
 from moothall.domain.ids import digest, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
-from moothall.services.elsewhere import AgentElsewhere, agents_elsewhere
+from moothall.services.remote_agents import RemoteAgent, open_remote_agents
 from support.agents import Agent, serving_agents
 from support.callers import TOKEN
 from support.council import append, by_seat, of, open_council, outcomes
@@ -68,7 +68,7 @@ class Elsewhere:
 
     replicas: list[Agent]
     ends: list[AsyncExitStack]
-    model: AgentElsewhere
+    model: RemoteAgent
 
 
 @asynccontextmanager
@@ -82,7 +82,7 @@ async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncItera
         token = folder / "token"
         token.write_text(TOKEN, encoding="utf-8")
         said = {"endpoints": {ENDPOINT: tuple(one.target for one in replicas)}, "endpoint_token_file": token}
-        agents = await stack.enter_async_context(agents_elsewhere(Agents(endpoint_pause_seconds=0.01, **said, **settings)))
+        agents = await stack.enter_async_context(open_remote_agents(Agents(endpoint_pause_seconds=0.01, **said, **settings)))
         yield Elsewhere(replicas, ends, agents[ENDPOINT])
 
 
@@ -172,7 +172,7 @@ async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_l
 
 
 class Telling:
-    """An agent elsewhere that tells this; `asked` is what it was asked."""
+    """A remote agent that tells this; `asked` is what it was asked."""
 
     def __init__(self, **told: str) -> None:
         self.told = json.dumps({"result": "done", "diff": "", **told})
@@ -197,7 +197,7 @@ ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
 async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_again(tmp_path: Path) -> None:
     far = Telling(diff=DIFF)
     async with open_council(tmp_path, by_seat(one=append())) as house:
-        house.parts = replace(house.parts, elsewhere={ENDPOINT: far})
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: far})
         d = house.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
         events = await house.run(d)
         assert outcomes(events) == {ONE: "proposed", TWO: "proposed"}
@@ -222,7 +222,7 @@ HOSTILE = [
 @pytest.mark.parametrize(("told", "code"), HOSTILE)
 async def test_what_is_no_patch_of_the_repository_is_refused(tmp_path: Path, told: dict[str, str], code: str) -> None:
     async with open_council(tmp_path, by_seat()) as house:
-        house.parts = replace(house.parts, elsewhere={ENDPOINT: Telling(**told)})
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(**told)})
         events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: f"failed {code}"}
 
@@ -234,7 +234,7 @@ ANSWERS = [({"result": "It greets."}, "proposed"), ({"result": " "}, "failed NO_
 @pytest.mark.parametrize(("told", "end"), ANSWERS)
 async def test_a_question_is_answered_in_words_or_by_a_change(tmp_path: Path, told: dict[str, str], end: str) -> None:
     async with open_council(tmp_path, by_seat()) as house:
-        house.parts = replace(house.parts, elsewhere={ENDPOINT: Telling(**told)})
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(**told)})
         events = await house.run(house.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: end}
         for data in of(events, EventType.SEAT_PROPOSED):
@@ -244,7 +244,7 @@ async def test_a_question_is_answered_in_words_or_by_a_change(tmp_path: Path, to
 
 async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_seat()) as house:
-        house.parts = replace(house.parts, elsewhere={ENDPOINT: Telling(diff=DIFF)})
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(diff=DIFF)})
         events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",)))
         assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
 
@@ -257,5 +257,5 @@ async def test_one_that_the_settings_allow_no_more_is_not_asked(tmp_path: Path) 
 
 async def test_a_token_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="endpoint_token_file"):
-        async with agents_elsewhere(Agents(endpoints={ENDPOINT: ()}, endpoint_token_file=tmp_path / "none")):
+        async with open_remote_agents(Agents(endpoints={ENDPOINT: ()}, endpoint_token_file=tmp_path / "none")):
             pass

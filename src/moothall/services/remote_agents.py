@@ -1,4 +1,4 @@
-"""Agents elsewhere: what seats are asked over AgentService, at whichever replica stands and has the most room."""
+"""Remote agents: what seats are asked over AgentService, at whichever replica stands and has the most room."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class _Replica:
         return 1 - max(self.active, self.ours) / max(1, self.most)
 
 
-class AgentElsewhere:
-    """Implements `ports.ChatModel` for the seat of an agent elsewhere: of a request's messages the first is what the agent is told as its context, in JSON,
+class RemoteAgent:
+    """Implements `ports.ChatModel` for the seat of a remote agent: of a request's messages the first is what the agent is told as its context, in JSON,
     and the last is the query; the answer is JSON of what it said (`result`) and changed (`diff`). Belongs to one event loop.
     """
 
@@ -93,7 +93,7 @@ class AgentElsewhere:
                     raise DeadlineExceeded(f"the agent at {self._endpoint} was not done in time") from error
                 if error.code() not in _PASSING:
                     raise ModelReplyInvalid(f"the agent at {self._endpoint} refused: {why}") from error
-                log.warning("an agent elsewhere is gone; asking another of its replicas", endpoint=self._endpoint, reason=why)
+                log.warning("a remote agent is gone; asking another of its replicas", endpoint=self._endpoint, reason=why)
         raise ModelUnavailable(f"no replica of the agent at {self._endpoint} answers; {why}")
 
     async def _choose(self, tried: Sequence[_Replica]) -> _Replica | None:
@@ -119,7 +119,7 @@ class AgentElsewhere:
                 replica.stub.GetCapabilities(pb.GetCapabilitiesRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS),
             )
         except grpc.aio.AioRpcError as error:
-            log.info("an agent elsewhere does not answer", target=replica.target, code=error.code().name)
+            log.info("a remote agent does not answer", target=replica.target, code=error.code().name)
             return False
         replica.active, replica.most, replica.looked = health.active_tasks, can.max_concurrent_tasks, monotonic()
         modes = can.supported_modes
@@ -176,18 +176,18 @@ def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> C
 
 
 @asynccontextmanager
-async def agents_elsewhere(settings: Agents) -> AsyncIterator[dict[str, AgentElsewhere]]:
+async def open_remote_agents(settings: Agents) -> AsyncIterator[dict[str, RemoteAgent]]:
     """The agents that the settings allow to be called, by endpoint. Raises `ConfigurationError`."""
     try:
         token = settings.endpoint_token_file.read_text("utf-8").strip() if settings.endpoint_token_file else ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"agents.endpoint_token_file cannot be read: {error}") from error
     async with AsyncExitStack() as stack:
-        agents: dict[str, AgentElsewhere] = {}
+        agents: dict[str, RemoteAgent] = {}
         for endpoint, replicas in settings.endpoints.items():
             stubs = []
             for target in replicas:
                 channel = await stack.enter_async_context(await open_channel(target, settings.endpoint_ca))
                 stubs.append((target, pb_grpc.AgentServiceStub(channel)))
-            agents[endpoint] = AgentElsewhere(endpoint, stubs, token, settings)
+            agents[endpoint] = RemoteAgent(endpoint, stubs, token, settings)
         yield agents
