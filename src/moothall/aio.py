@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from contextvars import Context
 from datetime import UTC, datetime
@@ -114,6 +114,15 @@ async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None]
         for task in pumps:
             task.cancel()
         await asyncio.wait(pumps)
+
+
+async def whole_body(readexactly: Callable[[int], Awaitable[bytes]], most: int) -> bytes | None:
+    """Return all that a stream has until its end, in however many pieces it comes; None where that is more than `most` bytes."""
+    try:
+        await readexactly(most + 1)
+    except asyncio.IncompleteReadError as ended:
+        return bytes(ended.partial)
+    return None
 
 
 class _Ear(Generic[T]):

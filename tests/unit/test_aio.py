@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from moothall.aio import PATIENCE, Fan, merged, said, start_beside
+from moothall.aio import PATIENCE, Fan, merged, said, start_beside, whole_body
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
@@ -208,3 +208,18 @@ async def test_no_more_waits_for_who_is_slow_than_may() -> None:
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(brought) <= 6
+
+
+@pytest.mark.parametrize(("most", "whole"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
+async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(most: int, whole: bytes | None) -> None:
+    stream = asyncio.StreamReader()
+
+    async def comes() -> None:
+        for piece in (b"abc", b"def"):
+            stream.feed_data(piece)
+            await asyncio.sleep(0)
+        stream.feed_eof()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(comes())
+        assert await whole_body(stream.readexactly, most) == whole

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from moothall.aio import whole_body
 from moothall.config import Forge as Settings
 from moothall.domain.codec import wrong
 from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
@@ -196,11 +197,9 @@ class ForgeClient:
             async with self._session.request(
                 method, self._root + path, params=asked, json=body, headers=self._headers, allow_redirects=False
             ) as answer:
-                raw = b""
-                async for chunk in answer.content.iter_any():
-                    raw += chunk
-                    if len(raw) > _BYTES:
-                        raise CallFailed(f"the forge answers {where} with more than {_BYTES} bytes")
+                raw = await whole_body(answer.content.readexactly, _BYTES)
+                if raw is None:
+                    raise CallFailed(f"the forge answers {where} with more than {_BYTES} bytes")
                 status, waiting = answer.status, answer.headers.get("Retry-After", "")
                 total = answer.headers.get("X-Total-Count", "")
                 more = _More("next" in answer.links, int(total) if total.isdecimal() else 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from moothall.aio import whole_body
 from moothall.errors import ConfigurationError, PolicyUnavailable
 
 PATH = "v1/data/moothall/tools/decision"
@@ -33,8 +34,10 @@ class Opa:
                 allow_redirects=False,  # a policy does not come from elsewhere
                 timeout=aiohttp.ClientTimeout(total=self.seconds),
             ) as response:
-                raw = await response.content.read(_ANSWER_BYTES + 1)
-                if response.status != 200 or len(raw) > _ANSWER_BYTES or not response.content.at_eof():  # noqa: PLR2004 - OK
+                raw = await whole_body(response.content.readexactly, _ANSWER_BYTES)
+                if raw is None:
+                    raise PolicyUnavailable(f"the policy server answered with more than {_ANSWER_BYTES} bytes")
+                if response.status != 200:  # noqa: PLR2004 - OK
                     raise PolicyUnavailable(f"the policy server answered {response.status} with {len(raw)} bytes")
         except TimeoutError as error:
             raise PolicyUnavailable(f"the policy server gave no answer within {self.seconds:g} seconds") from error

@@ -22,6 +22,7 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moothall import config
+from moothall.aio import whole_body
 from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import digest, is_id
@@ -238,8 +239,8 @@ class Provider:
                 aiohttp.ClientSession(timeout=limit) as session,
                 session.request(method, url, data=form, headers=more, allow_redirects=False) as answer,
             ):
-                raw = await answer.content.read(_BYTES)
-                if not answer.content.at_eof():
+                raw = await whole_body(answer.content.readexactly, _BYTES)
+                if raw is None:
                     raise CallFailed(f"{url} answers with more than {_BYTES} bytes")
                 told = json.loads(raw) if raw else {}
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

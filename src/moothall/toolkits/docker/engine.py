@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from moothall.aio import whole_body
 from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound
 
 _ANSWER_BYTES = 8_000_000
@@ -93,12 +94,10 @@ def quote_name(text: str) -> str:
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    whole = bytearray()
-    async for piece in response.content.iter_chunked(_CHUNK):
-        whole += piece
-        if len(whole) > _ANSWER_BYTES:
-            raise CallFailed("the container engine answered with more than can be taken")
-    return bytes(whole)
+    whole = await whole_body(response.content.readexactly, _ANSWER_BYTES)
+    if whole is None:
+        raise CallFailed("the container engine answered with more than can be taken")
+    return whole
 
 
 async def _frames(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
