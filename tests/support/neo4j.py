@@ -216,13 +216,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/neo4j", description="A real Neo4j on loopback, for tests and trials.")
     parser.add_argument("--fetch", action="store_true", help="only fetch the jars (once, about 115 MB)")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C, and the server with it
     try:
         if asked.fetch:
             print(jars())  # noqa: T201 - a script's answer
             return
         with tempfile.TemporaryDirectory(prefix="moothall-neo4j-") as home, server(Path(home) / "home") as address:
             print(f"MOOTHALL_GRAPH__URL={address.url} MOOTHALL_GRAPH__PASSWORD={address.password}", flush=True)  # noqa: T201
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+            signal.pause()
+    except KeyboardInterrupt:
+        return
     except Missing as error:
         sys.exit(str(error))
 
