@@ -12,6 +12,7 @@ import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
+import corpus_traces as traces
 
 import corpus_others as others
 import corpus_python as python
@@ -44,6 +45,7 @@ GROUPS = {
     "go table": (tables.GO_BASE, (), tables.GO),
     "node table": (tables.NODE_BASE, (), tables.NODE),
     "rust table": (tables.RUST_BASE, (), tables.RUST),
+    "pytest traces": (python.PYTEST_BASE, PYTEST, traces.PYTEST),
     "go disk": (others.GO_BASE, (), disk.GO),
     "node disk": (others.NODE_BASE, (), disk.NODE),
     "rust disk": (others.RUST_BASE, (), disk.RUST),

@@ -100,7 +100,7 @@ SAMPLES = (
 
 
 def _test(sample: Sample) -> str:
-    cases = "".join(f"    assert {sample.name}(*{given!r}) == {want!r}\n" for given, want in sample.cases[::2])
+    cases = "".join(f"    assert {sample.name}({', '.join(map(repr, given))}) == {want!r}\n" for given, want in sample.cases[::2])
     return f"from shop.code import {sample.name}\n\n\ndef test_it():\n{cases}"
 
 

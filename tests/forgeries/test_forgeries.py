@@ -12,6 +12,7 @@ import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
+import corpus_traces as traces
 import pytest
 
 import corpus_others as others
@@ -52,7 +53,7 @@ async def winners(
 
 @pytest.mark.parametrize("group", ["IN_PROCESS", "FILES"])
 async def test_no_forgery_of_pytest_is_proven(tmp_path: Path, group: str) -> None:
-    patches = {**getattr(python, group), **({**more.PYTEST, **fresh.PYTEST} if group == "IN_PROCESS" else {})}
+    patches = {**getattr(python, group), **({**more.PYTEST, **fresh.PYTEST, **traces.PYTEST} if group == "IN_PROCESS" else {})}
     assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == []
 
 

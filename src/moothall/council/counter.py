@@ -156,8 +156,9 @@ class CounterProof:
         kinds = {kind: made for kind, made in kinds.items() if made.files}
         if not kinds:
             return _UNTOUCHED
-        if "neutral" in kinds and "expect" in kinds:  # who reads on the disk what is expected finds something else
-            kinds["neutral"] = replace(kinds["neutral"], shown=kinds["expect"].files)
+        if "expect" in kinds:
+            # Who reads on the disk what is expected finds something else, and the same in each kind: nothing there tells these apart.
+            kinds = {kind: replace(made, shown=kinds["expect"].files) for kind, made in kinds.items()}
         run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
