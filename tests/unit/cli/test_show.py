@@ -81,6 +81,10 @@ def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
     assert "stops: the same tests red for 3 turns" in said(3)
 
 
+JOINER = "\N{WORD JOINER}"
+"""Stands behind what could call somebody or name an issue in the raw text."""
+
+
 @given(st.text(max_size=80))
 def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
     result = Result(1, "agent-dev-001", "dev", 0.5, (words,), passed_gates=True, proven=True)
@@ -95,16 +99,16 @@ def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
     title, *_, row = [line for line in said.split("\n") if line]
     told = [title.removeprefix("### "), row.split(" | ")[-1].removesuffix(" |")]
     for text in told:
-        assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~")
-        assert html.unescape(text) == " ".join(plain(words).split())
+        assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~@")
+        shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in " ".join(words.split()))
+        assert html.unescape(text).replace(JOINER, "") == shown
 
 
 def test_a_summary_is_added_and_one_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     outcome = Outcome("t", DeliberationStatus.FAILED, error_message="nobody <b>proposed</b>")
     for _ in range(2):
         summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path / "summary.md")
-    assert (tmp_path / "summary.md").read_text(encoding="utf-8").count(
-        "t: no winner (nobody &#60;b&#62;proposed&#60;/b&#62;)"
-    ) == 2
+    said = html.unescape((tmp_path / "summary.md").read_text(encoding="utf-8")).replace(JOINER, "")
+    assert said.count("t: no winner (nobody <b>proposed</b>)") == 2
     with pytest.raises(InvalidRequest, match=r"the summary .* cannot be written: Is a directory"):
         summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path)
