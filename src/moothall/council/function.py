@@ -2,9 +2,9 @@
 
 A model that is right every second time when it is asked for a function in a code block is lost among tools and JSON. So where the
 task names one function of one file, it is asked for just that, and its code block is read as the call that replaces or adds it.
-Where the file ends with that function and it has no body yet, the reply is begun for the model with what there is, so that it need
-not say it again: as it is, or with a first step, so that it writes a plan in comments and then the code. The attempts of a seat ask in
-these ways by turns, the cheapest first, and each seat of a council begins with another: samples of one prompt are much alike.
+Where the file ends with that function and it has no body yet, there are two ways more: the reply is begun for the model with what there
+is, so that it need not say it again, as it is, or with a first step, so that it writes a plan in comments and then the code. The attempts
+of a seat ask in these ways by turns, first for the whole, and each seat of a council begins with another: samples of one prompt are much alike.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Function:
 
     def way(self, number: int) -> Way:
         """Return how the attempt of this number (from 0) asks."""
-        ways = (*self.completions, self.whole)
+        ways = (self.whole, *self.completions)
         return ways[number % len(ways)]
 
     def read(self, reply: ChatReply, way: Way) -> Turn:
@@ -119,11 +119,13 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
     python = path.endswith(".py")
     examples = examples_of(text, name) if python else ()
     tests = _Tests(shown.failing, examples)
+    completions = tuple(_completions(description, tests, text, name)) if python else ()
+    whole = _completed(description, tests, text, name) if completions else _whole(description, tests, path, text, name)
     return Function(
         path,
         name,
-        Way(tuple(_whole(description, tests, path, text, name))),
-        completions=tuple(_completions(description, tests, text, name)) if python else (),
+        Way(tuple(whole)),
+        completions=completions,
         file_tokens=tokens(text),
         examples=examples,
     )
@@ -132,7 +134,7 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
 class _Tests:
     """What fails: of files of tests in Python that only assert the assertions that are no example of the docstring, the others whole.
 
-    `shown`: whether the docstring has examples.
+    `beside` is what is said of them beside the docstring.
     """
 
     def __init__(self, failing: Sequence[tuple[str, str]], examples: Sequence[Example]) -> None:
@@ -140,7 +142,8 @@ class _Tests:
         shown = {_equality(f"assert {call} == {value}") for call, value in examples}
         new = {test: "\n".join(line for line in lines if _equality(line) not in shown) for test, lines in read.items()}
         self.said = {test: lines for test, lines in new.items() if lines}
-        self.shown = bool(examples)
+        # Measured: beside a docstring with examples, assertions cost a third more tokens and solve nothing more.
+        self.beside = [] if examples else [fence(f"{test} must pass", said) for test, said in self.said.items()]
         self.apart = [fence(f"{test}, which fails now and must pass", whole) for test, whole in failing if not read[test]]
 
 
@@ -151,6 +154,13 @@ def _whole(description: str, tests: _Tests, path: str, text: str, name: str) -> 
     # Measured: where the task stands in a fence of its own, the model hands the function back as it is, without a body.
     asked = f"Task: {description}\nReply with the whole function {name}, its body included, in one code block, and nothing else."
     yield Message("user", "\n\n".join([*tests.apart, fence(path, "\n\n".join([text.rstrip(), *below])), asked]))
+
+
+def _completed(description: str, tests: _Tests, text: str, name: str) -> Iterator[Message]:
+    """Yield what is asked where the file in Python ends with that function, which has no body: the question that such models are trained on."""
+    yield Message("system", _SYSTEM)
+    asked = f"Complete this Python function. {description}\nReply with the whole function {name} and nothing else."
+    yield Message("user", "\n\n".join([*tests.apart, asked, f"```python\n{text.rstrip()}\n```", *tests.beside]))
 
 
 def _completions(description: str, tests: _Tests, text: str, name: str) -> Iterator[Way]:
@@ -166,13 +176,11 @@ def _completions(description: str, tests: _Tests, text: str, name: str) -> Itera
     indented = lines[last.body[0].lineno - 1][: last.body[0].col_offset]
     if indented.strip():  # the docstring stands on the line of the signature
         return
-    # Measured: beside a docstring with examples, assertions cost a third more tokens and solve nothing more.
-    asserted = [fence(f"{test} must pass", said) for test, said in tests.said.items() if not tests.shown]
-    for plan, step in (([], ""), ([_PLAN], f"{indented}{_FIRST_STEP}")):
+    for plan, step in (([_PLAN], f"{indented}{_FIRST_STEP}"), ([], "")):
         asked = "\n".join([f"Task: {description}", *plan, "Reply with the whole function in one code block."])
         head = (
             Message("system", _SYSTEM),
-            Message("user", "\n\n".join([*tests.apart, *asserted, asked])),
+            Message("user", "\n\n".join([*tests.apart, *tests.beside, asked])),
             Message("assistant", "\n".join(["```python", *lines, step])),
         )
         yield Way(head, "\n".join([*lines[first - 1 :], step]))

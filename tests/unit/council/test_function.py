@@ -255,7 +255,7 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
     )
     ways = function.completions if function else ()
     assert len(ways) == (2 if begun else 0)
-    for way, step in zip(ways, ("", "\t# 1." if "\t" in text else "    # 1."), strict=False):
+    for way, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
         *_, user, reply_begun = way.head
         assert ("assert half(2) == 1" in user.content) == (">>>" not in text)
         assert text.strip() not in user.content
@@ -270,6 +270,12 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     function = function_of("Complete half", Shown((("tests/t.py", tests),), (("b.py", STUB),), ""), ())
     assert function is not None
     said = function.whole.head[1].content
+    assert f"```python\n{STUB.rstrip()}\n```" in said
+    assert "assert" not in said
+    assert "assert half(2) == 1" not in "".join(message.content for way in function.completions for message in way.head)
+    with_body = function_of("Complete half", Shown((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""), ())
+    assert with_body is not None
+    said = with_body.whole.head[1].content
     assert "assert half(2) == 1" in said
     assert "half( 4)" not in said
 
@@ -288,7 +294,7 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
 def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
     function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
     assert function is not None
-    plain, planned = function.completions
+    planned, plain = function.completions
     for way in (planned,) if said.startswith(" Halve") else (plain,) if said.startswith("    ") else (planned, plain):
         (action,) = function.read(reply(said), way).actions
         content = action.args["content"]
@@ -320,21 +326,21 @@ def asked_in(body: Any) -> str:
 
 
 @pytest.mark.e2e
-async def test_attempts_ask_for_the_body_for_a_plan_and_for_the_whole_by_turns(council: Any) -> None:
-    said = {"0.1": '    return "Goodbye"\n```', "0.2": ' Greet.\n    return "Hi"\n```', "0.3": RIGHT}
+async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(council: Any) -> None:
+    said = {"0.1": WRONG, "0.2": ' Greet.\n    return "Hi"\n```', "0.3": '    return "Hello, World!"\n```'}
 
     async with council(
         lambda _body, headers: said[step_of(headers)], files=BODILESS, functions="on", function_attempts=3
     ) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert [asked_in(asked.body) for asked in house.server.requests] == ["body", "plan", "whole"]
+    assert [asked_in(asked.body) for asked in house.server.requests] == ["whole", "plan", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert '+    return "Hello, World!"' in diff
 
 
 @pytest.mark.e2e
 async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
-    said = {"body": '    return "Goodbye"\n```', "plan": ' Greet.\n    return "Hello, World!"\n```'}
+    said = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
 
     async with council(lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on") as house:
         events = await house.run(house.deliberation("single", 1))
