@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from google.protobuf import json_format
 from served import ALICE, Served, make_command, served
 
 from house import by_task, git, scripted
+from moothall.forge.webhooks import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
@@ -25,10 +29,11 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 class Caller:
-    """A stub whose calls carry alice's token."""
+    """A stub whose calls carry alice's token. `told`: bodies and signatures of the webhooks of its house."""
 
-    def __init__(self, house: Served) -> None:
+    def __init__(self, house: Served, told: list[tuple[bytes, str]]) -> None:
         self._stub: Any = pb_grpc.AgentServiceStub(house.channel)
+        self.told = told
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
@@ -50,6 +55,25 @@ async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Faul
     return '{"thought": "", "finish": "Four."}' if "2 + 2" in prompt else by_task(body, headers)
 
 
+@asynccontextmanager
+async def hook(told: list[tuple[bytes, str]]) -> AsyncIterator[str]:
+    """Hear webhooks; yield where."""
+
+    async def hear(request: web.Request) -> web.Response:
+        told.append((await request.read(), request.headers["X-Moothall-Signature-256"]))
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.router.add_post("/", hear)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Caller]:
     folder = tmp_path_factory.mktemp("agents")
@@ -57,12 +81,14 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
     async def said(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         return await answer(body, headers)
 
-    async with scripted_model(scripted(said)) as model:
+    told: list[tuple[bytes, str]] = []
+    async with scripted_model(scripted(said)) as model, hook(told) as url:
         command = make_command(folder, model.base_url)
         command.extra["MOOTHALL_TOOLS__PARALLELISM"] = "3"
+        command.extra |= {"MOOTHALL_WEBHOOK__URL": url, "MOOTHALL_WEBHOOK__SECRET": "of these tests"}
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
         async with served(command) as house:
-            yield Caller(house)
+            yield Caller(house, told)
 
 
 async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(agent: Caller) -> None:
@@ -93,6 +119,13 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
     assert "".join(update.delta for update in updates) == updates[-1].message == "Four."
     progress = [update.progress for update in updates]
     assert progress == sorted(progress)
+    async with asyncio.timeout(20):
+        while (told := {json.loads(body)["task_id"]: (body, signed) for body, signed in agent.told}).keys() < {
+            response.task_id,
+            updates[-1].task_id,
+        }:
+            await asyncio.sleep(0.05)
+    assert all(is_signed("of these tests", body, signed) for body, signed in told.values())
 
 
 async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> None:

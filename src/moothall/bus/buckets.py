@@ -32,6 +32,7 @@ BUCKETS: Mapping[str, BucketSpec] = {
         BucketSpec(
             "budgets", "<tenant>.<story_id>: a story's budget, and what each of its deliberations has drawn and spent of it"
         ),
+        BucketSpec("webhooks", "how far the server at each URL has been told of decisions"),
         BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
         BucketSpec("rates", "<tenant>.<tool>: when its last calls were made, by whatever process", max_age=DAY),
         BucketSpec(

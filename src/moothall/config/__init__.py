@@ -13,7 +13,7 @@ from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools,
 from moothall.config.jobs import Jobs
 from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes
-from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web
+from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web, Webhook
 from moothall.config.section import Section
 from moothall.config.settings import Settings, read_settings, secret_values
 
@@ -42,6 +42,7 @@ __all__ = [
     "Trace",
     "Wasm",
     "Web",
+    "Webhook",
     "Workspace",
     "default_file",
     "environment",

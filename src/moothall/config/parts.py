@@ -295,6 +295,26 @@ class Forge(Section):
         return self
 
 
+class Webhook(Section):
+    """A server of the operator's that is told of each decision: docs/doors.md."""
+
+    url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/?#@\s]+(/[^#@\s]*)?$",
+        description="what is posted to; http:// only on loopback. Empty: nobody is told",
+    )
+    secret: SecretStr | None = Field(None, description="what the body is signed with: in a file, or in MOOTHALL_WEBHOOK__SECRET")
+    secret_file: Path | None = None
+    seconds: float = Field(10.0, gt=0, description="one try")
+    tries: int = Field(8, ge=1, description="of one notice, with growing pauses; then it is left out. Later ones wait for it")
+
+    @model_validator(mode="after")
+    def _signs(self) -> Self:
+        if self.url is not None and self.secret is None:
+            raise ValueError("webhook.secret is missing: whoever is told could not know who tells it")
+        return self
+
+
 class Graph(Section):
     """The context graph. No URL: an embedded one in the data directory."""
 

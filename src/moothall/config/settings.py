@@ -24,7 +24,7 @@ from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
 from moothall.config.jobs import Jobs
 from moothall.config.models import Models
-from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web
+from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web, Webhook
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
 
@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     web: Web = Web()
     oidc: Oidc = Oidc()
     forge: Forge = Forge()
+    webhook: Webhook = Webhook()
     graph: Graph = Graph()
     log: Log = Log()
     trace: Trace = Trace()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import get_args
 
+from moothall.aio import beside
 from moothall.bus.lease import BUCKET, Lease
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector, State
@@ -81,6 +82,24 @@ def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManage
 def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
     """Return what decides, beside others on the same bus."""
     return Collector(bus, repositories, settings.limits, alone=partial(alone, settings, bus))
+
+
+@asynccontextmanager
+async def telling(settings: Settings, bus: Bus) -> AsyncIterator[None]:
+    """Tell the server of the settings, if any, of each decision, until the block ends; of several processes one does. Raises `ConfigurationError`."""
+    if settings.webhook.url is None:
+        yield
+        return
+    from moothall.services.notices import open_notices
+
+    async with open_notices(bus, settings.webhook) as notices:
+
+        async def tell() -> None:
+            await notices.run((await bus.state(EVENTS.name)).last_seq)
+
+        work = tell() if settings.bus.url is None else lease_of(settings, bus, "webhook").lead(tell)
+        async with beside(work, "webhook"):
+            yield
 
 
 class Deciding:

@@ -1,0 +1,128 @@
+"""Webhooks of ours: a server that the operator names is told of each deliberation that has been decided, in the order of the log and at least once.
+
+What is told holds no word of a model or a caller but names and ids; who wants more asks for the result. The body is signed as forges sign theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from hashlib import sha256
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from moothall.config import Webhook as Settings
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.ids import digest
+from moothall.domain.topic import Channel
+from moothall.errors import ConfigurationError, Temporary
+from moothall.ports import Bus
+from moothall.services.identity import is_loopback
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+BUCKET = "webhooks"
+VERSION = 1
+_TOLD = ("task_id", "status", "final_state", "winner_id", "proven", "branch", "commit_sha")
+_PAUSE_SECONDS, _LONGEST_PAUSE = 1.0, 60.0
+_OK = range(200, 300)
+
+
+class Notices:
+    """What is told. How far it has come is kept on the bus, a document for each URL; before the first it begins with what comes after."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._bus = bus
+        self._url = settings.url or ""
+        self._secret = settings.secret.get_secret_value().encode() if settings.secret else b""
+        self._tries = settings.tries
+        self._session = session
+        self._sleep = sleep
+
+    async def run(self, last_seq: int) -> None:
+        """Tell what comes after what was told last, until cancelled. `last_seq`: the log's end now."""
+        bucket, key = self._bus.bucket(BUCKET), digest("webhook", self._url)[:32]
+        while True:
+            try:
+                kept = await bucket.get(key)
+                if kept is None:
+                    kept = {"seq": last_seq}
+                    await bucket.put(key, kept)
+                async with aclosing(self._bus.follow([Channel.RESPONSES.all], int(kept["seq"]))) as records:
+                    async for recorded in records:
+                        if recorded.event.type is EventType.DELIBERATION_DECIDED:
+                            await self._tell(recorded)
+                            await bucket.put(key, {"seq": recorded.seq})
+            except Temporary as error:
+                log.warning("webhooks wait for the bus", reason=error.message)
+                await self._sleep(_PAUSE_SECONDS)
+
+    async def _tell(self, recorded: Recorded) -> None:
+        """Send it, again after a growing pause where nobody takes it; after the last try it is left out, and said so."""
+        body = orjson.dumps(notice(recorded), option=orjson.OPT_SORT_KEYS)
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "moothall",
+            "X-Moothall-Event": recorded.event.type.value,
+            "X-Moothall-Delivery": recorded.event.id,
+            "X-Moothall-Signature-256": f"sha256={hmac.new(self._secret, body, sha256).hexdigest()}",
+        }
+        for number in range(self._tries):
+            if number:
+                await self._sleep(min(_PAUSE_SECONDS * 2 ** (number - 1), _LONGEST_PAUSE))
+            why = await self._send(body, headers)
+            if not why:
+                return
+            log.info("a webhook was not taken", delivery=recorded.event.id, tried=number + 1, reason=why)
+        log.warning(
+            "a webhook is left out", delivery=recorded.event.id, task_id=recorded.event.data.get("task_id"), tried=self._tries
+        )
+
+    async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
+        """Return why it was not taken, '' where it was."""
+        try:
+            # A redirect would carry what is told elsewhere.
+            async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
+                return "" if answer.status in _OK else f"HTTP {answer.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return str(error) or type(error).__name__
+
+
+def notice(recorded: Recorded) -> dict[str, Any]:
+    """Return what is told of a decision."""
+    event = recorded.event
+    told = {name: event.data[name] for name in _TOLD if name in event.data}
+    return {
+        "version": VERSION,
+        "event": event.type.value,
+        "id": event.id,
+        "seq": recorded.seq,
+        "time": event.time,
+        "tenant": event.tenant,
+    } | told
+
+
+@asynccontextmanager
+async def open_notices(bus: Bus, settings: Settings) -> AsyncIterator[Notices]:
+    """Connect. Raises `ConfigurationError` for an address over which others could read along."""
+    at = urlsplit(settings.url or "")
+    if at.scheme != "https" and not is_loopback(at.hostname or ""):
+        raise ConfigurationError(
+            f"webhook.url {(settings.url or '')[:200]!r} is no https:// address; http:// is for this machine alone"
+        )
+    limit = aiohttp.ClientTimeout(total=settings.seconds)
+    async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        yield Notices(bus, settings, session)
