@@ -101,9 +101,14 @@ async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None]
                     await queue.put((item,))
         except Exception as error:  # noqa: BLE001 - raised where it is taken
             end = error
+        except asyncio.CancelledError:
+            if not over:
+                await queue.put(asyncio.CancelledError())  # from within
+            raise
         if source is lead or end is not None:
             await queue.put(end)
 
+    over = False
     pumps = [asyncio.create_task(pump(source)) for source in (lead, *others)]
     try:
         while isinstance(item := await queue.get(), tuple):
@@ -111,6 +116,7 @@ async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None]
         if item is not None:
             raise item
     finally:
+        over = True
         for task in pumps:
             task.cancel()
         await asyncio.wait(pumps)

@@ -223,3 +223,15 @@ async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(mo
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(comes())
         assert await whole_body(stream.readexactly, most) == whole
+
+
+async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:
+    async def cancelled() -> AsyncGenerator[int, None]:
+        yield 1
+        raise asyncio.CancelledError
+
+    closed: list[bool] = []
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            [item async for item in merged(cancelled(), _forever(closed), most=2)]
+    assert closed == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -13,12 +14,16 @@ from moothall.domain.ids import check_key
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, Temporary
 from moothall.ports import Bus
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 _CHANNELS = (Channel.RESULTS, Channel.RESPONSES, Channel.WORDS)
 _OPEN = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 _REMEMBERED = 10_000
+_AGAIN_SECONDS = 1.0
 
 
 class UnderWay(Protocol):
@@ -85,6 +90,14 @@ class Onlooker:
             await self._load(key)
 
     async def _load(self, key: str) -> None:
+        while True:
+            try:
+                return await self._read(key)
+            except Temporary as error:
+                log.warning("could not look yet", task_id=key, code=error.code, reason=error.message)
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _read(self, key: str) -> None:
         async for recorded in self._bus.replay([channel.of(key) for channel in _CHANNELS]):
             if recorded.event.type is EventType.DELIBERATION_DECIDED:
                 self._close(key)

@@ -6,6 +6,7 @@ Each call is bounded in time and bytes and follows no redirect, so that the toke
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -200,7 +201,7 @@ class ForgeClient:
                 raw = await whole_body(answer.content.readexactly, _BYTES)
                 if raw is None:
                     raise CallFailed(f"the forge answers {where} with more than {_BYTES} bytes")
-                status, waiting = answer.status, answer.headers.get("Retry-After", "")
+                status, waiting = answer.status, _waiting(answer.headers)
                 total = answer.headers.get("X-Total-Count", "")
                 more = _More("next" in answer.links, int(total) if total.isdecimal() else 0)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -220,6 +221,14 @@ def _document(raw: bytes) -> Any:
         return json.loads(raw) if raw else None
     except (ValueError, RecursionError):
         return None
+
+
+def _waiting(headers: Mapping[str, str]) -> str:
+    """Return for how many seconds the forge wants not to be asked, '' where it says nothing of that."""
+    reset = headers.get("X-RateLimit-Reset", "")
+    if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():
+        return str(max(int(reset) - int(time.time()), 1))
+    return headers.get("Retry-After", "")
 
 
 def _read(kind: type[M] | TypeAdapter[Any], told: Any) -> Any:

@@ -133,9 +133,9 @@ def _asks(head: str, parts: Sequence[tuple[str, str]], limit: int) -> str:
 
 def issue_task(repository: str, issue: Issue, comment: Post | None, limit: int) -> str:
     """Return what a council is asked about an issue, and about the comment that asks for it."""
-    parts = [("Title", issue.title), (f"Text by {issue.author}", issue.body)]
-    more = [(f"Comment by {comment.author}", comment.body)] if comment else []
-    return _asks(f"Solve issue {issue.number} of {repository}", [*parts, *more], limit)
+    # A long issue, which may be anybody's, does not push out the words of who may ask.
+    parts = [("Title", issue.title), *([(f"Comment by {comment.author}", comment.body)] if comment else [])]
+    return _asks(f"Solve issue {issue.number} of {repository}", [*parts, (f"Text by {issue.author}", issue.body)], limit)
 
 
 def review_task(repository: str, issue: Issue, post: Post, remarks: Sequence[Remark], limit: int) -> str:

@@ -20,10 +20,12 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
-from moothall.errors import AlreadyExists, MoothallError, NotFound
+from moothall.errors import AlreadyExists, MoothallError, NotFound, Temporary
 from moothall.forge import texts
 from moothall.forge.client import ForgeClient, Issue, Post, Pull
 from moothall.ports import Deliberations
+
+_LEAST_SECONDS, _LONGEST_SECONDS = 1.0, 3600.0
 
 
 class Clones(Protocol):
@@ -70,6 +72,8 @@ class Watch:
         self._room = asyncio.Semaphore(settings.at_once)
         self._wake = asyncio.Event()
         self._failed = False
+        self._writers: dict[tuple[str, str], bool] = {}
+        self._pause = 0.0
 
     async def run(self, *, once: bool = False) -> bool:
         """Look again and again; or `once`, until what there is to do is done, and return whether all went well. Raises what the forge says where
@@ -79,6 +83,8 @@ class Watch:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wake.clear()
+                self._writers.clear()
+                self._pause = 0.0
                 for repository in self._repositories:
                     with self._failing(repository):
                         for issue in await self._client.issues(
@@ -89,6 +95,8 @@ class Watch:
                                 group.create_task(self._work(repository, issue, place), name=place)
                 if once:
                     break
+                # However often it is woken, and as long as the forge asks for: its patience is not without end.
+                await asyncio.sleep(max(self._pause, min(_LEAST_SECONDS, self._settings.poll_seconds)))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
         return not self._failed
@@ -115,6 +123,8 @@ class Watch:
             yield
         except MoothallError as error:
             self._failed = True
+            if isinstance(error, Temporary) and error.retry_after:
+                self._pause = min(max(self._pause, error.retry_after), _LONGEST_SECONDS)
             self._say(where, f"{error.message} [{error.code}]")
 
     def _say(self, where: str, words: str) -> None:
@@ -161,7 +171,12 @@ class Watch:
 
     async def _may(self, repository: str, post: Post) -> bool:
         """Whether words count: those of somebody who may write to the repository, and who is not we."""
-        return bool(post.author) and post.author != self._me and await self._client.may_write(repository, post.author)
+        if not post.author or post.author == self._me:
+            return False
+        asked = (repository, post.author)
+        if asked not in self._writers:  # once a look: whoever writes many comments costs one question
+            self._writers[asked] = await self._client.may_write(repository, post.author)
+        return self._writers[asked]
 
     async def _request(
         self, repository: str, task_id: str, words: str, done: Sequence[str], base: str = ""

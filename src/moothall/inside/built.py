@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import time
 
 from moothall.inside import checks
 
@@ -42,7 +43,7 @@ def run(
     """Build what a command runs with the files in other words, make the disk as it was, and run it. `once` runs one command."""
     if argv[0].rpartition("/")[2] == "go":
         return _go(argv, top, once, seconds, ours=(sys.executable, "-I", "-S", f"{plugins}/moothall_go.py"), built=built)
-    return _cargo(argv, top, once, seconds)
+    return _cargo(argv, top, once, seconds, built=built)
 
 
 def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, ours: tuple[str, ...], built: str) -> Ended:
@@ -59,18 +60,22 @@ def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float
     return once((*ours, "run", built), seconds()) if ended.status == "success" and not ended.exit_code else ended
 
 
-def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float]) -> Ended:
+def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, built: str) -> Ended:
     """They take the place of those in the tree until all is built; these are older than that, so that nothing is built again."""
-    folder = os.path.join(top, checks.INSTEAD)
+    folder = built
+    shutil.rmtree(built, ignore_errors=True)
+    _keeping([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), folder))
     paths = _inside(folder)
     folders = [top, *{os.path.dirname(os.path.join(top, path)) for path in paths}]
+    now = time.time_ns()  # of both: a build script that names no files is run again where the newest of a package is another
 
     def swap() -> None:
         for path in paths:
             theirs, ours = os.path.join(top, path), os.path.join(folder, path)
-            os.rename(theirs, f"{ours}.moved")
-            os.rename(ours, theirs)
+            shutil.move(theirs, f"{ours}.moved")
+            shutil.move(ours, theirs)
             os.rename(f"{ours}.moved", ours)
+            os.utime(theirs, ns=(now, now))
 
     _keeping(folders, swap)
     at = argv.index("--") if "--" in argv else len(argv)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.aio import beside
-from moothall.config import Settings
+from moothall.config import Forge, Oidc, Settings, Webhook
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel
 from moothall.ports import Answerer, Bus
@@ -61,10 +61,11 @@ def disk_of(data_dir: Path) -> str:
 
 
 def for_hosts(settings: Settings) -> Settings:
-    """Return the settings for hosts that may be anywhere: without the key of the house."""
+    """Return the settings for hosts that may be anywhere: without the key of the house, and what only doors and people's commands need."""
     if settings.ray.address is None:
         return settings
-    return settings.model_copy(update={"guard": settings.guard.model_copy(update={"key": None})})
+    guard = settings.guard.model_copy(update={"key": None})
+    return settings.model_copy(update={"guard": guard, "forge": Forge(), "webhook": Webhook(), "oidc": Oidc()})
 
 
 @asynccontextmanager

@@ -68,8 +68,11 @@ class Archives:
             await asyncio.to_thread(self._take, path, folder)
         except (OSError, WorkspaceFailed) as error:
             tell(f"what another host had set up cannot be used, and is set up anew: {error}"[:300])
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+            if isinstance(
+                error, WorkspaceFailed
+            ):  # it is broken; what fails here alone, as a full disk, is no reason to take it from all
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
             return False
         tell("another host has set it up")
         return True

@@ -112,6 +112,13 @@ def test_texts_are_as_long_as_a_forge_takes() -> None:
     assert "`moothall show` has the rest" in said
 
 
+def test_a_long_issue_does_not_push_out_the_words_of_who_asks() -> None:
+    issue = ISSUE.model_copy(update={"body": "x" * 5_000})
+    asked = issue_task("acme/app", issue, Post(id=1, body="Only the parser, please.", author="writer"), limit=2_000)
+    assert len(asked) == 2_000
+    assert "Only the parser, please." in asked
+
+
 def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
     post = Post(id=3, body="Closes #1 @ada", author="eve")
     for asked in (

@@ -134,7 +134,11 @@ async def test_who_may_not_write_starts_nothing(house: House, forge: FakeForge) 
     eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
     ada("POST", f"/issues/{asked}/comments", body=f"> {CALL} go\n\nNo, {CALL}-2 or x{CALL} should.")
     place_of(forge).person("moothall-bot")("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
+    for number in range(5):
+        eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go {number}")
+    forge.calls.clear()
     assert await house.look(house.won)
+    assert sum("/eve/permission" in call for call in forge.calls) == 1, "whoever writes many comments costs one question a look"
     assert house.desk.known() == []
     ada("POST", f"/issues/{asked}/comments", body=f"Yes, {CALL}: do it")
     assert await house.look(house.won)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import socket
+import time
 from hashlib import sha256
 
 import aiohttp
@@ -12,7 +13,7 @@ from pydantic import SecretStr, ValidationError
 
 from moothall.config import Forge
 from moothall.errors import ConfigurationError
-from moothall.forge.client import api_of, forge_client
+from moothall.forge.client import _waiting, api_of, forge_client
 from moothall.forge.webhooks import hearing
 
 SECRET = "a secret of these tests"
@@ -84,3 +85,15 @@ async def test_a_missing_token_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"forge\.token is missing"):
         async with forge_client(Forge()):
             pass
+
+
+@pytest.mark.parametrize(
+    ("headers", "low", "high"),
+    [
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) + 90)}, 60, 90),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "12"}, 1, 1),
+        ({"X-RateLimit-Remaining": "9", "X-RateLimit-Reset": str(int(time.time()) + 90), "Retry-After": "7"}, 7, 7),
+    ],
+)
+def test_a_forge_says_when_to_ask_again(headers: dict[str, str], low: int, high: int) -> None:
+    assert low <= int(_waiting(headers)) <= high

@@ -34,6 +34,12 @@ func TestRead(t *testing.T) {
 func TestHidden(t *testing.T) {
 	t.Log("the disk")
 }
+
+func TestSeesNoDifference(t *testing.T) {
+	if !strings.Contains(os.Args[0], "/go-build") {
+		t.Fatal(os.Args[0])
+	}
+}
 """
 RUST = """#[test]
 fn reads() {
@@ -83,16 +89,17 @@ def test_go_runs_other_tests_than_the_disk_has(tmp_path: Path, folder: str) -> N
         {
             "go.mod": "module example.org/shop\n\ngo 1.19\n",
             f"{folder}shop_test.go": GO,
-            "more/more_test.go": 'package more\n\nimport "testing"\n\nfunc TestMore(t *testing.T) {}\n',
+            "more/more_test.go": '//go:build whole\n\npackage more\n\nimport "testing"\n\nfunc TestMore(t *testing.T) {}\n',
             f"{checks.INSTEAD}/{folder}shop_test.go": other,
         },
     )
     package = f"example.org/shop/{folder}".rstrip("/")
-    cases, code = ran(tmp_path / "shop", ("go", "test", "-json", "-count=1", "./..."))
+    cases, code = ran(tmp_path / "shop", ("go", "test", "-json", "-count=1", "-tags", "whole", "./..."))
     assert cases == {
         f"{package}::TestRead": "passed",
         f"{package}::TestRead/it_reads": "passed",
         f"{package}::TestHidden": "failed",
+        f"{package}::TestSeesNoDifference": "passed",
         "example.org/shop/more::TestMore": "passed",
     }
     assert code
@@ -117,6 +124,7 @@ def test_cargo_runs_other_tests_than_the_disk_has(tmp_path: Path) -> None:
         {
             "Cargo.toml": '[package]\nname = "shop"\nversion = "1.0.0"\nedition = "2021"\n',
             "src/lib.rs": "",
+            "build.rs": "fn main() {}\n",
             "tests/shop.rs": RUST,
             f"{checks.INSTEAD}/tests/shop.rs": RUST.replace('"the disk".len(), 8', '"hidden".len(), 8'),
         },

@@ -20,6 +20,13 @@ test('hidden', () => assert.strictEqual('the disk'.length, 8));
 """
 
 
+def _finds_out() -> bool:
+    """Whether this Node finds out by itself that a file is a module."""
+    said = subprocess.run(["node", "--version"], check=True, capture_output=True, text=True).stdout.strip().lstrip("v").split(".")
+    version = (int(said[0]), int(said[1]))
+    return (20, 19) <= version < (21, 0) or version >= (22, 7)
+
+
 @pytest.mark.parametrize(
     ("name", "package", "head"),
     [
@@ -27,11 +34,14 @@ test('hidden', () => assert.strictEqual('the disk'.length, 8));
         ("test/shop.test.cjs", '{"type": "module"}', _PLAIN),
         ("test/shop.test.js", '{"type": "module"}', _MODULE),
         ("shop.test.mjs", "{}", _MODULE),
+        ("shop.test.js", "{}", _MODULE),
     ],
 )
 def test_node_runs_another_test_than_the_disk_has(tmp_path: Path, name: str, package: str, head: str) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed; apt-get install nodejs brings it")
+    if (name, head) == ("shop.test.js", _MODULE) and not _finds_out():
+        pytest.skip("this Node takes a .js file for CommonJS where package.json names no type; Node 20.19 or 22.7 looks")
     files = {
         "package.json": package,
         name: head + _TESTS,

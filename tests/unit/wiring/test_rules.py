@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from moothall.config import Guard, Ray, Settings
+from moothall.config import Forge, Guard, Oidc, Ray, Settings, Webhook
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.guard.approvals import Approvals, Subject
@@ -91,6 +92,10 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert home_of(far) is not None  # the house starts anew
     assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
+    secret = SecretStr("a secret of these tests")
+    forge, webhook = Forge(token=secret), Webhook(url="https://hooks.example", secret=secret)
+    told = for_hosts(far.model_copy(update={"forge": forge, "webhook": webhook, "oidc": Oidc(client_secret=secret)}))
+    assert secret.get_secret_value().encode() not in pickle.dumps(told), "what doors and commands need travels to nobody"
 
 
 async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:

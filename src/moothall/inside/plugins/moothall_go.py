@@ -19,8 +19,9 @@ def keep(folder: str, binary: str, args: list[str]) -> int:
     place = tempfile.mkdtemp(dir=folder)
     shutil.copy2(binary, place)
     said = {
-        "binary": os.path.join(place, os.path.basename(binary)),
-        "args": [arg for arg in args if not arg.startswith("-test.testlogfile")],
+        "kept": os.path.join(place, os.path.basename(binary)),
+        "binary": binary,
+        "args": args,
         "folder": os.getcwd(),
     }
     with open(os.path.join(place, "kept.json"), "w", encoding="utf-8") as file:
@@ -35,7 +36,12 @@ def run(folder: str) -> int:
         with open(os.path.join(folder, place, "kept.json"), encoding="utf-8") as file:
             kept = json.load(file)
         at = kept["folder"]
-        listed = subprocess.run(["go", "list"], cwd=at, stdout=subprocess.PIPE, check=True)  # noqa: S607 - as the check
+        os.makedirs(os.path.dirname(kept["binary"]))  # what is run sees no difference to what `go test` runs
+        shutil.move(kept["kept"], kept["binary"])
+        for arg in kept["args"]:
+            if arg.startswith("-test.gocoverdir="):
+                os.makedirs(arg.partition("=")[2])
+        listed = subprocess.run(["go", "list", "-e"], cwd=at, stdout=subprocess.PIPE, check=True)  # noqa: S607 - as the check
         argv, env = [kept["binary"], *kept["args"]], dict(os.environ, PWD=at)
         with subprocess.Popen(argv, cwd=at, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:  # noqa: S603 - as above
             told = Told(listed.stdout.decode().strip(), marked="-test.v=test2json" in kept["args"])

@@ -77,8 +77,8 @@ function takeInstead() {
     Module.prototype._compile = compile;
     return compile.call(this, text, name, ...rest);
   };
-  if (!isModule(fs, file)) return;
-  if (!Module.register) return fs.writeFileSync(file, text); // an old Node reads modules from the disk alone
+  if (/\.cjs$/.test(file)) return;
+  if (!Module.register) return isModule(fs, file) ? fs.writeFileSync(file, text) : undefined; // an old Node reads modules from the disk alone
   const url = require("url").pathToFileURL(file).href;
   Module.register(`data:text/javascript,${encodeURIComponent(LOADER)}`, { data: { url, text } });
 }
