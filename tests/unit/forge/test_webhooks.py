@@ -88,12 +88,10 @@ async def test_a_missing_token_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "low", "high"),
-    [
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) + 90)}, 60, 90),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "12"}, 1, 1),
-        ({"X-RateLimit-Remaining": "9", "X-RateLimit-Reset": str(int(time.time()) + 90), "Retry-After": "7"}, 7, 7),
-    ],
+    ("left", "reset_in", "low", "high"),
+    [("0", 900, 800, 900), ("0", -900, 1, 1), ("9", 900, 7, 7)],
+    ids=["later", "now", "some left"],
 )
-def test_a_forge_says_when_to_ask_again(headers: dict[str, str], low: int, high: int) -> None:
+def test_a_forge_says_when_to_ask_again(left: str, reset_in: int, low: int, high: int) -> None:
+    headers = {"X-RateLimit-Remaining": left, "X-RateLimit-Reset": str(int(time.time()) + reset_in), "Retry-After": "7"}
     assert low <= int(_waiting(headers)) <= high
