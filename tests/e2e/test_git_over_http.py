@@ -107,14 +107,20 @@ async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monke
             await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme")
 
 
-async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Path) -> None:
+def writable(tmp_path: Path) -> Repo:
+    """Return the sample as a bare repository that may be pushed to, app.git in a folder of its own."""
     sample = make_sample(tmp_path / "sample")
     served = tmp_path / "served"
     served.mkdir()
     sample.git("clone", "--quiet", "--bare", str(sample.path), str(served / "app.git"))
     remote = Repo(served / "app.git")
     remote.git("config", "http.receivepack", "true")
-    with git_server(served) as server:
+    return remote
+
+
+async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Path) -> None:
+    remote = writable(tmp_path)
+    with git_server(remote.path.parent) as server:
         url, ref = f"{server.url}/app.git", RepositoryRef(id="app")
         trusted = TrustedRepositories(tmp_path / "data", Workspace(allowed_schemes=("http",)), Unprepared().prepare)
         await trusted.register(url, id="app", on_approval="merge", base="main")
@@ -143,13 +149,8 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
 
 
 async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path: Path) -> None:
-    sample = make_sample(tmp_path / "sample")
-    served = tmp_path / "served"
-    served.mkdir()
-    sample.git("clone", "--quiet", "--bare", str(sample.path), str(served / "app.git"))
-    remote = Repo(served / "app.git")
-    remote.git("config", "http.receivepack", "true")
-    with git_server(served) as server:
+    remote = writable(tmp_path)
+    with git_server(remote.path.parent) as server:
         trusted = TrustedRepositories(tmp_path / "data", Workspace(allowed_schemes=("http",)), Unprepared().prepare)
         await trusted.register(f"{server.url}/app.git", id="app")
         base = await trusted.resolve(RepositoryRef(id="app"))

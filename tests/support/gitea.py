@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -22,10 +21,11 @@ from moothall.config import environment
 from support.forge import REPOSITORY, TOKENS, Person, Place
 from support.gobuilt import Missing, module
 from support.repos import Repo, make_sample
+from support.servers import free_port, running, wait_for
 
 VERSION = "1.26.0"
 """The newest whose modules all come from the Go proxy."""
-_BUILD_SECONDS, _START_SECONDS, _STOP_SECONDS = 5400.0, 120.0, 20.0
+_BUILD_SECONDS, _START_SECONDS = 5400.0, 120.0
 _SETTINGS = """I_AM_BEING_UNSAFE_RUNNING_AS_ROOT = true
 RUN_MODE = prod
 [server]
@@ -83,9 +83,7 @@ def gitea() -> Path:
 @contextmanager
 def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
     """Run Gitea until left, with the people of `support.forge` and the sample as acme/app."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port = trial.getsockname()[1]
+    port = free_port()
     work = folder / "gitea"
     work.mkdir()
     settings = work / "app.ini"
@@ -111,28 +109,18 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
         run("admin", "user", "create", *person)
         made = run("admin", "user", "generate-access-token", "--username", login, "--scopes", "all", "--raw")
         tokens[login] = made.strip().splitlines()[-1]
-    with (work / "said").open("wb") as said, subprocess.Popen([*base, "web"], env=env, stdout=said, stderr=said) as process:
-        try:
-            _wait(url, process, work / "said")
-            _fill(url, tokens, folder)
-            yield Place("gitea", url, f"{url}/api/v1", Repo(next((work / "repositories").glob(f"{REPOSITORY}.git"))), tokens)
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with running([*base, "web"], work / "said", env=env) as process:
+        wait_for(partial(_answers, url), process, work / "said", _START_SECONDS)
+        _fill(url, tokens, folder)
+        yield Place("gitea", url, f"{url}/api/v1", Repo(next((work / "repositories").glob(f"{REPOSITORY}.git"))), tokens)
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/api/v1/version", timeout=5):  # noqa: S310 - loopback
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise AssertionError(f"Gitea did not start: {said.read_text(errors='replace')[-3000:]}")
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/version", timeout=5):  # noqa: S310 - loopback
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:

@@ -47,6 +47,14 @@ def disagreed(task_id: str) -> Outcome:
     return Outcome(task_id, DeliberationStatus.COMPLETED, role="dev", seats=(seat,))
 
 
+async def open_house() -> House:
+    """Return a board with a story in its backlog."""
+    bus = MemoryBus()
+    made = House(bus, MemoryDesk(), Board(bus))
+    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
+    return made
+
+
 @dataclass
 class House:
     """A board, and what works on its stories; `work` of a process that may be started again."""
@@ -105,6 +113,16 @@ class House:
 
         await self.until(there)
         return self.desk.request(self.desk.known()[number - 1])
+
+    async def to_test(self) -> str:
+        """Bring the story from backlog to test, and return the id of its task."""
+        await self.move("refine", "submit")
+        await self.stands("design", "planned")
+        await self.move("accept_design")
+        task = await self.asked(1)
+        await self.desk.decide(won(task.task_id, A))
+        await self.stands("test")
+        return task.task_id
 
     async def move(self, *events: str, comment: str = "") -> None:
         """Move the story."""

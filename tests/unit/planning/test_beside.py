@@ -8,22 +8,15 @@ from contextlib import AsyncExitStack
 import pytest
 
 from moothall.domain.event import Event, EventType
-from moothall.domain.identity import LOCAL
 from moothall.domain.topic import Channel
-from moothall.planning.board import Board
-from moothall.testing.bus import MemoryBus
-from support.desk import MemoryDesk
-from support.working import DRAFT, A, B, House, won
+from support.working import A, B, House, open_house, won
 
 ONCE = (EventType.PLAN_DERIVED, EventType.PLAN_FINISHED, EventType.STORY_CHECKED, EventType.STORY_DELIVERED)
 
 
 @pytest.fixture
 async def house() -> House:
-    bus = MemoryBus()
-    made = House(bus, MemoryDesk(), Board(bus))
-    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
-    return made
+    return await open_house()
 
 
 async def recorded(house: House) -> list[Event]:
@@ -32,11 +25,7 @@ async def recorded(house: House) -> list[Event]:
 
 async def to_done(house: House) -> None:
     """Bring the story from backlog to its delivery."""
-    await house.move("refine", "submit")
-    await house.stands("design", "planned")
-    await house.move("accept_design")
-    task = await house.asked(1)
-    await house.desk.decide(won(task.task_id, A))
+    await house.to_test()
     await house.asked(2)
     await house.desk.decide(won(house.story_id, B))
     await house.stands("test", "checked")

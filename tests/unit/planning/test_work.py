@@ -23,31 +23,17 @@ from moothall.planning.lifecycle import Blocked, lifecycle
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
-from support.working import DRAFT, A, B, C, D, House, disagreed, won
+from support.working import DRAFT, A, B, C, D, House, disagreed, open_house, won
 
 
 @pytest.fixture
 async def house() -> House:
-    bus = MemoryBus()
-    made = House(bus, MemoryDesk(), Board(bus))
-    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
-    return made
-
-
-async def built(house: House) -> str:
-    """Bring the story to test, and return the id of its task."""
-    await house.move("refine", "submit")
-    await house.stands("design", "planned")
-    await house.move("accept_design")
-    task = await house.asked(1)
-    await house.desk.decide(won(task.task_id, A))
-    await house.stands("test")
-    return task.task_id
+    return await open_house()
 
 
 async def test_a_story_goes_from_backlog_to_done(house: House) -> None:
     async with house.working():
-        await built(house)
+        await house.to_test()
         whole = await house.asked(2)
         assert (whole.task_id, whole.merge) == (house.story_id, (A,))
         assert whole.repository == RepositoryRef(id="repo")
@@ -64,7 +50,7 @@ async def test_a_story_goes_from_backlog_to_done(house: House) -> None:
 
 async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other(house: House) -> None:
     async with house.working():
-        task_id = await built(house)
+        task_id = await house.to_test()
         await house.asked(2)
         await house.desk.decide(won(house.story_id, B))
         await house.stands("test", "checked")
@@ -90,7 +76,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
 
 async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(house: House) -> None:
     async with house.working():
-        await built(house)
+        await house.to_test()
         await house.asked(2)
         await house.desk.decide(won(house.story_id, B))
         await house.stands("test", "checked")
@@ -111,7 +97,7 @@ async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(house: Ho
 
 async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(house: House) -> None:
     async with house.working():
-        await built(house)
+        await house.to_test()
         await house.asked(2)
         red = Result(1, "agent-dev-001", "dev", 0.0, ("tests failed",), False, False, commit_sha=B)
         await house.desk.decide(Outcome(house.story_id, DeliberationStatus.COMPLETED, role="dev", results=(red,)))
@@ -155,7 +141,7 @@ async def test_after_a_restart_at_any_point_nothing_is_asked_twice(house: House)
 
 async def approved(house: House) -> None:
     """Bring the story to done, with the whole of it in commit B."""
-    await built(house)
+    await house.to_test()
     await house.asked(2)
     await house.desk.decide(won(house.story_id, B))
     await house.stands("test", "checked")
