@@ -94,18 +94,14 @@ async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None]
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(most)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:
-        end = None
+        end: BaseException | None = None
         try:
             async with aclosing(source) as items:
                 async for item in items:
                     await queue.put((item,))
-        except Exception as error:  # noqa: BLE001 - raised where it is taken
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised where it is taken, unless it is from there
             end = error
-        except asyncio.CancelledError:
-            if not over:
-                await queue.put(asyncio.CancelledError())  # from within
-            raise
-        if source is lead or end is not None:
+        if not over and (source is lead or end is not None):
             await queue.put(end)
 
     over = False

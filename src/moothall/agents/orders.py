@@ -102,11 +102,12 @@ class Order:
         Raises `InvalidRequest`.
         """
         allowed = self.context.get(_ALLOWED)
-        if allowed is None and not self.available_tools:
-            return None
         if allowed is not None and not _are_names(allowed):
             raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
-        found = frozenset(self.available_tools or allowed or ()) & frozenset(self.available_tools if allowed is None else allowed)
+        given = [frozenset(names) for names in (self.available_tools or None, allowed) if names is not None]
+        if not given:
+            return None
+        found = frozenset.intersection(*given)
         return found | _WEB if found & _WEB else found
 
     def direct(self) -> tuple[Wanted, ...] | None:

@@ -62,16 +62,15 @@ def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float
 
 def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, built: str) -> Ended:
     """They take the place of those in the tree until all is built; these are older than that, so that nothing is built again."""
-    folder = built
     shutil.rmtree(built, ignore_errors=True)
-    _keeping([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), folder))
-    paths = _inside(folder)
+    _keeping([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), built))
+    paths = _inside(built)
     folders = [top, *{os.path.dirname(os.path.join(top, path)) for path in paths}]
     now = time.time_ns()  # of both: a build script that names no files is run again where the newest of a package is another
 
     def swap() -> None:
         for path in paths:
-            theirs, ours = os.path.join(top, path), os.path.join(folder, path)
+            theirs, ours = os.path.join(top, path), os.path.join(built, path)
             shutil.move(theirs, f"{ours}.moved")
             shutil.move(ours, theirs)
             os.rename(f"{ours}.moved", ours)
@@ -83,7 +82,7 @@ def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], fl
 
     def back() -> None:
         swap()
-        shutil.rmtree(folder)
+        shutil.rmtree(built)
 
     _keeping(folders, back)
     return once(argv, seconds()) if ended.status == "success" and not ended.exit_code else ended

@@ -115,23 +115,19 @@ class Environments:
                     if not await self._archives.take(name, making, tell):
                         await remove_tree(making)
                         making.mkdir()
-                        await self._set_up(base, key, making, clone, tell)
+                        await self._fill(base, key, making, clone, tell)
                         await self._archives.keep(name, making)
                 making.rename(final)
             finally:
                 await remove_tree(making)
 
-    async def _set_up(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
+    async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
         chosen = choose(base.profile.needs)
         if uses_environment(base):
             await self._starter.copy_to(making / "env", chosen.python, tell)
         else:
             (making / "env").mkdir()
             own(making / "env", drop_uid(self._settings.sandbox))
-        await self._fill(base, key, making, clone, tell)
-
-    async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
-        chosen = choose(base.profile.needs)
         history = await self._history(base, key, making, clone, tell) if base.profile.history else ()
         place = Place(
             key=f"setup-{making.name}",

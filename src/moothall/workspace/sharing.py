@@ -67,12 +67,11 @@ class Archives:
         try:
             await asyncio.to_thread(self._take, path, folder)
         except (OSError, WorkspaceFailed) as error:
-            tell(f"what another host had set up cannot be used, and is set up anew: {error}"[:300])
-            if isinstance(
-                error, WorkspaceFailed
-            ):  # it is broken; what fails here alone, as a full disk, is no reason to take it from all
+            # One that is broken goes; what fails here alone, as a full disk, is no reason to take it from all.
+            if isinstance(error, WorkspaceFailed):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
+            tell(f"what another host had set up cannot be used, and is set up anew: {error}"[:300])
             return False
         tell("another host has set it up")
         return True

@@ -36,11 +36,11 @@ def run(folder: str) -> int:
         with open(os.path.join(folder, place, "kept.json"), encoding="utf-8") as file:
             kept = json.load(file)
         at = kept["folder"]
-        os.makedirs(os.path.dirname(kept["binary"]))  # what is run sees no difference to what `go test` runs
+        os.makedirs(os.path.dirname(kept["binary"]), exist_ok=True)  # what is run sees no difference to what `go test` runs
         shutil.move(kept["kept"], kept["binary"])
         for arg in kept["args"]:
             if arg.startswith("-test.gocoverdir="):
-                os.makedirs(arg.partition("=")[2])
+                os.makedirs(arg.partition("=")[2], exist_ok=True)
         listed = subprocess.run(["go", "list", "-e"], cwd=at, stdout=subprocess.PIPE, check=True)  # noqa: S607 - as the check
         argv, env = [kept["binary"], *kept["args"]], dict(os.environ, PWD=at)
         with subprocess.Popen(argv, cwd=at, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:  # noqa: S603 - as above
