@@ -306,7 +306,7 @@ class Webhook(Section):
     secret: SecretStr | None = Field(None, description="what the body is signed with: in a file, or in MOOTHALL_WEBHOOK__SECRET")
     secret_file: Path | None = None
     seconds: float = Field(10.0, gt=0, description="one try")
-    tries: int = Field(8, ge=1, description="of one notice, with growing pauses; then it is left out. Later ones wait for it")
+    tries: int = Field(8, ge=1, description="of one webhook, with growing pauses; then it is left out. Later ones wait for it")
 
     @model_validator(mode="after")
     def _signs(self) -> Self:

@@ -20,7 +20,7 @@ from moothall.aio import whole_body
 from moothall.config import Forge as Settings
 from moothall.domain.codec import wrong
 from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
-from moothall.services.identity import is_loopback
+from moothall.services.identity import check_address
 
 _BYTES, _SAID, _PAGE, _PAGES = 8_000_000, 300, 50, 200
 _MAY_WRITE = frozenset({"owner", "admin", "maintain", "write"})
@@ -241,12 +241,10 @@ def _read(kind: type[M] | TypeAdapter[Any], told: Any) -> Any:
 def api_of(settings: Settings) -> str:
     """Return the root of the forge's API. Raises `ConfigurationError` for an address over which others could read along."""
     url = settings.url.rstrip("/")
-    at = urlsplit(url)
-    if at.scheme != "https" and not is_loopback(at.hostname or ""):
-        raise ConfigurationError(f"forge.url {url[:_SAID]!r} is no https:// address; http:// is for this machine alone")
+    check_address("forge.url", url)
     if settings.kind == "gitea":
         return f"{url}/api/v1"
-    return "https://api.github.com" if at.hostname == "github.com" else f"{url}/api/v3"
+    return "https://api.github.com" if urlsplit(url).hostname == "github.com" else f"{url}/api/v3"
 
 
 @asynccontextmanager

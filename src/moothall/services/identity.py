@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
@@ -44,6 +45,13 @@ def is_known() -> bool:
 def call_as(principal: Principal | None) -> None:
     """Let what runs in this task be done for `principal`; None: a stranger."""
     _caller.set(principal)
+
+
+def check_address(what: str, url: str) -> None:
+    """Raise `ConfigurationError` for an address over which others could read along; http:// is for this machine alone."""
+    at = urlsplit(url)
+    if not at.hostname or (at.scheme != "https" and not (at.scheme == "http" and is_loopback(at.hostname))):
+        raise ConfigurationError(f"{what} {url[:200]!r} is no https:// address; http:// is for this machine alone")
 
 
 def is_loopback(host: str) -> bool:

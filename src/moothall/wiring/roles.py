@@ -85,19 +85,19 @@ def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Co
 
 
 @asynccontextmanager
-async def telling(settings: Settings, bus: Bus) -> AsyncIterator[None]:
+async def sending_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
     """Tell the server of the settings, if any, of each decision, until the block ends; of several processes one does. Raises `ConfigurationError`."""
     if settings.webhook.url is None:
         yield
         return
-    from moothall.services.notices import open_notices
+    from moothall.services.webhooks import open_webhooks
 
-    async with open_notices(bus, settings.webhook) as notices:
+    async with open_webhooks(bus, settings.webhook) as webhooks:
 
-        async def tell() -> None:
-            await notices.run((await bus.state(EVENTS.name)).last_seq)
+        async def send() -> None:
+            await webhooks.run((await bus.state(EVENTS.name)).last_seq)
 
-        work = tell() if settings.bus.url is None else lease_of(settings, bus, "webhook").lead(tell)
+        work = send() if settings.bus.url is None else lease_of(settings, bus, "webhook").lead(send)
         async with beside(work, "webhook"):
             yield
 

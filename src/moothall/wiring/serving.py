@@ -45,7 +45,7 @@ from moothall.services.server import grpc_server
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus, Tell, watch_log
 from moothall.wiring.graph import Answers
-from moothall.wiring.roles import alone, telling
+from moothall.wiring.roles import alone, sending_webhooks
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
@@ -144,7 +144,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         if "collector" in behind.roles:
             checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
             await (await stack.enter_async_context(start_beside(checking)))
-            await (await stack.enter_async_context(start_beside(telling(settings, bus))))
+            await (await stack.enter_async_context(start_beside(sending_webhooks(settings, bus))))
         if "planning" in behind.roles:
             work = Work(
                 bus,

@@ -27,7 +27,7 @@ from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import digest, is_id
 from moothall.errors import CallFailed, ConfigurationError, Refused, Temporary
-from moothall.services.identity import is_loopback
+from moothall.services.identity import check_address
 
 if TYPE_CHECKING:  # imported by who signs in this way
     import jwt
@@ -82,7 +82,7 @@ class Provider:
         self._keys: list[jwt.PyJWK] = []
         self._looked = float("-inf")
         self._looking = asyncio.Lock()
-        _check_address("oidc.issuer", self._issuer)
+        check_address("oidc.issuer", self._issuer)
 
     @property
     def name(self) -> str:
@@ -222,7 +222,7 @@ class Provider:
                 raise CallFailed("it does without PKCE by S256, which is needed")
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri", "end_session_endpoint"):
                 if getattr(about, name):
-                    _check_address(name, getattr(about, name))
+                    check_address(name, getattr(about, name))
             self._known = about
         return self._known
 
@@ -250,13 +250,6 @@ class Provider:
         if not isinstance(told, dict):
             raise CallFailed(f"{url} answers with no JSON object")
         return answer.status, told
-
-
-def _check_address(what: str, url: str) -> None:
-    """Raise `ConfigurationError` for an address over which others could read along."""
-    at = urlsplit(url)
-    if not at.hostname or (at.scheme != "https" and not (at.scheme == "http" and is_loopback(at.hostname))):
-        raise ConfigurationError(f"{what} {url[:_SAID]!r} is no https:// address; http:// is for this machine alone")
 
 
 def _usable(told: Mapping[str, Any]) -> Iterator[jwt.PyJWK]:

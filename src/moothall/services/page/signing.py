@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.services.identity import Bearers
-from moothall.services.page.elsewhere import elsewhere_routes
 from moothall.services.page.forms import COOKIE, onward, plainly, read_form, sent, set_session, sign_in_form, signed_in
+from moothall.services.page.oidc import oidc_routes
 from moothall.services.page.people import Attempts
 from moothall.services.page.provider import Provider
 from moothall.services.page.sessions import Session, Sessions
@@ -39,7 +39,7 @@ def signing_routes(bearers: Bearers, sessions: Sessions, provider: Provider | No
         Route("/sign-in", plainly(sign.ask), methods=["GET"]),
         Route("/sign-in", plainly(sign.take), methods=["POST"]),
         Route("/sign-out", signed_in(sign_out, sessions), methods=["POST"]),
-        *(elsewhere_routes(provider, sessions) if provider else ()),
+        *(oidc_routes(provider, sessions) if provider else ()),
         Route("/page.css", stylesheet),
         Route("/page.js", script),
     ]

@@ -1,6 +1,6 @@
-"""Webhooks of ours: a server that the operator names is told of each deliberation that has been decided, in the order of the log and at least once.
+"""Webhooks that the house sends: a server that the operator names is told of each decision, in the order of the log and at least once.
 
-What is told holds no word of a model or a caller but names and ids; who wants more asks for the result. The body is signed as forges sign theirs.
+The payload holds no word of a model or a caller but names and ids; who wants more asks for the result. It is signed as forges sign theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from hashlib import sha256
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -20,22 +19,22 @@ from moothall.config import Webhook as Settings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel
-from moothall.errors import ConfigurationError, Temporary
+from moothall.errors import Temporary
 from moothall.ports import Bus
-from moothall.services.identity import is_loopback
+from moothall.services.identity import check_address
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
 BUCKET = "webhooks"
 VERSION = 1
-_TOLD = ("task_id", "status", "final_state", "winner_id", "proven", "branch", "commit_sha")
+_FIELDS = ("task_id", "status", "final_state", "winner_id", "proven", "branch", "commit_sha")
 _PAUSE_SECONDS, _LONGEST_PAUSE = 1.0, 60.0
 _OK = range(200, 300)
 
 
-class Notices:
-    """What is told. How far it has come is kept on the bus, a document for each URL; before the first it begins with what comes after."""
+class Webhooks:
+    """Sends them. How far it has come is kept on the bus, a document for each URL; before the first it begins with what comes after."""
 
     def __init__(
         self,
@@ -64,15 +63,15 @@ class Notices:
                 async with aclosing(self._bus.follow([Channel.RESPONSES.all], int(kept["seq"]))) as records:
                     async for recorded in records:
                         if recorded.event.type is EventType.DELIBERATION_DECIDED:
-                            await self._tell(recorded)
+                            await self._deliver(recorded)
                             await bucket.put(key, {"seq": recorded.seq})
             except Temporary as error:
                 log.warning("webhooks wait for the bus", reason=error.message)
                 await self._sleep(_PAUSE_SECONDS)
 
-    async def _tell(self, recorded: Recorded) -> None:
+    async def _deliver(self, recorded: Recorded) -> None:
         """Send it, again after a growing pause where nobody takes it; after the last try it is left out, and said so."""
-        body = orjson.dumps(notice(recorded), option=orjson.OPT_SORT_KEYS)
+        body = orjson.dumps(payload(recorded), option=orjson.OPT_SORT_KEYS)
         headers = {
             "Content-Type": "application/json",
             "User-Agent": "moothall",
@@ -101,10 +100,10 @@ class Notices:
             return str(error) or type(error).__name__
 
 
-def notice(recorded: Recorded) -> dict[str, Any]:
+def payload(recorded: Recorded) -> dict[str, Any]:
     """Return what is told of a decision."""
     event = recorded.event
-    told = {name: event.data[name] for name in _TOLD if name in event.data}
+    told = {name: event.data[name] for name in _FIELDS if name in event.data}
     return {
         "version": VERSION,
         "event": event.type.value,
@@ -116,13 +115,9 @@ def notice(recorded: Recorded) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_notices(bus: Bus, settings: Settings) -> AsyncIterator[Notices]:
+async def open_webhooks(bus: Bus, settings: Settings) -> AsyncIterator[Webhooks]:
     """Connect. Raises `ConfigurationError` for an address over which others could read along."""
-    at = urlsplit(settings.url or "")
-    if at.scheme != "https" and not is_loopback(at.hostname or ""):
-        raise ConfigurationError(
-            f"webhook.url {(settings.url or '')[:200]!r} is no https:// address; http:// is for this machine alone"
-        )
+    check_address("webhook.url", settings.url or "")
     limit = aiohttp.ClientTimeout(total=settings.seconds)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        yield Notices(bus, settings, session)
+        yield Webhooks(bus, settings, session)

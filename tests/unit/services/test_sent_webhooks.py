@@ -19,7 +19,7 @@ from moothall.config import Webhook
 from moothall.domain.event import EventType, new_event
 from moothall.errors import ConfigurationError
 from moothall.forge.webhooks import is_signed
-from moothall.services.notices import BUCKET, open_notices
+from moothall.services.webhooks import BUCKET, open_webhooks
 from moothall.testing.bus import MemoryBus
 
 SECRET = "a secret of these tests"
@@ -37,7 +37,7 @@ class Hook:
     url: str = ""
 
     async def hear(self, request: web.Request) -> web.Response:
-        """Take a notice, or not."""
+        """Take a webhook, or not."""
         self.asked += 1
         body = await request.read()
         status = self.says.pop(0) if self.says else 204
@@ -77,9 +77,9 @@ async def hearing(*says: int) -> AsyncIterator[Hook]:
 @asynccontextmanager
 async def telling(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterator[None]:
     settings = Webhook(url=hook.url, secret=SecretStr(SECRET), tries=tries)
-    async with open_notices(bus, settings) as notices:
-        notices._sleep = hook.sleep
-        async with beside(notices.run((await bus.state(EVENTS.name)).last_seq), "notices"):
+    async with open_webhooks(bus, settings) as webhooks:
+        webhooks._sleep = hook.sleep
+        async with beside(webhooks.run((await bus.state(EVENTS.name)).last_seq), "webhooks"):
             while await bus.bucket(BUCKET).entries() == {}:
                 await asyncio.sleep(0)
             yield
@@ -166,5 +166,5 @@ def test_whoever_is_told_can_know_who_tells() -> None:
 async def test_over_a_plain_connection_only_this_machine_is_told() -> None:
     settings = Webhook(url="http://hooks.example/x", secret=SecretStr(SECRET))
     with pytest.raises(ConfigurationError, match="https://"):
-        async with open_notices(MemoryBus(), settings):
+        async with open_webhooks(MemoryBus(), settings):
             pass

@@ -22,7 +22,7 @@ BACK = f"{_PATH}/done"
 _MOST = 10_000
 
 
-def elsewhere_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
+def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
     """Return the way there and the way back."""
     seconds = provider.settings.sign_in_seconds
     under_way: TTLCache[str, Flow] = TTLCache(_MOST, seconds)
