@@ -71,6 +71,17 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(house: Local) -> N
     assert os.listdir(house.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
 
 
+async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(house: Local) -> None:
+    kept = 'for at in "$XDG_CACHE_HOME" "$npm_config_cache" "$npm_config_store_dir"; do mkdir -p "$at"; echo > "$at/big"; echo "$at" >> /env/made; done'
+    base = house.base(setup=(("sh", "-c", kept),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")})
+    *said, left = (await house.preparer.prepare(base)).runs["tests"].output.split()
+    assert len(said) == 3
+    assert all(path.startswith("/env/.downloads/") for path in said), (
+        "what /tmp holds is memory, and too little for a large project"
+    )
+    assert left == "made"
+
+
 async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
     bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
     steps = (

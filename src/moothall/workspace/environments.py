@@ -23,6 +23,7 @@ from moothall.repositories.detect.python import LOCKED, PIP
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
 from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spec import ENVIRONMENT
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.packages import setup_reach
@@ -68,6 +69,16 @@ def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
         parts.append(lines[at])
         last = at
     return "\n".join(parts)[-_MOST:]
+
+
+_DOWNLOADS = f"{ENVIRONMENT}/.downloads"
+_ON_DISK = {
+    "XDG_CACHE_HOME": f"{_DOWNLOADS}/cache",
+    "npm_config_cache": f"{_DOWNLOADS}/npm",
+    "npm_config_store_dir": f"{_DOWNLOADS}/pnpm",
+}
+"""What package managers keep of what they download: for a large project more than /tmp holds, which is memory. It goes when all is set up."""
+_CLEAN_SECONDS = 120.0
 
 
 def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str) -> str:
@@ -145,6 +156,9 @@ class Environments:
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
                 await _Steps(box, end, tell).run(steps)
+                await box.request(
+                    "setup", wall_seconds=_CLEAN_SECONDS, argv=("rm", "-rf", _DOWNLOADS), env=box.variables(), folder=""
+                )
                 await box.take_back()
             await remove_tree(box.upper / ".git")
             if await asyncio.to_thread(_keep_untracked, box.upper, frozenset(await clone.files(base.sha))):
@@ -185,7 +199,7 @@ class _Steps:
                 "setup",
                 wall_seconds=self._end - time.monotonic(),
                 argv=step.argv,
-                env=self._box.variables(),
+                env=self._box.variables() | _ON_DISK,
                 folder=step.folder,
             )
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
