@@ -323,8 +323,8 @@ class Graph(Section):
     password: SecretStr | None = None
     password_file: Path | None = None
     database: str = "neo4j"
-    batch: int = Field(500, ge=1, le=10_000, description="events written in one transaction")
-    pace_seconds: float = Field(0.25, ge=0, description="rest between two batches, which leaves the machine to the councils")
+    batch: int = Field(2000, ge=1, le=10_000, description="events written in one transaction")
+    pace_seconds: float = Field(0.5, ge=0, description="rest between two batches, which leaves the machine to the councils")
     text_chars: int = Field(2000, ge=100, le=100_000, description="of one text in the graph; all of it is in the log")
     keep: int = Field(2000, ge=0, description="decided deliberations in the embedded graph; the oldest leave it. 0: all stay")
     query_seconds: float = Field(30.0, gt=0, description="one question, or one batch")

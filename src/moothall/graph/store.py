@@ -10,7 +10,7 @@ from moothall.graph import questions, retention
 from moothall.graph.projection import write
 from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION, RELATIONS, Group
-from moothall.graph.upserts import Writes, group_of, rows_by_label
+from moothall.graph.upserts import Writes, group_of
 
 Rows = list[dict[str, Any]]
 _PAGE = 500
@@ -127,29 +127,32 @@ class CypherGraph:
 
 
 def statements(writes: Writes) -> list[Statement]:
-    """Return what writes a batch: first all nodes, then their properties, then the relations."""
-    made: list[Statement] = []
-    for label, rows in rows_by_label(writes.nodes).items():
-        merge = f"UNWIND $rows AS row MERGE (n:{label} {{uid: row.uid}}) SET n.tenant = row.tenant, n.key = row.key"
-        made.append((merge, {"rows": rows}))
+    """Return what writes a batch: nodes with their properties, those that have none in it, then the relations."""
     told: dict[tuple[str, str], Rows] = {}
-    for (node, name), (by, values) in sorted(writes.groups.items(), key=lambda item: item[0]):
-        told.setdefault((node.label, name), []).append({"uid": node.uid, "by": by, "values": dict(values)})
-    made += [(_tell(group_of(label, name), label), {"rows": rows}) for (label, name), rows in told.items()]
+    for (node, name), (by, values) in writes.groups.items():
+        stamp = group_of(node.label, name).stamp
+        whole = {**values, stamp: by, "tenant": node.tenant, "key": node.key}
+        told.setdefault((node.label, name), []).append({"uid": node.uid, "by": by, "values": whole})
+    made: list[Statement] = [(_tell(group_of(label, name), label), {"rows": rows}) for (label, name), rows in told.items()]
+    named: dict[str, Rows] = {}
+    for node in writes.nodes - {node for node, _ in writes.groups}:
+        named.setdefault(node.label, []).append({"uid": node.uid, "values": {"tenant": node.tenant, "key": node.key}})
+    made += [(f"{_merge(label)} SET n += row.values", {"rows": rows}) for label, rows in named.items()]
     related: dict[tuple[str, str, str], Rows] = {}
-    for start, kind, end in sorted(writes.relations):
+    for start, kind, end in writes.relations:
         related.setdefault((start.label, kind, end.label), []).append({"a": start.uid, "b": end.uid})
     made += [(_relate(*ends), {"rows": rows}) for ends, rows in related.items()]
     return made
 
 
+def _merge(label: str) -> str:
+    return f"UNWIND $rows AS row MERGE (n:{label} {{uid: row.uid}})"
+
+
 def _tell(group: Group, label: str) -> str:
+    """A node that it makes has no stamp, so that such a one is always told."""
     than = "<" if group.latest else ">"
-    return (
-        f"UNWIND $rows AS row MATCH (n:{label} {{uid: row.uid}}) "
-        f"WITH n, row WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by "
-        f"SET n += row.values SET n.{group.stamp} = row.by"
-    )
+    return f"{_merge(label)} WITH n, row WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by SET n += row.values"
 
 
 def _relate(start: str, kind: str, end: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from moothall.domain.ids import digest
@@ -25,6 +26,7 @@ class Ref(NamedTuple):
     uid: str
 
 
+@lru_cache(maxsize=4096)  # events of one deliberation name the same few nodes
 def ref(label: str, tenant: str, *parts: str) -> Ref:
     """Return the node of a label that `parts` name together."""
     tenant, key = bound_name(tenant), bound_name("/".join(parts))
@@ -87,13 +89,15 @@ class Writes:
                 return value
             case "texts" if isinstance(value, list | tuple):
                 return [clean(str(item)[: self.text_chars]) for item in value[:_LIST_ITEMS]]
-        empty = EMPTY[kind]
-        return list(empty) if isinstance(empty, tuple) else empty
+        return [] if kind == "texts" else EMPTY[kind]
+
+
+_GROUPS = {(label.name, group.name): group for label in LABELS.values() for group in label.groups}
 
 
 def group_of(label: str, name: str) -> Group:
     """Return a group of a label; an unknown one is a bug."""
-    return next(group for group in LABELS[label].groups if group.name == name)
+    return _GROUPS[label, name]
 
 
 def clean(text: str) -> str:
@@ -101,11 +105,3 @@ def clean(text: str) -> str:
     if text.isascii() and "\0" not in text:  # most is, and there is much of it
         return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def rows_by_label(nodes: Iterable[Ref]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of nodes, by label, in a fixed order."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for node in sorted(nodes):
-        rows.setdefault(node.label, []).append({"uid": node.uid, "tenant": node.tenant, "key": node.key})
-    return rows
