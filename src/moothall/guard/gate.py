@@ -210,7 +210,7 @@ class Gate:
             async with self._slot(held), asyncio.timeout_at(end):
                 with book_time(seat.meter):
                     if toolkit is not None:
-                        return await toolkit.call(inner, seat.workspace, seat.tenant)
+                        return await toolkit(inner, seat.workspace, seat.tenant)
                     return await seat.workspace.call(inner)
         except TimeoutError as error:
             raise Stopped(ToolStatus.TIMEOUT, f"{call.tool} did not end within {held:.0f} seconds and was stopped") from error

@@ -46,7 +46,7 @@ class JetStreamBus:
         self._replicas = settings.replicas
         self._stored = stored
         self._tail = tail
-        self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
+        self._packer = Packer(self._stored.put, self._stored.get, settings.blob_bytes, self._secrets)
         self._documents = self.bucket(DOCUMENTS.name)
         self._batching = Batching(
             self._send_batch, self._packer, settings.batch_seconds, settings.ack_wait_seconds / 2, settings.in_flight
