@@ -261,12 +261,10 @@ RunCode = Callable[[CodeBlock, Workspace, Ask], Awaitable[CodeRun]]
 """
 
 
-class Toolkit(Protocol):
-    """Runs the tools of a category that no workspace runs itself, such as those that need a client library."""
-
-    async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Run a tool whose arguments are already validated, until `call.deadline`. What fails is a status, not an error."""
-        ...
+Toolkit = Callable[[ToolCall, Workspace, str], Awaitable[ToolResult]]
+"""Runs a tool of a category that no workspace runs itself, for a tenant, until `call.deadline`. Its arguments are already validated; what fails
+is a status, not an error.
+"""
 
 
 class Workspaces(Protocol):

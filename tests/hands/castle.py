@@ -254,7 +254,7 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
     ):
         with canaries(folder / "outside") as out:
             web = WebTools(Http(allow=(name,), seconds=8))
-            rules = Rules(catalogue=rules_catalogue, toolkits={"http": web, "web": web})
+            rules = Rules(catalogue=rules_catalogue, toolkits={"http": web.call, "web": web.call})
             facts = Facts()
             gate = Gate(Guard(breaker_failures=1000), audit, facts.publish, rules)
             prepared = await house.prepared({"tests": PYTEST})

@@ -208,7 +208,7 @@ async def test_hostile_ones_get_an_error_and_nothing_else(tmp_path: Path, tools:
     async with hall(settings, tmp_path) as there:
         changed = {way: hostile(tools, way, "1", files=files) for way in ways}
         later = settings_with(tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30})
-        there.gate._rules.toolkits["mcp"] = FAMILY.tools(later)  # type: ignore[index] # the same servers, a day later
+        there.gate._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
         for way, why in HOSTILE.items():
             result = await there.call(f"mcp.{way}.honest")
             assert (way, result.status) == (way, ToolStatus.ERROR), result
@@ -274,7 +274,7 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
         kinds = [event.type for event in there.facts.events]
         assert [kind.rpartition(".")[2] for kind in kinds] == ["started", "finished"]
         assert (await there.call("mcp.notes.waits")).status is ToolStatus.TIMEOUT
-        there.gate._rules.toolkits["mcp"] = FAMILY.tools(closed)  # type: ignore[index] # http.allow is taken back
+        there.gate._rules.toolkits["mcp"] = FAMILY.tools(closed).call  # type: ignore[index] # http.allow is taken back
         assert (await there.call("mcp.notes.about")).status is ToolStatus.BLOCKED
 
 

@@ -91,7 +91,9 @@ async def serving_agents(
     bus, slow = MemoryBus(), Slow()
     catalogue = {name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))} | {PONDER.name: PONDER}
     grants = read_grants(GRANTS, catalogue.values())
-    async with visiting(tmp_path, limits={"visits": 20}, catalogue=catalogue, grants=grants, toolkits={"slow": slow}) as behind:
+    async with visiting(
+        tmp_path, limits={"visits": 20}, catalogue=catalogue, grants=grants, toolkits={"slow": slow.call}
+    ) as behind:
         sessions = Sessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
         tasks = AgentTasks(desk, behind.visits, sessions, settings, parallelism=4, memory_mb=512)
 

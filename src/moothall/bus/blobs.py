@@ -7,8 +7,8 @@ so that nobody can smuggle in a reference to what isn't theirs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from moothall.bus.codec import dump_json, load_json
 from moothall.errors import InvalidRequest, Permanent
@@ -17,71 +17,65 @@ _REFERENCE, _PLAIN = "$blob", "$data"
 _SHA256_CHARS = 64
 
 
-class BlobStore(Protocol):
-    """Bytes by their sha256."""
-
-    async def put(self, sha256: str, content: bytes) -> None:
-        """Store; a repeat changes nothing."""
-        ...
-
-    async def get(self, sha256: str) -> bytes:
-        """Return the bytes. Raises `NotFound`."""
-        ...
+Put = Callable[[str, bytes], Awaitable[None]]
+"""Stores bytes under their sha256; a repeat changes nothing."""
+Get = Callable[[str], Awaitable[bytes]]
+"""Returns the bytes of a sha256. Raises `NotFound`."""
 
 
-async def _store(store: BlobStore, content: bytes, *, kind: str) -> dict[str, Any]:
+async def _store(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
     sha256 = hashlib.sha256(content).hexdigest()
-    await store.put(sha256, content)
+    await put(sha256, content)
     return {_REFERENCE: sha256, "bytes": len(content), **({"kind": kind} if kind != "text" else {})}
 
 
-async def _walk(store: BlobStore, value: Any, limit: int) -> Any:
+async def _walk(put: Put, value: Any, limit: int) -> Any:
     if isinstance(value, str):
         # A character is one byte at least and four at most: most strings need not be encoded to be measured.
         if len(value) * 4 <= limit:
             return value
         content = value.encode("utf-8", "replace")
-        return value if len(content) <= limit else await _store(store, content, kind="text")
+        return value if len(content) <= limit else await _store(put, content, kind="text")
     if isinstance(value, Mapping):
-        walked = {key: await _walk(store, item, limit) for key, item in value.items()}
+        walked = {key: await _walk(put, item, limit) for key, item in value.items()}
         return {_PLAIN: walked} if _REFERENCE in walked or _PLAIN in walked else walked
     if isinstance(value, list | tuple):
-        return [await _walk(store, item, limit) for item in value]
+        return [await _walk(put, item, limit) for item in value]
     return value
 
 
-async def offload(store: BlobStore, data: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
+async def offload(put: Put, data: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
     """Return `data` with strings over `limit` bytes replaced by references, and itself one reference if it's still over."""
     raw = dump_json(data)
     if len(raw) <= limit and b'"$' not in raw:
         return data
-    small: Mapping[str, Any] = await _walk(store, data, limit)
+    small: Mapping[str, Any] = await _walk(put, data, limit)
     whole = dump_json(small)
-    return small if len(whole) <= limit else await _store(store, whole, kind="json")
+    return small if len(whole) <= limit else await _store(put, whole, kind="json")
 
 
-async def _fetch(store: BlobStore, reference: Mapping[str, Any]) -> Any:
+async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:
     sha256 = reference[_REFERENCE]
     if not isinstance(sha256, str) or len(sha256) != _SHA256_CHARS or not sha256.isalnum():
         raise InvalidRequest(f"{str(sha256)[:80]!r} is not the sha256 of a stored value")
-    content = await store.get(sha256)
+    content = await get(sha256)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Permanent(f"the stored value {sha256} is damaged: its content has another sha256")
     if reference.get("kind", "text") == "json":
-        return await restore(store, load_json(content))
+        return await restore(get, load_json(content))
     return content.decode("utf-8", "replace")
 
 
-async def restore(store: BlobStore, data: Any) -> Any:
+async def restore(get: Get, data: Any) -> Any:
     """Return data with its references resolved. Raises `NotFound` where a stored value is gone."""
     if isinstance(data, Mapping):
         if _REFERENCE in data:
-            return await _fetch(store, data)
+            return await _fetch(get, data)
         if set(data) == {_PLAIN} and isinstance(data[_PLAIN], Mapping):
-            return {key: await restore(store, item) for key, item in data[_PLAIN].items()}
-        return {key: await restore(store, item) for key, item in data.items()}
+            return {key: await restore(get, item) for key, item in data[_PLAIN].items()}
+        return {key: await restore(get, item) for key, item in data.items()}
     if isinstance(data, list):
-        return [await restore(store, item) for item in data]
+        return [await restore(get, item) for item in data]
     return data
 
 

@@ -20,7 +20,8 @@ _OFF_LOOP_BYTES = 64_000
 class Packer:
     """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's own values."""
 
-    store: blobs.BlobStore
+    put: blobs.Put
+    get: blobs.Get
     limit: int
     secrets: tuple[str, ...] = ()
 
@@ -41,7 +42,7 @@ class Packer:
             raw = codec.dump_json(data)
         if len(raw) <= self.limit and b'"$' not in raw:
             return raw
-        return codec.dump_json(await blobs.offload(self.store, data, self.limit))
+        return codec.dump_json(await blobs.offload(self.put, data, self.limit))
 
     async def pack(self, event: Event) -> bytes:
         """Return the event's bytes; an event without a time gets the present one."""
@@ -74,7 +75,7 @@ class Packer:
     async def _restore(self, event: Event, raw: bytes) -> Event:
         if b'"$' not in raw:
             return event
-        data = await blobs.restore(self.store, event.data)
+        data = await blobs.restore(self.get, event.data)
         if not isinstance(data, Mapping):
             raise InvalidRequest(f"the data of {event.type.value} is a stored text, not an object")
         return replace(event, data=data)
@@ -85,7 +86,7 @@ class Packer:
 
     async def unpack_document(self, raw: bytes) -> Mapping[str, Any]:
         """Return the document in `raw`. Raises `InvalidRequest`, `NotFound`."""
-        document = await blobs.restore(self.store, codec.load_json(raw))
+        document = await blobs.restore(self.get, codec.load_json(raw))
         if not isinstance(document, Mapping):
             raise InvalidRequest("not a document: a JSON object was expected")
         return document

@@ -25,7 +25,7 @@ from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.ranking.base import CheckRow, Diagnosis
-    from moothall.wiring.checking import Checked
+    from moothall.wiring.asking import Checked
     from moothall.wiring.early import Named
 
 _SHOWN = 20
@@ -63,7 +63,7 @@ def check(context: click.Context, *, repo: str, ref: str, profile: Path | None, 
 
 async def _check(settings: Settings, named: Named, *, write: bool, force: bool, as_json: bool) -> int:
     from moothall.ranking.base import diagnose
-    from moothall.wiring.checking import check_repository, write_profile
+    from moothall.wiring.asking import check_repository, write_profile
 
     err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout
     with err.status("looking at the repository") if err.is_terminal and not as_json else nullcontext() as spinner:

@@ -61,7 +61,7 @@ async def _on_page(settings: Settings) -> int:
     from moothall.cli.serve import serve_until_stopped
     from moothall.repositories.sample import make_sample_repository
     from moothall.wiring.opening import page_link
-    from moothall.wiring.stories import registered
+    from moothall.wiring.tasks import registered
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -84,7 +84,7 @@ async def _told(settings: Settings, repository: str, say: Callable[[str], None])
     """Return the id of the demo's story, once its design is accepted."""
     from moothall.planning.coach import Draft
     from moothall.planning.lifecycle import Blocked
-    from moothall.wiring.stories import open_stories
+    from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.create(Draft(*STORY), LOCAL, key=new_task_id(), repository=repository)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.planning.coach import Draft
     from moothall.planning.rounds import RoundTask
     from moothall.planning.saying import Place
-    from moothall.wiring.stories import Stories
+    from moothall.wiring.tasks import Stories
 
 _BOARD = "reading the board"
 _COMMENT = click.option("--comment", default="", help="Why, or what is to be different.")
@@ -68,7 +68,7 @@ def new(
 
 async def _new(settings: Settings, draft: Draft, repository: str, rigor: str, budget: Budget) -> int:
     from moothall.planning.coach import score
-    from moothall.wiring.stories import open_stories, registered
+    from moothall.wiring.tasks import open_stories, registered
 
     named = await registered(settings, repository) if repository else ""
     async with open_stories(settings, _say) as stories:
@@ -91,7 +91,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
 
 async def _list(settings: Settings, *, as_json: bool) -> int:
     from moothall.planning.card import by_state
-    from moothall.wiring.stories import open_stories
+    from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, _say) as stories:
         cards = await stories.board.cards(LOCAL)
@@ -131,7 +131,7 @@ def show(context: click.Context, *, story_id: str, as_json: bool) -> None:
 
 async def _show(settings: Settings, story_id: str, *, as_json: bool) -> int:
     from moothall.planning.rounds import rounds, task_ids
-    from moothall.wiring.stories import open_stories
+    from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, _say) as stories:
         card = await stories.board.card(story_id, LOCAL)
@@ -219,7 +219,7 @@ def reject(context: click.Context, *, story_id: str, comment: str) -> None:
 
 async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:
     from moothall.planning.lifecycle import lifecycle
-    from moothall.wiring.stories import open_stories
+    from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, _say) as stories:
         card = await stories.board.card(story_id, LOCAL)
@@ -268,7 +268,7 @@ def comment(context: click.Context, *, story_id: str, text: str, line: str, remo
 
 async def _comment(settings: Settings, story_id: str, text: str, place: Place | None) -> int:
     from moothall.planning.saying import remark
-    from moothall.wiring.stories import open_stories
+    from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, _say) as stories:
         if place is None:
@@ -301,7 +301,7 @@ def plan(context: click.Context, *, story_id: str, change: TextIO | None) -> Non
 async def _plan(settings: Settings, story_id: str, given: str, *, change: bool) -> int:
     from moothall.planning.outline import outlines_of, read_outlines
     from moothall.planning.planner import plan_of
-    from moothall.wiring.stories import open_stories
+    from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, _say) as stories:
         if change:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
 from contextlib import aclosing
-from typing import Protocol
 
 from moothall.collector.fold import State, fold
 from moothall.domain.event import Event, EventType
@@ -24,23 +22,6 @@ _CHANNELS = (Channel.RESULTS, Channel.RESPONSES, Channel.WORDS)
 _OPEN = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 _REMEMBERED = 10_000
 _AGAIN_SECONDS = 1.0
-
-
-class UnderWay(Protocol):
-    """Whoever knows what is under way: `Collector`, `Onlooker`."""
-
-    @property
-    def under_way(self) -> int:
-        """How many deliberations."""
-        ...
-
-    def states(self) -> Iterable[State]:
-        """Return what is known of each."""
-        ...
-
-    def deliberations(self) -> Iterable[Deliberation]:
-        """Return what was asked for."""
-        ...
 
 
 class Onlooker:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.config import Limits
-from moothall.council.apart import agreement
 from moothall.council.context import is_test
 from moothall.council.counter import CounterProof, Proving
 from moothall.council.cross import CrossTests
@@ -19,12 +18,13 @@ from moothall.council.runs import FreshRuns, Ran
 from moothall.council.text import clip
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.evidence import RED, SECRETS, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import APART, RED, SECRETS, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
+from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.documented import altered_examples
@@ -332,3 +332,31 @@ def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     if judged.cross:
         lines.append(f"Passes the tests of {sum(run.passed for run in judged.cross)} of {len(judged.cross)} colleagues.")
     return "\n".join(lines)
+
+
+async def agreement(
+    runs: FreshRuns, diff: str, proving: Sequence[str], told: Mapping[str, CheckRun], seconds: float
+) -> tuple[Evidence, ...]:
+    """Return the evidence that the cases `proving` are green in two processes too: the tests in one, the code in another that sees none of
+    them; () where not all are, or where it cannot be tried. Where they agree the proof is stronger: code that reads tests, runner or report
+    finds none there. Where they do not, nothing is said: a test may derive a class of the code, or compare what is copied on the way.
+
+    `told`: what the candidate's checks came to as they are. After `seconds` they are stopped: what waits for something in its own
+    process may wait for ever here.
+    """
+    profile = runs.prepared.base.profile
+    code = tuple(path for path in changed_files(runs.exact(diff)) if path.endswith((".py", ".pyi")) and not is_test(path))
+    able = [
+        name
+        for name, argv in profile.checks.items()
+        if name in told and runs_python_tests(argv) and not profile.reports.get(name)
+    ]
+    cases = {name: some for name in able if (some := tuple(case for case in proving if case in told[name].cases))}
+    if not code or not proving or {case for some in cases.values() for case in some} != {*proving}:
+        return ()
+    ran = await runs.run(cases, "apart", digest(diff)[:12], diff=diff, apart=code, seconds=seconds, label=APART)
+    green = all(ran.runs[name].cases.get(case) == "passed" for name, some in cases.items() if name in ran.runs for case in some)
+    if not green or ran.runs.keys() != cases.keys():
+        return ()
+    took = sum(run.duration_ms for run in ran.runs.values())
+    return (Evidence(APART, Verdict.PASSED, passed=len(proving), duration_ms=took),)

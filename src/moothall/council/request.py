@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from moothall.config import Limits, Models
 from moothall.council import params
-from moothall.council.choices import checks_of, models_of, remote_seats
 from moothall.council.text import tokens
 from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
@@ -17,8 +18,11 @@ from moothall.domain.council import Council
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, new_task_id, read_role, seat_id
 from moothall.domain.protocol import PROTOCOLS
-from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
+from moothall.domain.task import DEFAULT_SEATS, VALIDATION, Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
+
+_MOST_CHECKS, _CHECK_CHARS = 20, 4000
+
 
 if TYPE_CHECKING:
     from moothall.tools.spec import ToolSpec
@@ -140,3 +144,40 @@ def _cheaper(asked: Budget, house: Budget) -> Budget:
         calls=int(least(asked.calls, house.calls)),
         cost_usd=least(asked.cost_usd, house.cost_usd),
     )
+
+
+def models_of(request: DeliberationRequest, role: str, models: Models, council: Council | None) -> tuple[str, Mapping[str, str]]:
+    """Return the council's model and those of seats that have another: what the request names goes before what a seat, the council
+    and the role have. Raises `InvalidRequest`.
+    """
+    if request.merge:
+        return "", {}
+    wanted = request.model or (council.config.model_profile if council else "")
+    model = models.choose(wanted) if wanted else models.of_role(role)
+    agents = council.agents if council and not request.model else ()
+    own = {agent.id: models.choose(name) for agent in agents if (name := agent.capabilities.model_profile)}
+    return model, {seat: name for seat, name in own.items() if name != model}
+
+
+def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
+    """Return the endpoints of seats whose agents are asked elsewhere: those that the settings allow."""
+    return {agent.id: agent.endpoint for agent in (council.agents if council else ()) if agent.endpoint in endpoints}
+
+
+def checks_of(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:
+    """Return the request's own checks as argv. Raises `InvalidRequest`."""
+    if request.checks and request.about_text:
+        raise InvalidRequest("a check needs a repository to run in; leave it out of a task about text")
+    if len(request.checks) > _MOST_CHECKS:
+        raise InvalidRequest(f"{len(request.checks)} checks are asked for; at most {_MOST_CHECKS}")
+    return {f"{VALIDATION}-{number}": _words(line) for number, line in enumerate(request.checks, 1)}
+
+
+def _words(line: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(line))
+    except ValueError as error:
+        raise InvalidRequest(f"the check {line[:80]!r} cannot be split into words: {error}") from error
+    if not words or not words[0].strip() or "\0" in line or len(line) > _CHECK_CHARS:
+        raise InvalidRequest(f"the check {line[:80]!r} is no command of at most {_CHECK_CHARS} characters")
+    return words

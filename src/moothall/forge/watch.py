@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from moothall.config import Forge as Settings
 from moothall.domain.identity import LOCAL
@@ -28,11 +27,8 @@ from moothall.ports import Deliberations
 _LEAST_SECONDS, _LONGEST_SECONDS = 1.0, 3600.0
 
 
-class Clones(Protocol):
-    """Where commits of ours lie."""
-
-    async def offer(self, repository: str, sha: str, branch: str) -> None:
-        """Push a commit as a new branch of ours, or onto one that is at its parent."""
+Offer = Callable[[str, str, str], Awaitable[None]]
+"""Pushes a commit of a repository as a new branch of ours, or onto one that is at its parent: repository, sha, branch. Raises `AlreadyExists`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class Watch:
         settings: Settings,
         client: ForgeClient,
         desk: Deliberations,
-        clones: Clones,
+        offer: Offer,
         repositories: Mapping[str, str],
         *,
         task_chars: int,
@@ -61,7 +57,7 @@ class Watch:
         self._settings = settings
         self._client = client
         self._desk = desk
-        self._clones = clones
+        self._offer = offer
         self._repositories = repositories
         self._chars = task_chars
         self._tell = tell
@@ -203,13 +199,13 @@ class Watch:
             why = ""
             if outcome.commit_sha:
                 try:
-                    await self._clones.offer(registered, outcome.commit_sha, branch)
+                    await self._offer(registered, outcome.commit_sha, branch)
                 except AlreadyExists:
                     why = "somebody else moved it on meanwhile; request the changes again"
             await self._client.comment(repository, pull.number, texts.further(outcome, why))
             self._say(place, f"{ask.request.task_id} is told to pull request {pull.number}")
         elif outcome.proven and outcome.commit_sha:
-            await self._clones.offer(registered, outcome.commit_sha, branch)
+            await self._offer(registered, outcome.commit_sha, branch)
             onto = await self._client.default_branch(repository)
             title, body = texts.pull_title(ask.issue), texts.pull_body(outcome, ask.issue)
             number = await self._client.open_pull(repository, title, body, branch=branch, onto=onto)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moothall.domain.event import Recorded
 from moothall.graph import questions, retention
@@ -12,25 +12,17 @@ from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION, RELATIONS, Group
 from moothall.graph.upserts import Writes, group_of
 
+if TYPE_CHECKING:  # each needs a client library, and a house uses one of them
+    from moothall.graph.embedded import EmbeddedStore
+    from moothall.graph.neo4j import Neo4jStore
+
 Rows = list[dict[str, Any]]
 _PAGE = 500
 _SLACK = 0.05  # of those kept: so many more are there at most before the oldest leave
 
 
-class Store(Protocol):
-    """What an embedded store and a server have in common. All three raise `GraphUnavailable`."""
-
-    async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
-        """Return the rows of a query that changes nothing."""
-        ...
-
-    async def write(self, statements: Sequence[Statement]) -> None:
-        """Run all in one transaction, again where it lost against another one."""
-        ...
-
-    async def empty(self) -> None:
-        """Remove everything of ours; the constraints stay."""
-        ...
+Store: TypeAlias = "EmbeddedStore | Neo4jStore"
+"""What runs Cypher: `read` without changes, `write` all statements in one transaction, `empty`. All raise `GraphUnavailable`."""
 
 
 def schema() -> tuple[str, ...]:

@@ -8,13 +8,14 @@ the audit before anything happens, its end before anyone hears of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
+from moothall import telemetry
 from moothall.config import Guard
 from moothall.domain.causes import called_id
 from moothall.domain.codec import dump
@@ -41,7 +42,6 @@ from moothall.guard.steps import (
     note_of,
     with_token,
 )
-from moothall.guard.watching import tool_call
 from moothall.ports import Publish
 from moothall.telemetry.events import write
 from moothall.tools.arguments import arguments_digest
@@ -49,6 +49,8 @@ from moothall.tools.catalogue import ToolSpec, offered
 
 _ERROR_CHARS = 4000
 _SHOWN_CHARS = 200
+Noted = Callable[[ToolResult], ToolResult]
+_UNKNOWN = "unknown"
 
 
 class Gate:
@@ -210,7 +212,7 @@ class Gate:
             async with self._slot(held), asyncio.timeout_at(end):
                 with book_time(seat.meter):
                     if toolkit is not None:
-                        return await toolkit.call(inner, seat.workspace, seat.tenant)
+                        return await toolkit(inner, seat.workspace, seat.tenant)
                     return await seat.workspace.call(inner)
         except TimeoutError as error:
             raise Stopped(ToolStatus.TIMEOUT, f"{call.tool} did not end within {held:.0f} seconds and was stopped") from error
@@ -272,3 +274,45 @@ class Gate:
 
 def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
     return ToolResult(call.request_id, cut_text(str(call.tool), _SHOWN_CHARS), status, error=cut_text(reason, _ERROR_CHARS))
+
+
+@contextmanager
+def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Iterator[Noted]:
+    """Watch one call of one of the tools `known`; give its result to what is yielded. One that ends otherwise was cancelled or failed."""
+    tool = call.tool if call.tool in known else _UNKNOWN  # the name is the model's word
+    status = ToolStatus.CANCELLED
+    started = perf_counter()
+    about = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": tool,
+        "gen_ai.tool.call.id": call.request_id,
+        "moothall.seat": seat.seat,
+        "moothall.workspace": seat.workspace_id,
+    }
+    with telemetry.span("execute_tool", about) as span, telemetry.metrics.TOOL_CALLS_IN_FLIGHT.held(tool):
+
+        def noted(result: ToolResult) -> ToolResult:
+            nonlocal status
+            status = result.status
+            span.set({"moothall.tool.status": status, "moothall.tool.cpu_ms": result.usage.cpu_ms})
+            if result.audit_id:
+                span.set({"moothall.audit_id": result.audit_id})
+            if status is not ToolStatus.SUCCESS:
+                span.fail(status)
+            return _count(tool, result)
+
+        try:
+            yield noted
+        finally:
+            telemetry.metrics.TOOL_CALLS.add(tool, status)
+            telemetry.metrics.TOOL_CALL_SECONDS.observe(perf_counter() - started, tool)
+
+
+def _count(tool: str, result: ToolResult) -> ToolResult:
+    if result.status is ToolStatus.BUDGET_EXCEEDED:
+        telemetry.metrics.BUDGET_REFUSALS.add("tool")
+    if result.usage.cpu_ms > 0:
+        telemetry.metrics.TOOL_CPU_SECONDS.add(tool, amount=result.usage.cpu_ms / 1000)
+    if result.usage.max_rss_bytes > 0:
+        telemetry.metrics.TOOL_MEMORY_BYTES.observe(result.usage.max_rss_bytes, tool)
+    return result

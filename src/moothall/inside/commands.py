@@ -20,21 +20,10 @@ from moothall.inside.processes import Seen, kill_all, sample, shared_out
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn, Protocol
+    from typing import Any, NoReturn
 
+    from moothall.inside.checking import Checking
     from moothall.inside.talk import Talk
-
-    class Reader(Protocol):
-        """Reads the output while it comes."""
-
-        def feed(self, data: bytes) -> bytes:
-            """Return what is kept of `data`."""
-
-        def end(self) -> bytes:
-            """Return what is kept of what was held back."""
-
-        def stuck(self) -> str:
-            """Return the status for which the command has to be stopped, or nothing. Asked again and again."""
 
 
 _SAMPLE_SECONDS = 0.05
@@ -140,7 +129,7 @@ def run(
     wakeup: int,
     stopped: Callable[[], str],
     side: Talk | None = None,
-    reader: Reader | None = None,
+    reader: Checking | None = None,
 ) -> Ended:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
     when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
@@ -173,7 +162,7 @@ def _watch(
     stopped: Callable[[], str],
     side: Talk | None = None,
     *,
-    reader: Reader | None = None,
+    reader: Checking | None = None,
 ) -> Ended:
     begun = time.monotonic()
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -223,7 +212,7 @@ class _Watch:
     """Follows a child: its output, its end, its walls."""
 
     def __init__(
-        self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Talk | None, reader: Reader | None
+        self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Talk | None, reader: Checking | None
     ) -> None:
         self.kept, self.seen = _Kept(walls.output_bytes), Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup

@@ -7,31 +7,18 @@ before the coroutine of this one runs again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import httptools
 
 from moothall.model.retry import Failed
+from moothall.model.takers import WholeTaker
 
 _AROUND_BYTES = 65_536
 _AROUND_SHARE = 64
 """So much may be around a body: head, sizes of chunks, trailers; and so many times the body, for chunks of a byte."""
 _REST_SECONDS = 1.0
 _INFORMATIONAL = 200
-
-
-class Taker(Protocol):
-    """Takes the answer of one call. What it raises ends the call and the connection."""
-
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """Take the status, and the headers by their names in lower case; of several with one name the first."""
-
-    def piece(self, data: bytes) -> bool:
-        """Take a piece of the body; return whether no more is wanted."""
-
-    def end(self) -> None:
-        """Hear that the body is complete."""
 
 
 class Connection(asyncio.Protocol):
@@ -44,7 +31,7 @@ class Connection(asyncio.Protocol):
         self._release = release
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._taker: Taker | None = None
+        self._taker: WholeTaker | None = None
         self._answer: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until = self._idle = self._heard = 0.0
@@ -52,7 +39,7 @@ class Connection(asyncio.Protocol):
         self._status = self._received = self._body = 0
         self._watched = False
 
-    async def ask(self, request: bytes, taker: Taker, *, until: float, idle: float) -> None:
+    async def ask(self, request: bytes, taker: WholeTaker, *, until: float, idle: float) -> None:
         """Send a request, and return when `taker` has its answer. `until` is a time of the loop, `idle` the most seconds between
         two pieces of a body.
 

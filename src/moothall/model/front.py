@@ -17,40 +17,10 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from moothall.model.states import EngineRefused, Messages, SharedStates
+from moothall.model.states import LocalEngine, SharedStates
 
 _MAX_BODY = 16_000_000
 _OK = 200
-
-
-@dataclass(frozen=True, slots=True)
-class LocalEngine:
-    """llama.cpp's server, as `moothall.model.states` sees it."""
-
-    session: aiohttp.ClientSession
-    name: str
-
-    async def compute(self, slot: int, messages: Messages) -> None:
-        """Process a prompt; one token is the least that the engine answers."""
-        body = {"model": self.name, "messages": list(messages), "max_tokens": 1, "temperature": 0.0, "id_slot": slot}
-        await self._post("/v1/chat/completions", body)
-
-    async def save(self, slot: int, name: str) -> None:
-        """Write the slot's state."""
-        await self._post(f"/slots/{slot}?action=save", {"filename": name})
-
-    async def restore(self, slot: int, name: str) -> None:
-        """Read the slot's state."""
-        await self._post(f"/slots/{slot}?action=restore", {"filename": name})
-
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
-        try:
-            async with self.session.post(path, json=body) as response:
-                said = await response.text()
-        except aiohttp.ClientError as error:
-            raise EngineRefused(str(error)) from error
-        if response.status != _OK:
-            raise EngineRefused(said[:300])
 
 
 @dataclass(slots=True)

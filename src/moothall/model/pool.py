@@ -19,9 +19,10 @@ from yarl import URL
 from moothall import __version__, telemetry
 from moothall.config import Llm
 from moothall.errors import ConfigurationError
-from moothall.model.connection import Connection, Taker
+from moothall.model.connection import Connection
 from moothall.model.retry import Failed
 from moothall.model.said import plain
+from moothall.model.takers import WholeTaker
 
 log = telemetry.get_logger(__name__)
 
@@ -55,7 +56,7 @@ class Pool:
         self,
         method: str,
         url: URL,
-        taker: Taker,
+        taker: WholeTaker,
         *,
         until: float,
         body: bytes = b"",

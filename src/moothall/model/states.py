@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import aiohttp
 import psutil
 
 from moothall.domain.ids import digest
@@ -25,26 +26,41 @@ Messages = Sequence[Mapping[str, Any]]
 _WORTHWHILE = 400  # characters: less is computed faster than it is looked after
 _GATHER_SECONDS = 0.05  # calls that belong together arrive within this
 _KEPT = "kept-"
+_OK = 200
 
 
 class EngineRefused(Exception):
     """The engine did not do it; the call is served without."""
 
 
-class SlotEngine(Protocol):
-    """What is needed of the model's engine."""
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """What is asked of llama.cpp's server beside the calls. Each call raises `EngineRefused`."""
+
+    session: aiohttp.ClientSession
+    name: str
 
     async def compute(self, slot: int, messages: Messages) -> None:
-        """Process a prompt and answer nothing."""
-        ...
+        """Process a prompt; one token is the least that the engine answers."""
+        body = {"model": self.name, "messages": list(messages), "max_tokens": 1, "temperature": 0.0, "id_slot": slot}
+        await self._post("/v1/chat/completions", body)
 
     async def save(self, slot: int, name: str) -> None:
-        """Write the slot's state to a file of this name."""
-        ...
+        """Write the slot's state."""
+        await self._post(f"/slots/{slot}?action=save", {"filename": name})
 
     async def restore(self, slot: int, name: str) -> None:
-        """Read the slot's state from it."""
-        ...
+        """Read the slot's state."""
+        await self._post(f"/slots/{slot}?action=restore", {"filename": name})
+
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
+        try:
+            async with self.session.post(path, json=body) as response:
+                said = await response.text()
+        except aiohttp.ClientError as error:
+            raise EngineRefused(str(error)) from error
+        if response.status != _OK:
+            raise EngineRefused(said[:300])
 
 
 @dataclass(slots=True)
@@ -62,7 +78,7 @@ class Slot:
 class SharedStates:
     """The slots, and the states that were saved of them, at most `limit` besides the kept ones."""
 
-    engine: SlotEngine
+    engine: LocalEngine
     folder: Path
     count: int
     salt: str = ""

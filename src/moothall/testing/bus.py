@@ -65,7 +65,7 @@ class MemoryBus:
         self._settings = settings or Bus()
         self._secrets = tuple(secrets)
         self.blobs = MemoryBlobs()
-        self._packer = Packer(self.blobs, self._settings.blob_bytes, self._secrets)
+        self._packer = Packer(self.blobs.put, self.blobs.get, self._settings.blob_bytes, self._secrets)
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
         self._durables: dict[str, _Durable] = {}
         self._buckets: dict[str, MemoryBucket] = {}

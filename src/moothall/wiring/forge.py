@@ -34,7 +34,7 @@ async def open_watch(settings: Settings, tell: Tell) -> AsyncIterator[Watch]:
             credential = known.credential if known else ""
             named[name] = (await clones.register(url, credential=credential or _credential(forge))).id
         async with open_house(settings, tell) as house:
-            watch = Watch(forge, client, house.desk, clones, named, task_chars=settings.limits.task_chars, tell=tell)
+            watch = Watch(forge, client, house.desk, clones.offer, named, task_chars=settings.limits.task_chars, tell=tell)
             async with hearing(forge, watch.wake) as port:
                 if port:
                     tell(f"webhooks are heard on {forge.webhook_host}:{port}")

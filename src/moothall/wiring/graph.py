@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from moothall.aio import beside, said
 from moothall.bus.lease import Lease
@@ -48,18 +48,6 @@ async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
         yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
 
 
-class Answers(Protocol):
-    """Whoever answers questions about the graph."""
-
-    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a named question. Raises `InvalidRequest`, `GraphUnavailable`."""
-        ...
-
-    async def position(self) -> int:
-        """Return the seq up to which the log is written."""
-        ...
-
-
 @asynccontextmanager
 async def reading(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
     """Yield the graph for a process that does not write it: the server's, or that of the process which has the embedded one."""
@@ -92,6 +80,10 @@ class _Nearest:
 
     async def position(self) -> int:
         return await (self._own if self._lease.held else self._other).position()
+
+
+Answers = CypherGraph | OverBus | _Nearest
+"""Whoever answers questions about the graph, and says up to which seq the log is written."""
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moothall.aio import beside, said, start_beside
-from moothall.collector.onlooker import UnderWay
+from moothall.collector import Collector
+from moothall.collector.onlooker import Onlooker
 from moothall.config import Llm, Ray, Settings, secret_values
 from moothall.council.desk import Desk
 from moothall.council.roster import Roster
@@ -110,7 +111,7 @@ async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitSta
 
 async def _build(
     settings: Settings, tell: Tell, stack: AsyncExitStack, serves: frozenset[str] | None, *, own: bool, asked: bool
-) -> tuple[House, UnderWay]:
+) -> tuple[House, Collector | Onlooker]:
     """Open what the roles need that are served; None: what a command needs. `own`: others on this data directory are to find this process."""
     serving, roles = serves is not None, ALL if serves is None else serves
     await _check_first(settings, tell, serving=serving)
@@ -137,7 +138,7 @@ async def _build(
         )
     remembered = await stack.enter_async_context(start_beside(graph_of(settings, bus, tell, serves)))
     repositories = await stack.enter_async_context(lending(settings, bus, trusted_repositories(settings)))
-    collector = Deciding(
+    deciding = Deciding(
         settings,
         bus,
         repositories,
@@ -145,7 +146,7 @@ async def _build(
         watches=serving and bool(roles & {"api", "page"}),
     )
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
-    await (await stack.enter_async_context(start_beside(beside(collector.run(), "collector"))))
+    await (await stack.enter_async_context(start_beside(beside(deciding.run(), "collector"))))
     roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
     await (await stack.enter_async_context(start_beside(beside(roster.run(), "councils"))))
@@ -167,7 +168,7 @@ async def _build(
     if serving:
         from moothall.wiring.serving import Behind, open_doors
 
-        behind = Behind(bus, desk, roster, collector, graph, alive, walls, answering, briefed, roles, named)
+        behind = Behind(bus, desk, roster, deciding.sees, graph, alive, walls, answering, briefed, roles, named)
         ports = await stack.enter_async_context(open_doors(settings, behind, tell))
         house = House(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
@@ -177,7 +178,7 @@ async def _build(
         )
         stack.callback(lock.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
-    return house, collector
+    return house, deciding.sees
 
 
 async def _check_first(settings: Settings, tell: Tell, *, serving: bool) -> None:
@@ -239,7 +240,7 @@ def _on_ray(ray: Ray, *, serving: bool) -> bool:
     return ray.mode == "ray"
 
 
-async def _leave(settings: Settings, collector: UnderWay, tell: Tell, *, serving: bool) -> None:
+async def _leave(settings: Settings, collector: Collector | Onlooker, tell: Tell, *, serving: bool) -> None:
     """Other commands may be attached to this process: let them end, unless it is a server that was told to stop, or others on its bus take their
     work up.
     """

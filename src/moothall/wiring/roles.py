@@ -11,11 +11,10 @@ from typing import get_args
 from moothall.aio import beside
 from moothall.bus.lease import BUCKET, Lease
 from moothall.bus.registry import EVENTS
-from moothall.collector import Collector, State
-from moothall.collector.onlooker import Onlooker, UnderWay
+from moothall.collector import Collector
+from moothall.collector.onlooker import Onlooker
 from moothall.config import Settings
 from moothall.config.parts import Duty
-from moothall.domain.task import Deliberation
 from moothall.errors import ConfigurationError
 from moothall.ports import Repositories
 from moothall.wiring import lock
@@ -103,7 +102,7 @@ async def sending_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
 
 
 class Deciding:
-    """The collector of this process where it decides, and what sees all that is under way where somebody asks it. Implements `UnderWay`.
+    """The collector of this process where it decides, and what sees all that is under way where somebody asks it.
 
     `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A collector knows that where nobody else
     decides, which is with an embedded bus.
@@ -114,20 +113,7 @@ class Deciding:
         self._collector = collector_of(settings, bus, repositories) if decides else None
         apart = watches and (self._collector is None or settings.bus.url is not None)
         self._onlooker = Onlooker(bus) if apart else None
-        self._at: UnderWay = self._onlooker or self._collector or Onlooker(bus)
-
-    @property
-    def under_way(self) -> int:
-        """How many deliberations."""
-        return self._at.under_way
-
-    def states(self) -> Iterable[State]:
-        """Return what is known of each."""
-        return self._at.states()
-
-    def deliberations(self) -> Iterable[Deliberation]:
-        """Return what was asked for."""
-        return self._at.deliberations()
+        self.sees: Collector | Onlooker = self._onlooker or self._collector or Onlooker(bus)
 
     async def run(self) -> None:
         """Decide and follow, until cancelled."""

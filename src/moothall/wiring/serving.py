@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from moothall.aio import beside, said, start_beside
 from moothall.bus.registry import EVENTS
-from moothall.collector.onlooker import UnderWay
+from moothall.collector import Collector
+from moothall.collector.onlooker import Onlooker
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.config import Models, Settings, secret_values
@@ -105,7 +106,7 @@ class Behind:
     bus: Bus
     desk: Desk
     roster: Roster
-    collector: UnderWay
+    collector: Collector | Onlooker
     graph: Answers
     alive: Alive
     walls: Sequence[Layer]
@@ -135,7 +136,9 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         await asyncio.gather(bus.measure(), *([look(settings.choice, behind.model_url)] if behind.model_url else []))
 
     async with AsyncExitStack() as stack:
-        metrics = await (await stack.enter_async_context(start_beside(figures(settings.metrics, bus, behind.collector, see))))
+        metrics = await (
+            await stack.enter_async_context(start_beside(figures(settings.metrics, bus, lambda: behind.collector.under_way, see)))
+        )
         planner = Planner(bus, settings.limits)
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0

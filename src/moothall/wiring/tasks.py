@@ -1,4 +1,4 @@
-"""The tasks of a data directory, for commands: read from the log alone, of the process that serves or of no running one."""
+"""The stories and tasks of a data directory, for commands: read from the log alone, of the process that serves or of no running one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from moothall.domain.overview import TaskView
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
+from moothall.guard.accounts import BUCKET, Accounts
+from moothall.planning.board import Board
+from moothall.planning.planner import Planner
 from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
 from moothall.wiring.asking import Change, files_here, files_of
@@ -238,3 +241,34 @@ async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | N
     except NotFound:
         found = None
     return found or await files_here(settings, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stories:
+    """The board, the plans and tasks of its stories, and whether another process works on them."""
+
+    board: Board
+    accounts: Accounts
+    plans: Planner
+    tasks: Tasks
+    served: bool
+
+
+@asynccontextmanager
+async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]:
+    """The stories of this data directory. Needs no Ray and no model."""
+    async with open_log(settings, tell) as bus:
+        served = await is_served(settings, bus)
+        tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+        accounts = Accounts(bus.bucket(BUCKET), settings.limits)
+        yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
+
+
+async def registered(settings: Settings, named: str) -> str:
+    """Return the id of a repository that is named by its id, a path or a URL; a path or URL is registered. Raises what `register` does,
+    and `NotFound` for an id that nobody registered.
+    """
+    repositories = trusted_repositories(settings)
+    if is_id(named):
+        return (await asyncio.to_thread(repositories.registry.get, named, LOCAL.tenant)).id
+    return (await repositories.register(named)).id

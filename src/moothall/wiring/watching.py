@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
-from moothall.collector.onlooker import UnderWay
 from moothall.config import Metrics, Settings, secret_values
 from moothall.domain.topic import Channel
 from moothall.telemetry import metrics, reports
@@ -40,7 +39,9 @@ async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterato
 
 
 @asynccontextmanager
-async def figures(settings: Metrics, bus: Bus, collector: UnderWay, see: Callable[[], Awaitable[None]]) -> AsyncIterator[int]:
+async def figures(
+    settings: Metrics, bus: Bus, under_way: Callable[[], int], see: Callable[[], Awaitable[None]]
+) -> AsyncIterator[int]:
     """Serve this process's figures and those that hosts report; yields the port, 0 where none is served. `see` looks, before each answer,
     at what nobody counts.
     """
@@ -50,7 +51,7 @@ async def figures(settings: Metrics, bus: Bus, collector: UnderWay, see: Callabl
     from moothall.services.figures import figures_page
 
     def look() -> None:
-        metrics.COLLECTOR_UNDER_WAY.set(collector.under_way)
+        metrics.COLLECTOR_UNDER_WAY.set(under_way())
 
     known = reports.Reports(settings.report_seconds)
 

@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, PatchRefused, Permanent, Refused, WorkspaceFailed
 from moothall.tools.spec import Danger, ToolSpec
+from moothall.workflows.hands import VisitHands
 from moothall.workflows.plan import Call, Plan, Step
 from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, filled, found_in, references
@@ -32,35 +33,6 @@ _NEVER_AGAIN = {
 }
 # A call that went out and had no answer in time may have had its effect: repeating it is not ours to decide.
 _NEVER_AGAIN_OUTSIDE = {*_NEVER_AGAIN, ToolStatus.TIMEOUT}
-
-
-class Hands(Protocol):
-    """What a plan is carried out with: one workspace, under its caller's token."""
-
-    @property
-    def deadline(self) -> datetime:
-        """When the workspace closes."""
-        ...
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        """Run a tool through the gate; the same request again has the same result."""
-        ...
-
-    async def settled(self, call: ToolCall) -> ToolResult:
-        """Return the result of a parked call once an operator has said a word, or as it is when the workspace closes."""
-        ...
-
-    async def known(self, request_id: str) -> ToolResult | bool:
-        """Return what the log says of a call: its result, or whether it began."""
-        ...
-
-    async def commit(self) -> str:
-        """Keep the files as they are now and return the commit. Raises `PatchRefused`, `WorkspaceFailed`."""
-        ...
-
-    async def rewind(self, commit: str) -> None:
-        """Make the files as a commit has them."""
-        ...
 
 
 Tell = Callable[..., Awaitable[None]]
@@ -85,7 +57,7 @@ class _Work:
 class Engine:
     """One run of one plan from where its record stands."""
 
-    def __init__(self, plan: Plan, record: Record, hands: Hands, tell: Tell, catalogue: Mapping[str, ToolSpec]) -> None:
+    def __init__(self, plan: Plan, record: Record, hands: VisitHands, tell: Tell, catalogue: Mapping[str, ToolSpec]) -> None:
         self._plan = plan
         self._record = record
         self._hands = hands

@@ -18,7 +18,7 @@ from moothall.visits.visits import Visits
 
 @dataclass(frozen=True, slots=True)
 class VisitHands:
-    """Implements `engine.Hands`."""
+    """One workspace, under its caller's token, and the log of what was called in it."""
 
     visits: Visits
     loan: Loan

@@ -78,7 +78,7 @@ class ClockFamily(Family[Clock]):
     async def open(self, settings: Settings) -> AsyncIterator[Opened]:
         """See `Family`."""
         tools = ClockTools(self.own(settings))
-        yield Opened(tools, tools.leave)
+        yield Opened(tools.call, tools.leave)
         assert tools.left == ["ws-1"]
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:

@@ -24,6 +24,12 @@ from moothall.testing.bus import MemoryBus
 from support.story import START, Remembering, full
 from support.taking import consuming, letters, seat, seen
 
+
+def packer(limit: int) -> Packer:
+    kept = MemoryBlobs()
+    return Packer(kept.put, kept.get, limit)
+
+
 ABOUT = Channel.RESULTS.of("task-1")
 
 
@@ -154,11 +160,11 @@ async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
         answer.set_result(len(sent))
         return answer
 
-    stood = Batching(send, Packer(MemoryBlobs(), 1000), seconds=0.0, still=-1.0, limit=9)
+    stood = Batching(send, packer(1000), seconds=0.0, still=-1.0, limit=9)
     with pytest.raises(BusUnavailable, match="stood still"):
         await (await stood.post("agent.results.task-1", seat(1)))
     assert sent == []
-    ran = Batching(send, Packer(MemoryBlobs(), 1000), seconds=0.0, still=60.0, limit=9)
+    ran = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=9)
     assert await (await ran.post("agent.results.task-1", seat(1))) == 1
 
 
@@ -175,7 +181,7 @@ async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Except
             answer.set_result(len(taken))
         return answer
 
-    batching = Batching(send, Packer(MemoryBlobs(), 1000), seconds=0.0, still=60.0, limit=2)
+    batching = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=2)
     first = await batching.post("agent.results.task-1", seat(1, thought="lost"))
     with pytest.raises(type(error), match="not taken"):
         await asyncio.gather(_wait(first), _wait(await batching.post("agent.responses.task-1", seat(2))))

@@ -13,6 +13,12 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.errors import InvalidRequest
 from moothall.testing.buckets import MemoryBlobs
 
+
+def packer(limit: int) -> Packer:
+    kept = MemoryBlobs()
+    return Packer(kept.put, kept.get, limit)
+
+
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 names = st.one_of(text, st.sampled_from(["$blob", "$data", "bytes"]))
 values: st.SearchStrategy[Any] = st.recursive(
@@ -43,18 +49,18 @@ def test_an_event_survives_the_wire(event: Event) -> None:
 
 @given(events, st.integers(1, 300))
 async def test_an_event_survives_packing_at_any_limit(event: Event, limit: int) -> None:
-    packer = Packer(MemoryBlobs(), limit)
-    assert await packer.unpack(await packer.pack(event)) == event
+    packing = packer(limit)
+    assert await packing.unpack(await packing.pack(event)) == event
 
 
 @given(data, st.integers(100, 300))
 async def test_what_is_left_after_offloading_is_within_the_limit(value: dict[str, Any], limit: int) -> None:
     store = MemoryBlobs()
-    small = await blobs.offload(store, value, limit)
+    small = await blobs.offload(store.put, value, limit)
     # A reference alone takes about a hundred bytes; nothing can be smaller than one.
     assert len(codec.dump_json(small)) <= max(limit, 130)
     assert blobs.references(small) <= store.stored.keys()
-    assert await blobs.restore(store, codec.load_json(codec.dump_json(small))) == value
+    assert await blobs.restore(store.get, codec.load_json(codec.dump_json(small))) == value
 
 
 @given(st.binary(max_size=200))
@@ -128,7 +134,7 @@ async def test_deep_data_is_refused_when_packing() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        await Packer(MemoryBlobs(), 1000).pack(new_event(EventType.SEAT_TURN, "t", {"x": deep}))
+        await packer(1000).pack(new_event(EventType.SEAT_TURN, "t", {"x": deep}))
 
 
 def test_half_a_surrogate_does_not_poison_the_log() -> None:
@@ -154,13 +160,13 @@ def test_old_versions_are_brought_up_to_date() -> None:
 
 async def test_a_damaged_blob_is_noticed() -> None:
     store = MemoryBlobs()
-    small = await blobs.offload(store, {"diff": "x" * 1000}, 100)
+    small = await blobs.offload(store.put, {"diff": "x" * 1000}, 100)
     store.stored = dict.fromkeys(store.stored, b"y" * 1000)
     with pytest.raises(Exception, match="is damaged"):
-        await blobs.restore(store, small)
+        await blobs.restore(store.get, small)
 
 
 @pytest.mark.parametrize("wrong", [1, "../../etc/passwd", "a" * 63, "*" * 64, None])
 async def test_a_reference_must_be_a_sha256(wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match="is not the sha256 of a stored value"):
-        await blobs.restore(MemoryBlobs(), {"a": {"$blob": wrong}})
+        await blobs.restore(MemoryBlobs().get, {"a": {"$blob": wrong}})

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from moothall.collector.tally import Tally
+from moothall.collector.tally import Health, Latencies, Tally, Totals
 from moothall.config import Limits
 from moothall.council.roster import Roster
 from moothall.domain.codec import dump
@@ -13,7 +13,6 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.tally import Health, Latencies, Totals
 from moothall.domain.task import Deliberation
 from moothall.testing.bus import MemoryBus
 

@@ -79,7 +79,7 @@ class House:
         given = {"kind": self.forge.kind, "url": self.forge.url, "repositories": (REPOSITORY,), "mention": CALL, **settings}
         ours = Forge.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
         async with forge_client(ours) as client:
-            yield Watch(ours, client, self.desk, self, {REPOSITORY: "app"}, task_chars=5000, tell=self.said.append)
+            yield Watch(ours, client, self.desk, self.offer, {REPOSITORY: "app"}, task_chars=5000, tell=self.said.append)
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
         """Look once, with a council that ends like this."""

@@ -117,7 +117,7 @@ async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
 
 async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(tmp_path: Path) -> None:
     web = Web()
-    async with open_house(tmp_path, catalogue=WEB, toolkits={"web": web}) as house:
+    async with open_house(tmp_path, catalogue=WEB, toolkits={"web": web.call}) as house:
         seat = house.seat(grant=ALL)
         first = await house.gate.call(seat, tool_call("web.look"))
         again = await house.gate.call(seat, tool_call("web.look", number=2))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ async def call(states: SharedStates, engine: Engine, messages: Messages) -> int:
 
 def opened(folder: Path, count: int = 3, **more: Any) -> tuple[SharedStates, Engine]:
     engine = Engine(folder)
-    return SharedStates(engine, folder, count, **more), engine
+    return SharedStates(cast("Any", engine), folder, count, **more), engine
 
 
 async def test_calls_that_come_together_compute_their_common_beginning_once(tmp_path: Path) -> None:

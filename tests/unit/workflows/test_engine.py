@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -110,7 +110,7 @@ class World:
             self.facts.append(fact)
             record.apply(EventType.WORKFLOW_STEP, fact)
 
-        return await Engine(self.plan, record, self, tell, CATALOGUE).run()
+        return await Engine(self.plan, record, cast("Any", self), tell, CATALOGUE).run()
 
     async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
         """Run, be killed and run again; the last life is long."""

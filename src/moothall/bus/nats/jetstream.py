@@ -8,12 +8,14 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import nats.errors
+from nats.aio.msg import Msg
 
 from moothall import telemetry
 from moothall.aio import beside
 from moothall.bus import batching, codec, registry
 from moothall.bus.batching import Batching
 from moothall.bus.buckets import DOCUMENTS, bucket_of
+from moothall.bus.codec import load_json
 from moothall.bus.nats import requests, setup
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
@@ -21,8 +23,8 @@ from moothall.bus.nats.connection import connection, log, translate_errors
 from moothall.bus.nats.consuming import Taking
 from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
+from moothall.bus.nats.lean import LeanClient
 from moothall.bus.nats.outbox import Outbox
-from moothall.bus.nats.signalling import listen
 from moothall.bus.nats.stored import Stored
 from moothall.bus.nats.tail import Tail
 from moothall.bus.packing import Packer
@@ -32,9 +34,12 @@ from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import InvalidRequest
+from moothall.errors import BusUnavailable, InvalidRequest
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
+
+_WAITING = 10_000
+_LOOK = 1.0
 
 
 class JetStreamBus:
@@ -46,7 +51,7 @@ class JetStreamBus:
         self._replicas = settings.replicas
         self._stored = stored
         self._tail = tail
-        self._packer = Packer(self._stored, settings.blob_bytes, self._secrets)
+        self._packer = Packer(self._stored.put, self._stored.get, settings.blob_bytes, self._secrets)
         self._documents = self.bucket(DOCUMENTS.name)
         self._batching = Batching(
             self._send_batch, self._packer, settings.batch_seconds, settings.ack_wait_seconds / 2, settings.in_flight
@@ -313,3 +318,40 @@ async def measure(stored: Stored) -> None:
                     metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)
     except (nats.errors.Error, TimeoutError, OSError):
         return
+
+
+async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield what is sent until closed; what isn't a JSON object is passed over. Raises `BusUnavailable` once closed."""
+    arrived: asyncio.Queue[Msg] = asyncio.Queue(_WAITING)
+
+    def on_message(message: Msg) -> None:
+        if arrived.full():
+            log.warning("signal dropped: its listener is too slow", subject=message.subject)
+        else:
+            arrived.put_nowait(message)
+
+    with translate_errors(f"listen on {subject}"):
+        subscription = await client.hear(subject, on_message)
+    try:
+        with translate_errors(f"listen on {subject}"):
+            await acks.flush(client)
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK):
+                    message = await arrived.get()
+            except TimeoutError as error:
+                if client.is_closed:
+                    raise BusUnavailable(f"the bus was closed while {subject} was listened to") from error
+                continue
+            try:
+                data = load_json(message.data)
+            except InvalidRequest as error:
+                log.warning("signal passed over", subject=message.subject, reason=error.message)
+                continue
+            if isinstance(data, Mapping):
+                yield data
+    finally:
+        try:
+            await client.unhear(subscription)
+        except nats.errors.Error as error:
+            log.debug("unsubscribing failed", subject=subject, reason=str(error))

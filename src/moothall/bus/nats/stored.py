@@ -44,7 +44,7 @@ def _minimal(subjects: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Stored:
-    """Reads and writes of raw records over one connection. Implements `RawStore` and `BlobStore`."""
+    """Reads and writes of raw records over one connection. Implements `RawStore`, and what `blobs` asks for."""
 
     client: LeanClient
     js: JetStreamContext

@@ -28,8 +28,7 @@ from moothall.services.page.changing import changing_routes
 from moothall.services.page.councils import REFRESH_SECONDS, council_routes, follow_board
 from moothall.services.page.drawing import draw
 from moothall.services.page.forms import sent, signed_in
-from moothall.services.page.house import house_routes
-from moothall.services.page.parked import parked_routes
+from moothall.services.page.house import house_routes, parked_routes
 from moothall.services.page.provider import Provider
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, part, redirect

@@ -47,7 +47,7 @@ class BrowserFamily(Family[Browser]):
         """See `Family`."""
         from moothall.toolkits.browser.toolkit import BrowserTools
 
-        yield Opened(BrowserTools(self.own(settings), WebFamily().own(settings), settings.sandbox))
+        yield Opened(BrowserTools(self.own(settings), WebFamily().own(settings), settings.sandbox).call)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Start it."""

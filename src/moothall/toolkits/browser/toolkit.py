@@ -51,7 +51,7 @@ _TEXT: Final = """selector => {
 
 
 class BrowserTools:
-    """The toolkit of the category `browser`. See `ports.Toolkit`."""
+    """The toolkit of the category `browser`. `call` is a `ports.Toolkit`."""
 
     def __init__(self, settings: Browser, http: Http, sandbox: Sandbox) -> None:
         self._settings, self._sandbox = settings, sandbox

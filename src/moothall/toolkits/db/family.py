@@ -50,7 +50,7 @@ class DbFamily(Family[Db]):
         """See `Family`."""
         from moothall.toolkits.db.toolkit import DatabaseTools
 
-        yield Opened(DatabaseTools(self.own(settings)))
+        yield Opened(DatabaseTools(self.own(settings)).call)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server something."""

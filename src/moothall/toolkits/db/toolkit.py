@@ -47,7 +47,7 @@ TRIALS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class DatabaseTools:
-    """The toolkit of the category `db`. See `ports.Toolkit`."""
+    """The toolkit of the category `db`. `call` is a `ports.Toolkit`."""
 
     def __init__(self, settings: Db) -> None:
         """Raises `ConfigurationError` for a URL that is none."""

@@ -45,7 +45,7 @@ class DockerFamily(Family[Docker]):
 
         tools = DockerTools(self.own(settings))
         async with beside(tools.run(), "containers"):
-            yield Opened(tools, tools.left)
+            yield Opened(tools.call, tools.left)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask the engine what it is, and whether it can bound containers."""

@@ -39,7 +39,7 @@ def owner_of(tenant: str, workspace: str) -> str:
 
 
 class DockerTools:
-    """The toolkit of the category `docker`. See `ports.Toolkit`."""
+    """The toolkit of the category `docker`. `call` is a `ports.Toolkit`."""
 
     def __init__(self, settings: Docker) -> None:
         """Raises `ConfigurationError` for a host that is none."""

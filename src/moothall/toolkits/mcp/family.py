@@ -48,7 +48,7 @@ class McpFamily(Family[Mcp]):
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[Opened]:
         """See `Family`."""
-        yield Opened(self.tools(settings))
+        yield Opened(self.tools(settings).call)
 
     def tools(self, settings: Settings) -> McpTools:
         """Return what runs them, and asks servers what they offer. Raises `ConfigurationError`."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the SDK costs start time, and few have servers
 
 
 class McpTools:
-    """The toolkit of the category `mcp`. See `ports.Toolkit`. A server is started, or connected to, for each call."""
+    """The toolkit of the category `mcp`. `call` is a `ports.Toolkit`. A server is started, or connected to, for each call."""
 
     def __init__(self, settings: Settings, own: Mcp, http: Http, tools: Sequence[Taken] = ()) -> None:
         self._own, self._sandbox = own, settings.sandbox

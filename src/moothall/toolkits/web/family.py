@@ -39,4 +39,4 @@ class WebFamily(Family[Http]):
         """See `Family`."""
         from moothall.toolkits.web.toolkit import WebTools
 
-        yield Opened(WebTools(self.own(settings)))
+        yield Opened(WebTools(self.own(settings)).call)

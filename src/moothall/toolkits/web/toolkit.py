@@ -22,7 +22,7 @@ _FOUND, _FOUND_CHARS = 20, 500
 
 
 class WebTools:
-    """The toolkit of the categories `http` and `web`. See `ports.Toolkit`."""
+    """The toolkit of the categories `http` and `web`. `call` is a `ports.Toolkit`."""
 
     def __init__(self, settings: Http) -> None:
         self._settings = settings
