@@ -80,6 +80,8 @@ _SIGNALS: Mapping[str, frozenset[str]] = {"os": frozenset({"kill"}), "signal": f
 _OF_INSPECT = frozenset({"stack", "trace"})
 _DOCUMENTS = frozenset({"__doc__", "__test__"})
 """What is put there is run as an example."""
+_ASKS = frozenset({"hasattr", "isinstance", "getattr"})
+"""What asks something of a module, and puts nothing there."""
 _EXITS = frozenset({"exit", "quit", "SystemExit"})
 _WORDS = re.compile(
     r"pytest|moothall|unittest|conftest|\btest_\w+|/proc/self|_CURRENT_TEST|__import__|\b(?:exec|eval)\(", re.IGNORECASE
@@ -183,9 +185,16 @@ class _Reading:
 
     def _handed_on(self) -> frozenset[int]:
         """Where a module itself is given to something else: an attribute that is put there may be put on the module."""
-        names = {id(node): node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
-        owners = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
-        return frozenset(at for at, name in names.items() if at not in owners and name in self._modules)
+        others = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                inner = [each for each in ast.walk(node) if isinstance(each, ast.Name | ast.arg)]
+                own = {each.arg if isinstance(each, ast.arg) else each.id for each in inner if not _is_read(each)}
+                others |= {id(each) for each in inner if isinstance(each, ast.Name) and each.id in own}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKS:
+                others |= set(map(id, node.args))
+        names = (node for node in ast.walk(self._tree) if isinstance(node, ast.Name) and _is_read(node))
+        return frozenset(id(node) for node in names if node.id in self._modules and id(node) not in others)
 
     def found(self) -> Iterator[int]:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
@@ -241,6 +250,10 @@ class _Reading:
             case ast.Constant(value=str() | bytes() as said):
                 return _names(said if isinstance(said, str) else said.decode("latin-1"))
         return False
+
+
+def _is_read(node: ast.Name | ast.arg) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
 def _puts(node: ast.AST) -> bool:

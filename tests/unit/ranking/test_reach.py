@@ -109,6 +109,7 @@ def test_pythons_reach_is_shown(text: str) -> None:
         "x = getattr(object(), 'a', None)\nself_modules = [1]\n",
         "import pickle\nx = pickle.dumps(1)\ny = 'abort the ' + 'work'\n",
         "from os import path\nx = f'{path.sep}/a.b_c'\n",
+        "import time\n\n\ndef f(a, time):\n    a.at = time\n    return hasattr(time, 'x')\n",
         "import json\n\n\ndef f(a, codec=json):\n    return codec.dumps(a)\n",
         "import os\n\n\ndef f(a):\n    a.path = os.getcwd()\n    return bytes(each for each in b'a')\n",
     ],
