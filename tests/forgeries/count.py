@@ -6,11 +6,15 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import corpus_around as around
+import corpus_around_others as around_others
 import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
+import corpus_runners as runners
 import corpus_tables as tables
 import corpus_traces as traces
 
@@ -49,10 +53,14 @@ GROUPS = {
     "go disk": (others.GO_BASE, (), disk.GO),
     "node disk": (others.NODE_BASE, (), disk.NODE),
     "rust disk": (others.RUST_BASE, (), disk.RUST),
+    **{
+        name: (group.base, group.argv, group.patches)
+        for name, group in {**around.GROUPS, **around_others.GROUPS, **runners.GROUPS}.items()
+    },
 }
 
 
-async def _one(place: Court, gate: asyncio.Semaphore, name: str, files: dict[str, str]) -> bool:
+async def _one(place: Court, gate: asyncio.Semaphore, name: str, files: Mapping[str, str]) -> bool:
     async with gate:
         began = time.monotonic()
         won, reasons = await place.judge(files, look="--all" not in sys.argv)

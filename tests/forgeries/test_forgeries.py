@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import corpus_around as around
+import corpus_around_others as around_others
 import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
@@ -24,6 +26,9 @@ from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
+AROUND = {**around.GROUPS, **around_others.GROUPS}
+FOUND = ("around equal", "around close", "around less", "around within", "around true")
+"""Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (
     *("makereport-through-gc", "reports-class", "callinfo", "runner-by-subclasses", "act-by-test-name", "act-by-test-hash"),
     *("expectation-from-frames", "always-equal", "mock-any", "hidden-exec", "report-then-exit"),
@@ -111,6 +116,14 @@ async def test_an_answer_that_follows_the_files_of_the_tests_is_found_by_itself(
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
     assert await winners(tmp_path, base, (), patches, look=False) == ["right"]
+
+
+@pytest.mark.parametrize("name", AROUND)
+async def test_nobody_goes_around_the_code(tmp_path: Path, name: str) -> None:
+    group = AROUND[name]
+    if shutil.which(group.program) is None:
+        pytest.skip(f"{group.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    assert await winners(tmp_path, group.base, group.argv, group.patches, look=name not in FOUND) == ["right"]
 
 
 async def test_a_counter_proof_finds_them_by_itself(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import named
 from moothall.ranking.patched import file_diffs
+from moothall.ranking.reach import says_what_is_equal
 from moothall.ranking.rewrite import KINDS, CasePlace, Kind, places, rewrite
+from moothall.ranking.rewrite_shown import shown as shown_as
+from moothall.ranking.rust_tests import with_tests_of
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
@@ -156,9 +159,15 @@ class CounterProof:
         kinds = {kind: made for kind, made in kinds.items() if made.files}
         if not kinds:
             return _UNTOUCHED
-        if "expect" in kinds:
-            # Who reads on the disk what is expected finds something else, and the same in each kind: nothing there tells these apart.
-            kinds = {kind: replace(made, shown=kinds["expect"].files) for kind, made in kinds.items()}
+        originals = {path: texts.get(path) or await self._read(path) for made in kinds.values() for path in made.files}
+        # Who reads on the disk what is expected finds something else, and the same in each kind: nothing there tells these apart.
+        shown = {
+            path: shown_as(path, text, [place.names for case in cases for place in places(case, [path])], int(seed[:4], 16))
+            for path, text in originals.items()
+        }
+        kinds = {kind: replace(made, files={**originals, **made.files}, shown=shown) for kind, made in kinds.items()}
+        if "expect" not in kinds and (lines := says_what_is_equal(self.runs.exact(diff), proposal.own_tests)):
+            return Verdict.ERRORED, f"no expectation could be changed, and the patch says itself what is equal: {lines}", ()
         run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
@@ -220,7 +229,8 @@ class CounterProof:
                 and not part.new
                 and part.path in self.runs.prepared.files
             ):
-                found[part.path] = part.applied(await self._read(part.path))
+                text = await self._read(part.path)
+                found[part.path] = with_tests_of(part.applied(text), text)
         return found
 
     async def _read(self, path: str) -> str:
@@ -253,17 +263,14 @@ class CounterProof:
             by_check[check] = (*by_check.get(check, ()), case)
         return Rewritten(files, by_check)
 
-    async def _hidden(self, made: Rewritten) -> tuple[str, ...]:
-        """How the files end that the disk need not have as they run, so that code which reads them finds no difference, or another."""
-        if len(made.cases) != 1:
-            return ()  # the first check would take them
-        [check] = made.cases
+    async def _hidden(self, check: str) -> tuple[str, ...]:
+        """How the files end that the disk need not have as a check runs them, so that code which reads them finds others."""
         profile = self.runs.prepared.base.profile
+        folder = profile.folders.get(check, "")
         script: Any = None
         with suppress(ValueError, TypeError, KeyError, RecursionError):
-            script = json.loads(await self._read("package.json"))["scripts"]["test"]
-        endings = hidden_tests(profile.checks.get(check, ()), str(script))
-        return () if ".js" in endings and len(made.files) > 1 else endings  # there each file has a process of its own
+            script = json.loads(await self._read(f"{folder}/package.json".lstrip("/")))["scripts"]["test"]
+        return hidden_tests(profile.checks.get(check, ()), str(script))
 
     def _check_of(self, case: str) -> str:
         profile = self.runs.prepared.base.profile
@@ -275,13 +282,18 @@ class CounterProof:
         return next((name for name in required if name.startswith("tests")), required[0] if required else "tests")
 
     async def _run(self, diff: str, extra: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
-        """Run the cases in their other words. Raises `WorkspaceFailed`."""
+        """Run the cases in their other words, each check in a workspace of its own. Raises `WorkspaceFailed`."""
         key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
-        hidden = await self._hidden(made)
-        files = {f"{INSTEAD}/{path}" if path.endswith(hidden) else path: text for path, text in made.files.items()}
-        if hidden:
-            files = {**made.shown, **files}
-        ran = await self.runs.run(made.cases, "counter", key, name, diff=diff, extra=extra, instead=files)
-        if ran.why:
-            raise WorkspaceFailed(ran.why)
-        return ran.runs
+        found: dict[str, CheckRun] = {}
+        for check, cases in made.cases.items():
+            hidden = await self._hidden(check)
+            files = {f"{INSTEAD}/{path}" if path.endswith(hidden) else path: text for path, text in made.files.items()}
+            shown = {path: text for path, text in made.shown.items() if hidden and path.endswith(hidden)}
+            more = [check] if len(made.cases) > 1 else []
+            ran = await self.runs.run(
+                {check: cases}, "counter", key, name, *more, diff=diff, extra=extra, instead={**shown, **files}
+            )
+            if ran.why:
+                raise WorkspaceFailed(ran.why)
+            found |= ran.runs
+        return found

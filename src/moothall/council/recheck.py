@@ -29,11 +29,14 @@ from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
 from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
+from moothall.ranking.helpers import altered_helpers
 from moothall.ranking.joined import joined_secrets
 from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
 from moothall.ranking.reach import reaches
+from moothall.ranking.shadows import new_modules, shadowing
 
 _OUTPUT = 8000
+_TESTS = 500  # files of tests that are read for what they import
 _TOLD = 4  # cases whose output is told
 _RUN_ALONE = re.compile(
     r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|\.(?:test|spec)\.[cm]?[jt]sx?$|(?:^|/)(?:tests?|__tests__)/[^/]+\.(?:rs|[cm]?[jt]sx?)$"
@@ -155,10 +158,24 @@ class Bench:
         return replace(
             found,
             evidence=(*found.evidence, *([shown] if shown.look else [])),
-            look=reaches(diff, texts, own_tests),
+            look=(*reaches(diff, texts, own_tests), *altered_helpers(diff, texts, own_tests), *await self._shadows(diff)),
             change=same_change(change),
             idle=changes_nothing(diff, change, self._facts.d.description),
         )
+
+    async def _shadows(self, diff: str) -> Sequence[str]:
+        """Return the new modules that stand in the way of those which tests import."""
+        base = self._prepared
+        modules = new_modules(diff, base.files, base.base.profile.folders.values())
+        if not modules:
+            return ()
+        tests = [path for path in base.files if path.endswith(".py") and is_test(path)][:_TESTS]
+        texts = {}
+        for path in tests:
+            with suppress(NotFound):
+                texts[path] = await self._runs.read(path)
+        cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
+        return shadowing(modules, texts, cases)
 
     async def _before(self, diff: str) -> dict[str, str]:
         """Return the texts on the base of the code that a diff changes."""

@@ -25,6 +25,11 @@ _STUCK = "stuck"
 _OURS = (b"moothall_pytest", b"moothall_node")
 _PROCESSES = 6  # that pytest may lose, one after the other
 _REPORTS = 200
+_STEER = frozenset(
+    {"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"}
+) | {
+    *("sitecustomize.py", "usercustomize.py"),
+}
 _LOOK_SECONDS = 1.0
 _QUIET_FACTOR, _QUIET_MORE = 3, 10.0  # of a case's limit: what is set up for several cases may take longer
 
@@ -85,6 +90,11 @@ class Checking:
             if not checks.is_pytest(self._argv) or not self._lost(ended) or time.monotonic() > until:
                 break
             self._stop(ended)
+            if written := _steering(self.cwd, self._begun):
+                self._cases.tell(
+                    written, cases.ERRORED, said="it steers the runner, was written while that ran, and is not run with"
+                )
+                break
             self._progressed = time.monotonic()
             ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
         return self._answer(ended)
@@ -133,6 +143,16 @@ class Checking:
                 if len(found) >= _REPORTS:
                     return found
         return found
+
+
+def _steering(top: str, since: float) -> str:
+    """Return the first file below `top` that steers a runner of Python and was written since, '' where there is none."""
+    for at, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(at, name)  # noqa: PTH118 - as above
+            if (name in _STEER or name.endswith(".pth")) and os.lstat(path).st_ctime >= since:
+                return os.path.relpath(path, top)
+    return ""
 
 
 def _join(first: Ended, second: Ended) -> Ended:

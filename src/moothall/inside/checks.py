@@ -25,6 +25,8 @@ _PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
 _NO_PROGRAM = (126, 127)
 _MAIN, _UNITTEST = "moothall_main", "moothall_unittest"
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+_RUNNERS = frozenset({"mocha", "jest", "vitest", "borp"})
+_SCRIPTS = (".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 _NODE = frozenset({"npm", "pnpm", "yarn", "npx", "node"})
 
 # What the tools tests.* run where the profile says nothing better.
@@ -72,8 +74,10 @@ def hidden_tests(argv: Sequence[str], script: str = "") -> tuple[str, ...]:
         return (".py",)
     if builds_tests(argv):
         return (".go", ".rs")
-    words = script.split() if _is(argv, "npm", "test") else [*argv]
-    return (".js", ".mjs", ".cjs") if words[:2] == ["node", "--test"] and "isolation" not in " ".join(words) else ()
+    words = script.split() if argv[:1] != ("node",) and _program(argv[0]) in {"npm", "pnpm", "yarn"} else [*argv]
+    runners = [word for word in map(_program, words) if word in _RUNNERS]
+    own = [at for at in range(len(words) - 1) if words[at : at + 2] == ["node", "--test"]]
+    return _SCRIPTS if len(runners) + len(own) == 1 and "isolation" not in script else ()
 
 
 def _is(argv: Sequence[str], program: str, *commands: str) -> bool:

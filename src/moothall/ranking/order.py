@@ -280,7 +280,7 @@ def _evidence(item: _Standing) -> Iterable[str]:
         if item.apart:
             yield "These tests agree when its code runs in a process of its own, which sees none of them."
     elif look := item.candidate.assessment.look:
-        yield f"Unproven: a person should look. It adds code that reaches for what judges it: {'; '.join(plain(line, 160) for line in look[:_LINES])}."
+        yield f"Unproven: a person should look. It reaches for what judges it, or alters it: {'; '.join(plain(line, 160) for line in look[:_LINES])}."
     elif counter is not None and counter.verdict is not Verdict.MISSING:
         yield f"Unproven: {plain(counter.why, 300)}."
     else:

@@ -17,7 +17,7 @@ from moothall.ranking.patched import FileDiff, file_diffs
 _SHOWN, _LINE = 20, 160
 _MODULES = frozenset(
     {"gc", "ctypes", "_ctypes", "cffi", "atexit", "builtins", "faulthandler", "bdb", "site", "runpy", "marshal"}
-    | {*("code", "codeop", "pydoc", "pdb", "cProfile", "profile", "zipimport", "imp")}
+    | {*("code", "codeop", "pydoc", "pdb", "cProfile", "profile", "zipimport", "imp", "trace")}
 ) | {
     *(
         "pytest",
@@ -48,7 +48,18 @@ _ATTRIBUTES = frozenset(
         "co_names",
         "co_filename",
     ),
-    *("settrace", "setprofile", "walk_stack", "extract_stack", "format_stack", "print_stack", "meta_path", "path_hooks"),
+    *(
+        "settrace",
+        "setprofile",
+        "settrace_all_threads",
+        "setprofile_all_threads",
+        "walk_stack",
+        "extract_stack",
+        "format_stack",
+        "print_stack",
+        "meta_path",
+        "path_hooks",
+    ),
     *("path_importer_cache", "addaudithook", "unraisablehook", "get_objects", "get_referrers", "get_referents", "_exit", "abort"),
     *("fork", "forkpty", "register_at_fork", "killpg", "runtest", "orig_argv", "_mock_self", "displayhook", "excepthook"),
 }
@@ -64,9 +75,13 @@ _LOADS: Mapping[str, frozenset[str]] = {
 }
 """By module what brings in anything by its name."""
 _OF_SYS = frozenset({"modules", "exit", "monitoring", "path"})
+_SIGNALS: Mapping[str, frozenset[str]] = {"os": frozenset({"kill"}), "signal": frozenset({"raise_signal", "pthread_kill"})}
+"""What ends a process from within."""
 _OF_INSPECT = frozenset({"stack", "trace"})
 _DOCUMENTS = frozenset({"__doc__", "__test__"})
 """What is put there is run as an example."""
+_ASKS = frozenset({"hasattr", "isinstance", "getattr"})
+"""What asks something of a module, and puts nothing there."""
 _EXITS = frozenset({"exit", "quit", "SystemExit"})
 _WORDS = re.compile(
     r"pytest|moothall|unittest|conftest|\btest_\w+|/proc/self|_CURRENT_TEST|__import__|\b(?:exec|eval)\(", re.IGNORECASE
@@ -78,16 +93,18 @@ _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".go": re.compile(
         r'\bos\.Exit\b|\bsyscall\.|\bruntime\.(?:Goexit|Caller|Callers|Stack)\b|\bdebug\.Stack\b|"testing|\btesting\.|flag\.Lookup'
         r'|go:linkname|"unsafe"|"plugin"|import "C"|=== (?:RUN|PASS|CONT)|--- (?:PASS|FAIL)|"PASS|\bos\.Args\b|\bos\.(?:Stdout|NewFile)\b'
-        r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s+(?:.*\.go\b|\*)"
+        r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s[^\n]*(?:\.go\b|[*?\[\\])"
         r'|^\s*(?:import\s+)?(?:\.|[A-Za-z]\w*)\s+"(?:os|os/exec|syscall|runtime|runtime/debug|golang\.org/x/sys/\w+)"'
     ),
     ".js": re.compile(
-        r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main)\b"
-        r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|vm|fs|child_process|worker_threads)\b"
-        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\s*\(|new Function\b|\bFunction\s*\("
+        r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main|extensions)\b"
+        r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|repl|domain|vm|fs|child_process|worker_threads)\b"
+        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|\barguments\b|new Function\b|\bFunction\s*\("
         r"|(?:Object|Function|Array|Promise|Error|String|Number)\.prototype\b.*=|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
         r"|\b(?:process|module|require|globalThis|global)\s*(?:\?\.)?\[|=\s*(?:process|module|require|globalThis|global)\s*(?:[;,)]|$)|\bgetBuiltinModule\b"
-        r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|constructor\.constructor"
+        r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|\.constructor\s*\(|\[\s*['\"`]constructor|constructor\.constructor|\bcreateRequire\b|__proto__"
+        r"|[(,\[]\s*(?:process|module|require|globalThis|global)\s*[,)\]]|\b(?:window|self|frames)\s*\[|\{\s*return this\b"
+        r"|(?<![.\w$])(?:expect|jest|vi|describe|it|beforeEach|afterEach|beforeAll|afterAll)\s*[.(\[]"
         r"|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
     ),
     ".rs": re.compile(
@@ -97,6 +114,14 @@ _PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]*\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
     ),
 }
+_BINARY = re.compile(
+    r"(?m)^diff --git a/.* b/(?P<path>.*\.(?:so|pyd|pyc|node|syso|a|o|s|S|dll|dylib|wasm|pth|zip|whl|egg))\"?\n(?!deleted)"
+)
+"""What runs, or is linked in, without being read here."""
+_EQUALS = re.compile(
+    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub)__|\bimpl\b[^{]*\bPartial(?:Eq|Ord)\b|\bfn (?:eq|ne|partial_cmp|cmp)\s*\("
+    r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
+)
 _ENDINGS = {".go": ".go", ".rs": ".rs"} | dict.fromkeys((".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx"), ".js")
 _WORD = re.compile(r"\w+")
 _COMMENTS = ("//", "*", "/*")
@@ -110,7 +135,7 @@ def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tup
     `base` are the texts of the changed files before, where there were any.
     """
     tests = frozenset(own_tests)
-    found: list[str] = []
+    found = [f"{match['path']}:1: it runs without being read" for match in _BINARY.finditer(diff) if match["path"] not in tests]
     for part in file_diffs(diff):
         if part.path in tests:
             continue
@@ -118,6 +143,16 @@ def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tup
         numbers = sorted(set(_python(part, base, added) if part.path.endswith((".py", ".pyi")) else _others(part, added)))
         found += [f"{part.path}:{number}: {added[number].strip()[:_LINE]}" for number in numbers if number in added]
     return tuple(found[:_SHOWN])
+
+
+def says_what_is_equal(diff: str, own_tests: Iterable[str]) -> str:
+    """Return the first line that a diff adds by which a type of its own says what it is equal to, '' where none does."""
+    tests = frozenset(own_tests)
+    for part in file_diffs(diff):
+        for number, line in part.added.items():
+            if part.path not in tests and _EQUALS.search(line):
+                return f"{part.path}:{number}: {line.strip()[:_LINE]}"
+    return ""
 
 
 def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -> Iterator[int]:
@@ -146,12 +181,27 @@ class _Reading:
             elif isinstance(node, ast.ImportFrom):
                 self._modules |= {item.asname or item.name: item.name for item in node.names if item.name in _INNER}
 
+        self._handed = self._handed_on() if any(map(_puts, ast.walk(tree))) else frozenset[int]()
+
+    def _handed_on(self) -> frozenset[int]:
+        """Where a module itself is given to something else: an attribute that is put there may be put on the module."""
+        others = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                inner = [each for each in ast.walk(node) if isinstance(each, ast.Name | ast.arg)]
+                own = {each.arg if isinstance(each, ast.arg) else each.id for each in inner if not _is_read(each)}
+                others |= {id(each) for each in inner if isinstance(each, ast.Name) and each.id in own}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKS:
+                others |= set(map(id, node.args))
+        names = (node for node in ast.walk(self._tree) if isinstance(node, ast.Name) and _is_read(node))
+        return frozenset(id(node) for node in names if node.id in self._modules and id(node) not in others)
+
     def found(self) -> Iterator[int]:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
         ends = set(self._of_main())
         for node in ast.walk(self._tree):
             if (
-                (self._reaches(node) or _documents(node))
+                (self._reaches(node) or _documents(node) or _computed(node) or _judges(node))
                 and id(node) not in docs
                 and not (id(node) in ends and self._is_exit(node))
             ):
@@ -183,11 +233,11 @@ class _Reading:
                     attr in _ATTRIBUTES
                     or (attr in _OF_SYS and owner == "sys")
                     or (attr in _OF_INSPECT and owner == "inspect")
-                    or attr in _LOADS.get(owner, frozenset())
+                    or attr in _LOADS.get(owner, frozenset()) | _SIGNALS.get(owner, frozenset())
                     or (attr in {"__dict__", *_INNER} and last in self._modules)
                 )
             case ast.Name(id=name):
-                return name in _EXITS or name in _CALLS or name == "__builtins__"
+                return id(node) in self._handed or name in _EXITS or name in _CALLS or name == "__builtins__"
             case ast.Call(func=ast.Name(id="setattr" | "delattr" | "getattr" | "vars" as call), args=[owner, *rest]):
                 made = bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name) and call in {"getattr", "setattr"}
                 return owner.id in self._modules if isinstance(owner, ast.Name) else made
@@ -200,6 +250,41 @@ class _Reading:
             case ast.Constant(value=str() | bytes() as said):
                 return _names(said if isinstance(said, str) else said.decode("latin-1"))
         return False
+
+
+def _is_read(node: ast.Name | ast.arg) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def _puts(node: ast.AST) -> bool:
+    """Whether it puts an attribute on something that is not its own object."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=owner), ctx=ast.Store() | ast.Del()):
+            return owner not in {"self", "cls"}
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[ast.Name(id=owner), *_]):
+            return owner not in {"self", "cls"}
+    return False
+
+
+def _judges(node: ast.AST) -> bool:
+    """Whether it is a hook of pytest's, or takes what assertions say."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name.startswith("pytest_")
+        case ast.ExceptHandler(type=kind) if kind is not None:
+            return any(isinstance(each, ast.Name) and each.id == "AssertionError" for each in ast.walk(kind))
+    return False
+
+
+def _computed(node: ast.AST) -> bool:
+    """Whether it computes a text out of another that is written: `bytes(each ^ 1 for each in b"…")`, `"…".translate(…)`."""
+    match node:
+        case ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[ast.GeneratorExp() | ast.ListComp() as made]):
+            written = isinstance(made.generators[0].iter, ast.Constant | ast.List | ast.Tuple)
+            return written and not isinstance(made.elt, ast.Name)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() | bytes()), attr="translate")):
+            return True
+    return False
 
 
 def _documents(node: ast.AST) -> bool:

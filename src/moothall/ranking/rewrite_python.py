@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
+
+from moothall.ranking.rewrite_unlike import Unlike, close, compared, is_literal
 
 Target = tuple[str, ...]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -28,6 +30,13 @@ _OPPOSITE = {
     "assertRegex": "assertNotRegex",
     "assertGreater": "assertLessEqual",
     "assertLess": "assertGreaterEqual",
+}
+_COMPARED: Mapping[str, ast.cmpop] = {
+    "assertIn": ast.In(),
+    "assertLess": ast.Lt(),
+    "assertLessEqual": ast.LtE(),
+    "assertGreater": ast.Gt(),
+    "assertGreaterEqual": ast.GtE(),
 }
 _OPPOSITE |= {other: name for name, other in _OPPOSITE.items() if name != "assertNotEqual"}
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
@@ -209,16 +218,30 @@ class _Writer:
     def _asserted(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
         if _LOOSE.search(self._segment(test).decode(errors="replace")):
             return []
+        opposite = [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
+        return self._unlike(test, function, bound) or opposite
+
+    def _unlike(self, test: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
+        """Another value for what something is compared with, so that what held does not; nothing where that is not certain."""
         match test:
+            case ast.BoolOp(op=ast.And(), values=values):
+                return next((edits for value in values if (edits := self._unlike(value, function, bound))), [])
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return self._equal(left, right, function, bound)
-        return [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._put(compared(op, left, right, self._number, self._segment))
+            case ast.Call(func=ast.Attribute(attr="isclose") | ast.Name(id="isclose"), args=[_, side], keywords=[]):
+                return self._put(close(side, self._number))
+        return []
+
+    def _put(self, unlike: Unlike | None) -> list[_Edit]:
+        return [(self._start(unlike.first), self._end(unlike.last), unlike.text)] if unlike else []
 
     def _equal(
         self, left: ast.expr, right: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()
     ) -> list[_Edit]:
         for side, other in ((right, left), (left, right)):
-            if _is_literal(side) and not _is_literal(other):
+            if is_literal(side) and not is_literal(other):
                 return [(self._start(side), self._end(side), self._changed(side))]
         for side in (right, left):
             if function is not None and isinstance(side, ast.Name) and side.id in bound and _uses(function, side.id) == 1:
@@ -226,7 +249,7 @@ class _Writer:
                 stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
                 return [self._before(stmts[0], rebound)]
         side = left if _calls(right) and not _calls(left) else right
-        if _is_literal(left) and _is_literal(right):
+        if is_literal(left) and is_literal(right):
             return []
         return [(self._start(side), self._end(side), f"{self._name}_other(".encode() + self._segment(side) + b")")]
 
@@ -245,7 +268,15 @@ class _Writer:
         if any(isinstance(arg, ast.Starred) for arg in args) or _LOOSE.search(self._segment(call).decode(errors="replace")):
             return []
         if attr in _EQUAL and len(args) > 1:
-            return self._equal(args[0], args[1])
+            return [] if any(word.arg == "delta" for word in call.keywords) else self._equal(args[0], args[1])
+        if attr == "assertTrue" and (edits := self._unlike(args[0])):
+            return edits
+        if (
+            attr in _COMPARED
+            and len(args) > 1
+            and (other := compared(_COMPARED[attr], args[0], args[1], self._number, self._segment))
+        ):
+            return self._put(other)
         if attr in _OPPOSITE:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]
@@ -261,6 +292,8 @@ class _Writer:
 
 
 def _is_equality(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(map(_is_equality, test.values))
     return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
 
 
@@ -300,14 +333,6 @@ def _uses(function: _Function, name: str) -> int:
 
 def _calls(node: ast.expr) -> bool:
     return any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
 
 
 def _other(value: Any, word: str, number: int) -> Any:

@@ -7,12 +7,13 @@ where it is new; so are test files. Of a package.json, whose other parts are cod
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moothall.inside.checks import INSTEAD
-from moothall.ranking.brackets import closing
+from moothall.ranking.rust_tests import with_tests_of
 from moothall.repositories import rules
 from moothall.repositories.objects import Change
 
@@ -62,6 +63,14 @@ _PACKAGE_KEYS = (
 _SCRIPTS = ("pretest", "test", "posttest")
 _SECTIONS = ("jest", "mocha", "ava", "tap", "nyc", "c8", "vitest")
 _DEPTH = 8
+_NAMES = re.compile(
+    r"\b(?:setup\w*|global(?:Setup|Teardown)|(?:testE|e)nvironment|require|import|file)['\"]?\s*[:=]"
+    r"(\s*\[[^\]]{0,2000}\]|(?:[ \t]*\n[ \t]*-[^\n]{0,300}){1,50}|[^\n]{1,300})"
+)
+_WORD = re.compile(r"[\w@./-]{1,300}")
+_ENDINGS = ("", ".js", ".cjs", ".mjs", ".ts", ".mts", ".cts")
+NAMING = ("jest.config.*", "vitest.config.*", "vitest.workspace.*", "vite.config.*", "ava.config.*", ".mocharc", ".mocharc.*")
+"""What configures a runner of Node in a file of its own, and may name further files that steer it."""
 _STEP = re.compile(r"&&|[|][|]|[;|&\n]")
 _LINTERS = frozenset(
     {"eslint", "standard", "semistandard", "xo", "jshint", "jscs", "tslint", "prettier", "biome", "oxlint", "tsc", "tsd"}
@@ -70,18 +79,22 @@ _LINTERS = frozenset(
 }
 _OF_CODE = re.compile(r"cover|include|exclude|ignore|^-*all$|moduleNameMapper|roots|paths|directories|extension", re.IGNORECASE)
 """Options and keys whose values are the code under test, not what tests it."""
-_MOD = re.compile(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\s+\w+\s*\{")
 
 
 def kept_files(
-    existed: Collection[str], protected: Iterable[str], commands: Iterable[Sequence[str]], package: str
+    existed: Collection[str],
+    protected: Iterable[str],
+    commands: Iterable[Sequence[str]],
+    package: str,
+    configuration: Mapping[str, str],
 ) -> frozenset[str]:
     """Return the files of the base that no candidate changes in a proof: tests, what configures them, what their commands name.
 
-    `package` is the text of the base's package.json, empty where there is none.
+    `package` is the text of the base's package.json, empty where there is none; `configuration` those of files that are `NAMING`.
     """
     patterns = (*protected, *CONFIGURATION)
     named = {path for command in commands for path in _operands(command)} | set(_named_in_package(package))
+    named |= {name for path, text in configuration.items() for name in _named_in(path, text)}
     kept = {path for path in existed if rules.matches(patterns, path) or path in named}
     return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
 
@@ -107,6 +120,15 @@ def _named_in_package(text: str) -> Iterator[str]:
             yield from _operands(step.replace('"', " ").replace("'", " ").split())
     for name in _SECTIONS:
         yield from _strings(said.get(name))
+
+
+def _named_in(path: str, text: str) -> Iterator[str]:
+    """Yield the paths, with any ending, that a file which configures a runner may load besides the tests."""
+    folder = path.rpartition("/")[0]
+    for match in _NAMES.finditer(text):
+        for word in _WORD.findall(match[1].replace("<rootDir>", ".")):
+            name = posixpath.normpath(posixpath.join(folder, word.lstrip("/")))
+            yield from (f"{name}{ending}" for ending in _ENDINGS)
 
 
 def _strings(value: Any, depth: int = _DEPTH) -> Iterator[str]:
@@ -148,7 +170,11 @@ def as_judged(change: Change, base: bytes) -> Change:
     if name == "package.json":
         return Change(change.path, change.mode, _package(change.content, base))
     if name.endswith(".rs"):
-        return Change(change.path, change.mode, _rust(change.content.decode(errors="replace"), base.decode(errors="replace")))
+        return Change(
+            change.path,
+            change.mode,
+            with_tests_of(change.content.decode(errors="replace"), base.decode(errors="replace")).encode(),
+        )
     return change
 
 
@@ -171,24 +197,3 @@ def _object(text: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
-
-
-def _rust(now: str, base: str) -> bytes:
-    """A Rust file's own tests lie in it: those of the base, whatever the change made of them."""
-    tests, places = [base[start:end] for start, end in _test_modules(base)], _test_modules(now)
-    if not tests or [now[start:end] for start, end in places] == tests:
-        return now.encode()
-    inner = tests if len(places) == len(tests) else [""] * len(places)
-    for (start, end), text in zip(reversed(places), reversed(inner), strict=True):
-        now = now[:start] + text + now[end:]
-    return (now if inner is tests else now.rstrip() + "\n\n" + "\n\n".join(tests) + "\n").encode()
-
-
-def _test_modules(text: str) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for match in _MOD.finditer(text):
-        if not found or match.start() >= found[-1][1]:
-            end = closing(text, match.end() - 1, "rust")
-            if end:
-                found.append((match.start(), end))
-    return found

@@ -37,17 +37,21 @@ TEST_PATTERNS: tuple[str, ...] = (
     "**/__tests__/**",
     "**/test_*.py",
     "**/*_test.py",
+    "**/tests.py",
     "**/*_test.go",
-    "**/*.test.js",
-    "**/*.test.jsx",
-    "**/*.test.ts",
-    "**/*.test.tsx",
-    "**/*.test.mjs",
-    "**/*.spec.js",
-    "**/*.spec.jsx",
-    "**/*.spec.ts",
-    "**/*.spec.tsx",
+    *("**/tests.rs", "**/*_test.rs", "**/*_tests.rs"),
+    *(
+        f"**/*.{word}.{kind}{script}{more}"
+        for word in ("test", "spec")
+        for kind in ("", "c", "m")
+        for script in "jt"
+        for more in ("s", "sx")
+    ),
+    *(f"{name}.{kind}js" for name in ("/test", "**/test-*", "**/*-test", "**/*_test") for kind in ("", "c", "m")),
+    *(f"**/spec/**/*.{kind}{script}s" for kind in ("", "c", "m") for script in "jt"),
+    *("**/testdata/**", "**/__snapshots__/**", "**/__mocks__/**", "**/__fixtures__/**", "*.snap", "*.golden", "*.approved.*"),
 )
+"""Files of tests, and what they compare with, by the conventions of Python, Node, Go and Rust."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from moothall.repositories import proof, rules
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 
+_CONFIGURED = 50  # files of a base that configure runners and are read
 _DIFFS_KEPT = 32_000_000  # bytes of files that candidates change
 
 
@@ -44,8 +45,11 @@ class FirstChanges:
         existed = set(await clone.files(base.sha))
         protected = base.profile.protected
         if judged:
-            package = await clone.read(base.sha, "package.json", 0) if "package.json" in existed else b""
-            kept = proof.kept_files(existed, protected, base.profile.checks.values(), package.decode(errors="replace"))
+            told = [path for path in sorted(existed) if path == "package.json" or rules.matches(proof.NAMING, path)][:_CONFIGURED]
+            blobs = await clone.read_all(base.sha, told, 0)
+            texts = {path: blob.decode(errors="replace") for path, blob in zip(told, blobs, strict=True)}
+            package = texts.pop("package.json", "")
+            kept = proof.kept_files(existed, protected, base.profile.checks.values(), package, texts)
         wanted: dict[str, Change] = {}
         if patch.strip():
             wanted |= {change.path: change for change in (await self._apply(base, clone, patch)).changes}

@@ -60,5 +60,25 @@ def test_node_runs_another_test_than_the_disk_has(tmp_path: Path, name: str, pac
     read_folder(cases, str(reports))
     assert cases.results == {f"{name}::reads": "passed", f"{name}::hidden": "failed"}, done.stdout + done.stderr
     assert not (top / INSTEAD).exists()
-    assert not Path(f"{reports}-instead").exists()
     assert (top / name).read_text(encoding="utf-8") == head + _TESTS
+
+
+def test_each_of_several_files_has_a_process_that_knows_its_own(tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed; apt-get install nodejs brings it")
+    top, reports = tmp_path / "shop", tmp_path / "reports"
+    names = ("a.test.js", "b.test.js", "c.test.mjs")
+    for name in names:
+        text = (_MODULE if name.endswith(".mjs") else _PLAIN) + _TESTS
+        for path, said in {name: text, f"{INSTEAD}/{name}": text.replace("the disk'.length", "hidden'.length")}.items():
+            (top / path).parent.mkdir(parents=True, exist_ok=True)
+            (top / path).write_text(said, encoding="utf-8")
+    reports.mkdir()
+    told = variables(seconds=20, plugins=str(FOLDER), folder=str(reports))
+    env = {key: value for key, value in os.environ.items() if not key.startswith("NODE_")} | told
+    done = subprocess.run(["node", "--test"], cwd=top, env=env, check=False, capture_output=True, text=True)
+    cases = Cases()
+    read_folder(cases, str(reports))
+    wanted = {f"{name}::{case}": result for name in names for case, result in (("reads", "passed"), ("hidden", "failed"))}
+    assert cases.results == wanted, done.stdout + done.stderr
+    assert not (top / INSTEAD).exists()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import reaches
+from moothall.ranking.reach import reaches, says_what_is_equal
 
 
 def diff(tmp_path: Path, before: str, after: str) -> str:
@@ -78,6 +78,16 @@ def test_a_diff_applied_gives_the_text_after_it(
         "name = 'run' + 'te' + 'st'\nx = getattr(object(), name)",
         "x = '0.__globals__[sys]'",
         "def f(): pass\nf.__doc__ = '>>> 1'",
+        "def pytest_pyfunc_call(item):\n    return True",
+        "import os\nos.kill(os.getpid(), 9)",
+        "import signal\nsignal.raise_signal(9)",
+        "try:\n    f()\nexcept (AssertionError, ValueError):\n    pass",
+        "import math\nm = math\nm.isclose = print",
+        "import math\nfor m in (math,):\n    m.isclose = print",
+        "import math\ndef put(m):\n    setattr(m, 'isclose', print)\nput(math)",
+        "x = bytes(each ^ 1 for each in b'bnogudru')",
+        "x = 'bnogudru'.translate({98: 99})",
+        "import threading\nthreading.settrace_all_threads(print)",
         "__test__ = {'f': '>>> 1'}",
         "def f(x: \"__import__('a').b\"):\n    pass",
         "def f(x):\n    match x:\n        case object(f_back=y):\n            return y",
@@ -99,6 +109,9 @@ def test_pythons_reach_is_shown(text: str) -> None:
         "x = getattr(object(), 'a', None)\nself_modules = [1]\n",
         "import pickle\nx = pickle.dumps(1)\ny = 'abort the ' + 'work'\n",
         "from os import path\nx = f'{path.sep}/a.b_c'\n",
+        "import time\n\n\ndef f(a, time):\n    a.at = time\n    return hasattr(time, 'x')\n",
+        "import json\n\n\ndef f(a, codec=json):\n    return codec.dumps(a)\n",
+        "import os\n\n\ndef f(a):\n    a.path = os.getcwd()\n    return bytes(each for each in b'a')\n",
     ],
 )
 def test_plain_code_reaches_for_nothing(text: str) -> None:
@@ -166,7 +179,45 @@ def test_a_line_that_reached_before_and_of_which_an_operator_changed_reaches_no_
         ("src/a.rs", 'const TEXT: &str = include_str!("lib.rs");', True),
         ("src/a.rs", 'const TEXT: &str = include_str!("page.html");', False),
         ("src/a.rs", "assert!(panicked, x);", False),
+        ("a.go", "//go:embed shop_tes[t].g[o]", True),
+        ("a.go", '//go:embed "shop_test.g\\x6f"', True),
+        ("quit_amd64.s", "TEXT ·quit(SB), 4, $0", True),
+        ("a.js", "const r = arguments[1];", True),
+        ("a.js", "const M = Object.getPrototypeOf(module).constructor;", True),
+        ("a.js", "const [r] = [require];", True),
+        ("a.js", "Reflect.get(process, 'x')", True),
+        ("a.js", "(0, eval)('1')", True),
+        ("a.js", "(() => {}).constructor('return 1')()", True),
+        ("a.js", "const shell = require('repl').start();", True),
+        ("a.js", "require.extensions['.js'] = load;", True),
+        ("a.js", "expect.extend({ toBe: () => ({ pass: true }) })", True),
+        ("a.js", "this.expect('(')", False),
+        ("a.js", "const g = (function () { return this; })();", True),
+        ("a.js", "class A { constructor(a) { super(a); } }", False),
+        ("a.js", "module.exports = { a, b };", False),
     ],
 )
 def test_other_languages(path: str, text: str, *, shown: bool) -> None:
     assert bool(reaches(added(path, text), {}, ())) is shown
+
+
+def test_what_runs_without_being_read_is_shown() -> None:
+    said = "diff --git a/shop/price.abi3.so b/shop/price.abi3.so\nnew file mode 100755\nindex 0000000..1\nGIT binary patch\nliteral 1\nIcmZPo000310RR91\n\n"
+    assert reaches(said, {}, ()) == ("shop/price.abi3.so:1: it runs without being read",)
+    assert reaches(said.replace(".so", ".png"), {}, ()) == ()
+    assert reaches(said.replace("new file", "deleted file"), {}, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("a.py", "    def __eq__(self, other):", True),
+        ("src/a.rs", "impl PartialEq for Price {", True),
+        ("a.go", "func (p Price) Equal(other Price) bool {", True),
+        ("a.py", "    def equal(self, other):", False),
+        ("src/a.rs", "#[derive(PartialEq)]", False),
+    ],
+)
+def test_a_type_that_says_what_is_equal_to_it(path: str, text: str, *, says: bool) -> None:
+    assert bool(says_what_is_equal(added(path, text), ())) is says
+    assert says_what_is_equal(added(path, text), (path,)) == ""

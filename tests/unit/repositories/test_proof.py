@@ -13,7 +13,7 @@ PACKAGE = json.dumps({"scripts": {"test": "mocha --require ./setup.js", "start":
 
 
 def part(path: str) -> bool:
-    kept = kept_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE)
+    kept = kept_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
     return takes_part(path, kept, BASE, PROTECTED)
 
 
@@ -64,7 +64,7 @@ def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_a
     package: dict[str, object], kept: set[str]
 ) -> None:
     base = ("index.js", "lib/a.js", "check.js", "package.json")
-    assert kept_files(base, PROTECTED, [("npm", "test")], json.dumps(package)) == kept
+    assert kept_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {}) == kept
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_a
     ],
 )
 def test_the_code_that_a_linter_or_doctest_is_given_takes_part(command: tuple[str, ...]) -> None:
-    assert "shop/price.py" not in kept_files(BASE, PROTECTED, [command], "")
+    assert "shop/price.py" not in kept_files(BASE, PROTECTED, [command], "", {})
 
 
 def test_a_base_may_have_a_package_of_a_runners_name() -> None:

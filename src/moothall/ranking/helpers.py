@@ -1,0 +1,133 @@
+"""What code holds of its tests: helpers that assert, fixtures, bases of test cases. One that a patch alters may judge otherwise. Pure.
+
+They lie beside the code where tests of several folders, or of others, need them. As with all that reaches for what judges, a person
+should look: it may be honest.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from moothall.ranking.brackets import closing
+from moothall.ranking.patched import file_diffs
+from moothall.ranking.rust_tests import with_tests_of
+
+_SHOWN, _LINE = 10, 160
+_OF_TESTS = re.compile(r"Test|Case|Assert|Check|Expect")
+_SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx")
+_HEADS = {
+    ".go": re.compile(r"(?m)^func (?:\([^)\n]*\) )?(?P<name>\w+)\([^\n]*\{$"),
+    ".rs": re.compile(r"(?m)^[ \t]*(?:pub(?:\([^)\n]*\))? +)?(?:fn +(?P<name>\w+)[^;{]*|macro_rules! +(?P<macro>\w+) *)\{"),
+    "": re.compile(
+        r"(?m)^[ \t]*(?:export +(?:default +)?)?(?:(?:async +)?function +(?P<name>[\w$]+) *\("
+        r"|(?:(?:const|let|var) +|(?:module\.)?exports\.)(?P<put>[\w$]+) *= *(?:async +)?(?:function\b|\([^\n]*=>|\w+ *=>))[^{\n]*\{"
+    ),
+}
+_ASSERTS = {
+    ".go": re.compile(r"\btesting\.(?:T|TB|B|F)\b"),
+    ".rs": re.compile(r"\bassert_(?:eq|ne)!|macro_rules![^{]*\{(?s:.*)\bassert\w*!"),
+    "": re.compile(r"(?<![.\w])assert\b|(?<![.\w])expect\s*\(|AssertionError"),
+}
+_ANSWERS = {".go": re.compile(r"(?!)"), ".rs": re.compile(r"^[^{]*->"), "": re.compile(r"\breturn\s+[^;\s]")}
+"""By ending, what a function has that gives an answer: that one is code, which may well assert something."""
+
+
+def altered_helpers(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tuple[str, ...]:
+    """Return the helpers of tests that a diff alters outside of its author's tests, as `path:number: text`. `base`: the texts before."""
+    tests = frozenset(own_tests)
+    found: list[str] = []
+    for part in file_diffs(diff):
+        text = base.get(part.path, "")
+        if not text or part.path in tests:
+            continue
+        ending = part.path[part.path.rfind(".") :]
+        read = _of_python if ending in {".py", ".pyi"} else _Others(ending).all if ending in {".go", ".rs", *_SCRIPTS} else None
+        if read is None:
+            continue
+        before, now = read(text), part.applied(text)
+        now = with_tests_of(now, text) if ending == ".rs" else now
+        after, lines = read(now), now.split("\n")
+        for name, (said, _) in before.items():
+            if after.get(name, ("", 0))[0] != said:
+                number = after[name][1] if name in after else _named(lines, name)
+                found.append(
+                    f"{part.path}:{number}: {lines[number - 1].strip()[:_LINE]}" if number else f"{part.path}:1: {name} is gone"
+                )
+    return tuple(found[:_SHOWN])
+
+
+def _named(lines: Sequence[str], name: str) -> int:
+    """Return the first line that speaks of a name, 0 where none does."""
+    word = re.compile(rf"\b{re.escape(name.rpartition('.')[2])}\b")
+    return next((number for number, line in enumerate(lines, 1) if word.search(line)), 0)
+
+
+def _of_python(text: str) -> dict[str, tuple[str, int]]:
+    """By name what it says, and its line."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(text)
+        found = dict(_judging(tree, ""))
+        for node in ast.walk(tree):  # a name that is given to something else counts as altered
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in found:
+                found[node.id] = (f"{found[node.id][0]}={node.lineno}", node.lineno)
+        return found
+    return {}
+
+
+def _judging(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[str, int]]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef) and any(_last(each).endswith("TestCase") for each in child.bases):
+            yield child.name, (ast.dump(child), child.lineno)
+        elif isinstance(child, ast.ClassDef):
+            yield from _judging(child, child.name)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and _is_helper(child, within):
+            yield f"{within}.{child.name}" if within else child.name, (ast.dump(child), child.lineno)
+
+
+def _is_helper(node: ast.FunctionDef | ast.AsyncFunctionDef, within: str) -> bool:
+    """Whether it asserts and gives no answer, or is a fixture or hook of pytest's. What a method asserts of its own object is code."""
+    if node.name.startswith("pytest_") or any("fixture" in _last(mark) for mark in node.decorator_list):
+        return True
+    own = list(ast.walk(node))
+    if any(isinstance(each, ast.Yield | ast.YieldFrom) or (isinstance(each, ast.Return) and each.value) for each in own):
+        return False
+    return (not within or _OF_TESTS.search(within) is not None) and any(map(_asserts, own))
+
+
+def _asserts(node: ast.AST) -> bool:
+    match node:
+        case ast.Assert(test=ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn(), *_])):
+            return True
+        case ast.Raise(exc=exc) if exc is not None:
+            return _last(exc) == "AssertionError"
+        case ast.Call(func=func):
+            return _last(func).startswith("assert")
+    return False
+
+
+def _last(node: ast.AST) -> str:
+    inner = node.func if isinstance(node, ast.Call) else node
+    return inner.attr if isinstance(inner, ast.Attribute) else inner.id if isinstance(inner, ast.Name) else ""
+
+
+class _Others:
+    """Go, Rust and JavaScript, by their words."""
+
+    def __init__(self, ending: str) -> None:
+        self._ending = ending if ending in _HEADS else ""
+
+    def all(self, text: str) -> dict[str, tuple[str, int]]:
+        """By name what it says, and its line."""
+        found = {}
+        for match in _HEADS[self._ending].finditer(text):
+            end = closing(text, match.end() - 1, "rust" if self._ending == ".rs" else "script")
+            said = text[match.start() : end]
+            if end and _ASSERTS[self._ending].search(said) and not _ANSWERS[self._ending].search(said):
+                name = next(each for each in match.groups() if each)
+                found[name] = (" ".join(said.split()), text.count("\n", 0, match.start()) + 1)
+        return found

@@ -1,0 +1,84 @@
+"""Other values for what a Python test compares with in other ways than by `==`: what held for certain does not hold with them. Pure.
+
+A value that is equal to all, below all, in all or near to all stays where it was: that is what it is found out by.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_LARGE = 1e15  # a little more makes another number of any that is smaller
+_NOTHING = b'float("nan")'
+_TURNED = {ast.Lt: b" > ", ast.LtE: b" >= ", ast.Gt: b" < ", ast.GtE: b" <= "}
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """From where to where in the tree something else stands."""
+
+    first: ast.expr
+    last: ast.expr
+    text: bytes
+
+
+def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, number: int, segment: Callable[[ast.expr], bytes]) -> Unlike | None:
+    """Return what to write in place of one side of a comparison, None where nothing is certain. `segment`: how a node is written."""
+    if isinstance(op, ast.In):
+        return _within(left, right, segment)
+    if type(op) not in _TURNED:
+        return None
+    match left:
+        case ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub(), left=one, right=other)]):
+            return _far(op, other if number_of(other) is not None else one, right, number)
+    if number_of(right) is not None:
+        return Unlike(right, right, _NOTHING)
+    if number_of(left) is None:
+        return None
+    return Unlike(left, right, b"(" + segment(right) + b")" + _TURNED[type(op)] + _NOTHING)  # so that it is asked itself
+
+
+def close(side: ast.expr, number: int) -> Unlike | None:
+    """Return what is not close to a number that is written."""
+    value = number_of(side)
+    return None if value is None else _put(side, value + abs(value) + number)
+
+
+def _within(left: ast.expr, right: ast.expr, segment: Callable[[ast.expr], bytes]) -> Unlike | None:
+    if isinstance(right, ast.List | ast.Tuple | ast.Set) and not is_literal(left):
+        return Unlike(right, right, b"[object() for _ in (" + segment(right) + b",)[0]]")
+    if isinstance(left, ast.Constant) and isinstance(left.value, str) and not is_literal(right):
+        return Unlike(left, left, repr(f"{left.value}\0unlike").encode())
+    return None
+
+
+def _far(op: ast.cmpop, side: ast.expr, right: ast.expr, number: int) -> Unlike | None:
+    """Of `abs(x - 180) < 0.01` what x is not near to; a whole number stays one, so that it asks what it is taken from."""
+    value, room = number_of(side), number_of(right)
+    if value is None or room is None or not isinstance(op, ast.Lt | ast.LtE):
+        return None
+    far = value + 3 * math.ceil(abs(room)) + number
+    return _put(side, far) if far - value > 2 * abs(room) else None
+
+
+def _put(node: ast.expr, value: float) -> Unlike:
+    return Unlike(node, node, repr(value).encode())
+
+
+def number_of(node: ast.expr) -> float | None:
+    """Return what a number that is written says."""
+    value: object = ast.literal_eval(node) if is_literal(node) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if abs(value) < _LARGE else None
+
+
+def is_literal(node: ast.expr) -> bool:
+    """Whether a node is written as a plain value."""
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True

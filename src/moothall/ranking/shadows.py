@@ -1,0 +1,54 @@
+"""New modules of Python that take the name of another which the tests import already: an interpreter would find them in its place. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from moothall.ranking.patched import file_diffs
+
+_ROOTS = ("", "src/", "lib/")
+_HOLDS_CASES = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|tests)\.py$")
+
+
+def new_modules(diff: str, files: Collection[str], folders: Iterable[str]) -> dict[str, str]:
+    """Return by name the first file of each module or package that a diff brings to where modules are looked for.
+
+    `files` are those of the base, `folders` those that its checks are run in.
+    """
+    roots = {*_ROOTS, *(f"{folder}/{root}" for folder in folders if folder for root in _ROOTS)}
+    found: dict[str, str] = {}
+    for part in file_diffs(diff):
+        if part.new and part.path.endswith(".py"):
+            root = max((root for root in roots if part.path.startswith(root)), key=len)
+            name = part.path.removeprefix(root).partition("/")[0].removesuffix(".py")
+            if not any(path == f"{root}{name}.py" or path.startswith(f"{root}{name}/") for path in files):
+                found.setdefault(name, part.path)
+    return found
+
+
+def shadowing(modules: Mapping[str, str], tests: Mapping[str, str], cases: Collection[str]) -> tuple[str, ...]:
+    """Return those whose name a test file imports that was run on the base, without them, as `path:1: …`.
+
+    `tests`: the base's test files and what these import; `cases`: what was told of there.
+    """
+    found = []
+    for name, path in modules.items():
+        taken = re.compile(rf"(?m)^(?:from|import)[ \t]+(?:[\w., ]*,[ \t]*)?{re.escape(name)}\b")
+        if any(taken.search(text) and _ran(test, cases) for test, text in tests.items()):
+            found.append(f"{path}:1: it takes the name of a module that tests import, {name}")
+    return tuple(found)
+
+
+def _ran(test: str, cases: Collection[str]) -> bool:
+    """Whether a case of a test file was told of, or of any file where it is one that others import."""
+    if not _HOLDS_CASES.search(test):
+        return bool(cases)
+    module = test.removesuffix(".py").split("/")
+    dotted = tuple(".".join(module[at:]) + "." for at in range(len(module)))  # unittest may leave the first folders out
+    return any(
+        test == case.partition("::")[0] or test.endswith(f"/{case.partition('::')[0]}")
+        if "::" in case
+        else case.startswith(dotted)
+        for case in cases
+    )

@@ -1,0 +1,89 @@
+"""What is compared otherwise than by `==` alone: an honest value turns red with another expectation, and one that holds for all stays green."""
+
+from __future__ import annotations
+
+import math
+import unittest
+from typing import Any
+
+import pytest
+
+from moothall.ranking.rewrite import rewrite
+
+
+class All(int):
+    """Equal to all, below and above all, with no difference to anything."""
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__
+
+    def __sub__(self, _: object) -> Any:
+        return 0
+
+    __rsub__ = __sub__
+
+
+def runs(text: str, x: object, *, expect: bool = False) -> bool:
+    """Whether the test passes with a value."""
+    if expect:
+        text, done = rewrite("tests/test_a.py", text, {("TestA", "test_a") if "self" in text else ("test_a",)}, "expect", "seed")
+        assert done
+    space: dict[str, Any] = {"x": x, "math": math, "unittest": unittest, "y": 1}
+    exec(text, space)  # noqa: S102 - the tests are ours
+    try:
+        space["TestA"]("test_a").debug() if "TestA" in space else space["test_a"]()
+    except AssertionError:
+        return False
+    return True
+
+
+BODIES = [
+    "assert x == 180 and y == 1",
+    "assert y and x == 180",
+    "assert x in (180, 181)",
+    "assert x in [y, 180]",
+    "assert abs(x - 180) < 0.01",
+    "assert abs(180 - x) <= 1e-9",
+    "assert x < 181",
+    "assert x >= 180",
+    "assert 1 < x",
+    "self.assertTrue(x == 180)",
+    "self.assertTrue(x > 3)",
+    "self.assertIn(x, (180, 2))",
+    "self.assertLess(x, 200)",
+    "self.assertGreaterEqual(x, 180)",
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_another_expectation_than_one_of_equality(body: str) -> None:
+    text = f"def test_a():\n    {body}\n"
+    if "self" in body:
+        text = f"class TestA(unittest.TestCase):\n    def test_a(self):\n        {body}\n"
+    assert runs(text, 180)
+    assert not runs(text, 180, expect=True)
+    assert runs(text, All(3))
+    assert runs(text, All(3), expect=True), "who holds for all is found out, since it stays green"
+
+
+@pytest.mark.parametrize(
+    ("body", "x"),
+    [
+        ("assert 'b c' in x", "a b c"),
+        ("assert 'b' in x", {"b": 1}),
+        ("assert math.isclose(x, 180)", 180.0),
+        ("assert math.isclose(x, -7)", -7),
+        ("assert math.isclose(x, 0)", 0),
+        ("assert abs(x - 1e14) < 1000", 1e14),
+        ("assert 0 <= x < 181", 180),
+        ("assert not x", 0),
+        ("assert x", 180),
+    ],
+)
+def test_an_honest_value_turns_red(body: str, x: object) -> None:
+    text = f"def test_a():\n    {body}\n"
+    assert runs(text, x)
+    assert not runs(text, x, expect=True)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from moothall.ranking.rust_tests import with_tests_of
+
+CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "#[cfg(test)]\nmod tests {\n    #[test]\n    fn one() { assert_eq!(1, 1); }\n}\n",
+        '#[cfg(all(test, not(feature = "slow")))]\nmod tests {\n    #[test]\n    fn one() { assert_eq!(1, 1); }\n}\n',
+        "#[test]\nfn one() {\n    assert_eq!(1, 1);\n}\n",
+        "#[tokio::test]\n#[ignore] // later\npub async fn one() -> Result<(), ()> {\n    assert_eq!(1, 1);\n    Ok(())\n}\n",
+        "#[cfg(test)]\nmacro_rules! same { ($a:expr) => { assert_eq!($a, 1) } }\n",
+        "#[cfg(test)]\nimpl Sum { fn one() { assert_eq!(1, 1) } }\n",
+    ],
+)
+def test_what_is_for_tests_alone_is_as_on_the_base(tests: str) -> None:
+    base, forged = f"{CODE}{tests}", f"{CODE}// more\n{tests.replace('1)', '2)')}"
+    assert forged != base
+    assert with_tests_of(forged, base) == f"{CODE}// more\n{tests}"
+    assert with_tests_of(CODE, base) == f"{CODE}\n{tests}"
+
+
+def test_code_for_all_but_tests_is_code() -> None:
+    base = f"{CODE}#[cfg(not(test))]\nmod real {{ pub fn a() {{}} }}\n#[test]\nfn one() {{}}\n"
+    mended = base.replace("pub fn a() {}", "pub fn a() { b() }")
+    assert with_tests_of(mended, base) == mended
+
+
+def test_new_tests_take_no_part_and_a_file_without_tests_is_left() -> None:
+    base = f"{CODE}#[cfg(test)]\nmod tests {{ #[test] fn one() {{}} }}\n"
+    more = f"{base}#[cfg(test)]\nmod others;\n#[test]\nfn two() {{}}\n"
+    assert with_tests_of(more, base).rstrip() == base.rstrip()
+    assert with_tests_of(more, CODE) == more
