@@ -34,9 +34,9 @@ def verify(context: click.Context, *, approvals: bool) -> None:
 
 async def _verify(settings: Settings, *, approvals: bool) -> int:
     from moothall.guard.chain import Told, verify_all
+    from moothall.guard.keys import keys_of
     from moothall.guard.telling import read_told
     from moothall.wiring.bus import open_log
-    from moothall.wiring.rules import keys_of
 
     keys = keys_of(settings)
     key, hosts, told = keys.audit, keys.of_hosts().audit, Told()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import os
-import secrets
-import tempfile
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -23,6 +20,7 @@ from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import ID_PATTERN
 from moothall.errors import ConfigurationError
+from moothall.guard.keys import ensure_token
 from moothall.services.status import OPEN_SERVICES, abort
 from moothall.telemetry import metrics
 
@@ -60,43 +58,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def ensure_token(data_dir: Path, name: str = "token") -> str:
-    """Return the secret `name` of this data directory, made at the first run; only its owner can read the file.
-
-    Raises `ConfigurationError` where the file is empty, readable by others, or cannot be made.
-    """
-    path = data_dir / name
-    try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            _make_token(path)
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
-    if mode & 0o077:
-        raise ConfigurationError(f"the token file {path} can be read by others; run: chmod 600 {path}")
-    if not token:
-        raise ConfigurationError(f"the token file {path} is empty; delete it and a new one is made")
-    return token
-
-
-def _make_token(path: Path) -> None:
-    """Put a complete file in place, whoever of several processes comes first."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 0600
-    fresh = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        path.hardlink_to(fresh)
-    except FileExistsError:
-        pass  # another process was first: its token is the one
-    finally:
-        fresh.unlink()
 
 
 def read_tokens(settings: config.Grpc, data_dir: Path) -> Mapping[str, Principal]:

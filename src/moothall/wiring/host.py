@@ -26,13 +26,14 @@ from moothall.fleet.owner import Process, registered, this_process
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
+from moothall.guard.keys import keys_of
 from moothall.model.replicas import open_models
 from moothall.ports import ChatModel
 from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.lending import Home, disk_of, for_hosts, home_of, sees
-from moothall.wiring.rules import keys_of, open_rules
+from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import Leaving, open_hands
 from moothall.wiring.watching import report_figures, settle, spans
 

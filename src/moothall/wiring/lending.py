@@ -13,11 +13,10 @@ from moothall.aio import beside
 from moothall.config import Forge, Oidc, Settings, Webhook
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel
+from moothall.guard.keys import Keys, ensure_token, keys_of
 from moothall.ports import Answerer, Bus
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.services.identity import ensure_token
-from moothall.wiring.rules import Keys, keys_of
 
 if TYPE_CHECKING:  # nothing of it is needed on one machine
     from moothall.repositories.far import FarRepositories

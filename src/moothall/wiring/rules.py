@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from moothall.aio import beside
 from moothall.config import Guard, Settings
 from moothall.errors import ConfigurationError
-from moothall.guard.approvals import Approvals, public_key
+from moothall.guard.approvals import Approvals
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
+from moothall.guard.keys import Keys, keys_of
 from moothall.guard.parking import BUCKET as PARKED_BUCKET
 from moothall.guard.parking import SPENT_BUCKET, Parking
 from moothall.guard.policy import Policy
@@ -26,7 +25,6 @@ from moothall.guard.switches import BUCKET as SWITCHES_BUCKET
 from moothall.guard.switches import Switches
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bus, Toolkit
-from moothall.services.identity import ensure_token
 from moothall.toolkits.families import FAMILIES, Families, family_tools, unset_tools
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.spec import ToolSpec
@@ -34,7 +32,6 @@ from moothall.tools.wasm_tools import read_tools
 
 _GRACE_SECONDS = 60.0
 _TENANTS = 1000
-_KEY_CHARS = 32
 
 
 @asynccontextmanager
@@ -148,46 +145,6 @@ def _folder(guard: Guard) -> Path:
     if not folder.is_dir():
         raise ConfigurationError(f"guard.policies {folder} is no folder")
     return folder
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """What a process signs with. `guard` signs its capability tokens, and from it is made what signs its audit. `approvals` is the public key
-    that checks those of the house, for whoever may not sign any; empty for the house itself.
-    """
-
-    guard: bytes = field(repr=False)
-    approvals: bytes = b""
-
-    @property
-    def audit(self) -> bytes:
-        """Signs the heads of audit chains."""
-        return hashlib.sha256(b"moothall audit key\0" + self.guard).digest()
-
-    def of_hosts(self) -> Keys:
-        """Return those of hosts on other machines, from which nobody learns these: a host can neither approve anything, nor sign the
-        house's tokens or audit.
-        """
-        return Keys(hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard))
-
-
-def keys_of(settings: Settings) -> Keys:
-    """Return the keys of this data directory. Raises `ConfigurationError`."""
-    return Keys(guard_key(settings))
-
-
-def guard_key(settings: Settings) -> bytes:
-    """Return the key that signs capability tokens: the configured one, else one made from the secret of this data directory, which only its owner can read.
-
-    Raises `ConfigurationError` for one that can be guessed.
-    """
-    given = settings.guard.key
-    if given is None:
-        return hashlib.sha256(b"moothall guard key\0" + ensure_token(settings.data_dir, "guard.key").encode()).digest()
-    secret = given.get_secret_value()
-    if len(secret) < _KEY_CHARS:
-        raise ConfigurationError(f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random")
-    return hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest()
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
+from moothall.guard.keys import keys_of
 from moothall.guard.rules import Rules
 from moothall.ports import Deliberations
 from moothall.repositories.sample import make_blank_repository
@@ -25,7 +26,6 @@ from moothall.visits.executions import Executions
 from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
 from moothall.wiring.bus import Bus, bus_url, hold_or_find, open_bus
-from moothall.wiring.rules import keys_of
 from moothall.wiring.trusted import Leaving, open_hands, trusted_repositories
 from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest

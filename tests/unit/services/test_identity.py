@@ -9,7 +9,8 @@ from pydantic import SecretStr
 from moothall import config
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
-from moothall.services.identity import ensure_token, is_loopback, read_tokens
+from moothall.guard.keys import ensure_token
+from moothall.services.identity import is_loopback, read_tokens
 
 
 def test_the_first_run_makes_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:

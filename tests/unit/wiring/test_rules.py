@@ -15,11 +15,12 @@ from moothall.errors import ConfigurationError, Refused
 from moothall.guard.approvals import Approvals, Subject
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
+from moothall.guard.keys import keys_of
 from moothall.guard.revocations import BUCKET, Revocations
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.wiring.lending import disk_of, for_hosts, home_of, sees
-from moothall.wiring.rules import keys_of, longest_token, open_rules
+from moothall.wiring.rules import longest_token, open_rules
 from support.gate import Facts, House, tool_call
 
 
