@@ -52,7 +52,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_with(folder: Path, tools: Path, servers: Mapping[str, Any], **more: Any) -> Settings:
-    sandbox = {"toolchains": (VENV, tools)}
+    sandbox = more.pop("sandbox", {"toolchains": (VENV, tools)})
     named = {"servers": servers, **more.pop("mcp", {})}
     return load_settings(data_dir=folder / "data", sandbox=sandbox, mcp=named, **more)
 
@@ -73,6 +73,7 @@ class Hall:
     workspace: LocalWorkspace
     facts: Facts
     audit: Path
+    left: Any
     _numbers: Any = field(default_factory=count)
 
     async def call(self, tool: str, *, grant: str = "mcp.*", **arguments: Any) -> ToolResult:
@@ -111,7 +112,7 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
         async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
             gate = Gate(Guard(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules)
-            yield Hall(gate, workspace, facts, folder / "data" / "audit" / "local" / "host-1.jsonl")
+            yield Hall(gate, workspace, facts, folder / "data" / "audit" / "local" / "host-1.jsonl", opened.left)
 
 
 async def test_what_a_tool_changes_among_the_files_is_in_the_patch_and_what_only_looks_changes_nothing(
@@ -189,6 +190,84 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(tmp_path: Path, too
         assert (late.status, "no whole answer within 4 seconds" in late.error) == (ToolStatus.TIMEOUT, True)
         alive = await there.workspace.call(ToolCall("f", "files.list", {"path": ".", "glob": "**"}, in_seconds(30)))
         assert alive.status is ToolStatus.SUCCESS, "the workspace is there as before"
+
+
+def running(folder: Path) -> list[int]:
+    """The processes that run a server of this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            except OSError:
+                continue
+            if f"{folder}/mcp_server.py" in words and "python" in words[0]:
+                found.append(int(entry.name))
+    return found
+
+
+async def test_what_a_server_remembers_is_there_until_its_workspace_ends(tmp_path: Path, tools: Path) -> None:
+    """Word by word, for one workspace alone, from call to call; its end is said, and then it begins anew."""
+    (own := tmp_path / "own").mkdir()
+    shutil.copy(SUPPORT / "mcp_server.py", own)
+    own.chmod(0o755)
+    servers = {"notes": honest(own), "brief": honest(own, keep_seconds=0), "idle": honest(own, keep_seconds=0.5)}
+    settings = settings_with(tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2})
+    async with hall(settings, tmp_path) as there:
+        assert running(own) == [], "to take tools leaves nothing behind"
+
+        async def words(server: str, word: str) -> Any:
+            result = await there.call(f"mcp.{server}.counts", word=word)
+            return result.error or list(result.output["data"]["words"])
+
+        assert await words("notes", "a") == ["a"]
+        assert await words("notes", "b") == ["a", "b"]
+        assert await words("brief", "a") == ["a"]
+        assert await words("brief", "b") == ["b"]
+        side_by_side = await asyncio.gather(*(words("notes", sign) for sign in "cd"))
+        assert sorted(map(len, side_by_side)) == [3, 4]
+
+        assert (await there.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
+        async with asyncio.timeout(30):
+            while running(own):
+                await asyncio.sleep(0.05)
+        gone = await words("notes", "e")
+        assert "the MCP server notes has ended since its last call: it ended" in gone
+        assert "what it remembered is gone, and the next call starts it anew" in gone
+        assert await words("notes", "f") == ["f"]
+        died = await there.call("mcp.notes.dies")
+        assert "the disk of notes is gone" in died.error
+        assert await words("notes", "g") == ["g"], "a call that was told of the end is told once"
+
+        assert await words("idle", "a") == ["a"]
+        assert len(running(own)) == 2
+        async with asyncio.timeout(30):
+            while len(running(own)) > 1:
+                await asyncio.sleep(0.1)
+        assert "nobody called it for 0.5 s (keep_seconds)" in await words("idle", "b")
+        assert await words("notes", "h") == ["g", "h"], "the other one lives on"
+
+        late = await there.gate._rules.toolkits["mcp"](
+            ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), there.workspace, LOCAL.tenant
+        )
+        assert late.status is ToolStatus.TIMEOUT
+        assert await words("notes", "i") == ["i"], "one that does not answer is not waited for twice"
+        await there.left("another workspace")
+        assert len(running(own)) == 1
+        await there.left(there.workspace.id)
+        assert running(own) == []
+        assert await words("notes", "j") == ["j"]
+    assert running(own) == [], "with the house its servers end"
+
+
+async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(tmp_path: Path, tools: Path) -> None:
+    servers = {name: honest(tools) for name in ("first", "second", "third")}
+    async with hall(settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path) as there:
+        for name in servers:
+            assert (await there.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
+        assert "another one needed its place (mcp.kept)" in (await there.call("mcp.first.counts", word="x")).error
+        kept = await there.call("mcp.second.counts", word="y")
+        assert list(kept.output["data"]["words"]) == ["second", "y"]
 
 
 HOSTILE = {

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +27,23 @@ def put(path: str, text: str, times: int = 1, model_kind: str | None = None) -> 
 def get(path: str) -> dict[str, object]:
     """Read a file of the workspace."""
     return {"path": path, "text": Path("/workspace", path).read_text(encoding="utf-8")}
+
+
+COUNTED: list[str] = []
+
+
+@server.tool()
+def counts(word: str) -> dict[str, object]:
+    """Remember a word, and say which process that is and how many there are."""
+    COUNTED.append(word)
+    return {"process": os.getpid(), "started": Path("/proc/self/stat").read_text(encoding="utf-8").split()[21], "words": COUNTED}
+
+
+@server.tool()
+def leaves(seconds: float) -> str:
+    """End the server once this is answered."""
+    threading.Timer(seconds, os._exit, (4,)).start()
+    return "goodbye"
 
 
 @server.tool()

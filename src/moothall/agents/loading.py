@@ -122,6 +122,8 @@ def _read(path: Path) -> tuple[Spec, yaml.Node]:
 def _said(error: Any) -> str:
     where = ".".join(map(str, error["loc"]))
     said = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":  # names alone have one
+        said = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
     return f"{where}: {said}" if where else said
 
 

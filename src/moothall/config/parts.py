@@ -296,7 +296,7 @@ class Forge(Section):
 
 
 class Webhook(Section):
-    """A server of the operator's that is told of each decision: docs/doors.md."""
+    """A server of the operator's that is told of each decision and each move of a story: docs/doors.md."""
 
     url: str | None = Field(
         None,

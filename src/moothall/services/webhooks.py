@@ -1,4 +1,4 @@
-"""Webhooks that the house sends: a server that the operator names is told of each decision, in the order of the log and at least once.
+"""Webhooks that the house sends: a server that the operator names is told of each decision and each move of a story, in the order of the log and at least once.
 
 The payload holds no word of a model or a caller but names and ids; who wants more asks for the result. It is signed as forges sign theirs.
 """
@@ -28,7 +28,11 @@ log = get_logger(__name__)
 
 BUCKET = "webhooks"
 VERSION = 1
-_FIELDS = ("task_id", "status", "final_state", "winner_id", "proven", "branch", "commit_sha")
+_FIELDS = {
+    EventType.DELIBERATION_DECIDED: ("task_id", "status", "final_state", "winner_id", "proven", "branch", "commit_sha"),
+    EventType.STORY_TRANSITIONED: ("story_id", "to_state"),  # where it came from may be a caller's word
+}
+"""What is told, and what of it."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 1.0, 60.0
 _OK = range(200, 300)
 
@@ -60,9 +64,9 @@ class Webhooks:
                 if kept is None:
                     kept = {"seq": last_seq}
                     await bucket.put(key, kept)
-                async with aclosing(self._bus.follow([Channel.RESPONSES.all], int(kept["seq"]))) as records:
+                async with aclosing(self._bus.follow([Channel.RESPONSES.all, Channel.STORIES.all], int(kept["seq"]))) as records:
                     async for recorded in records:
-                        if recorded.event.type is EventType.DELIBERATION_DECIDED:
+                        if recorded.event.type in _FIELDS:
                             await self._deliver(recorded)
                             await bucket.put(key, {"seq": recorded.seq})
             except Temporary as error:
@@ -86,9 +90,8 @@ class Webhooks:
             if not why:
                 return
             log.info("a webhook was not taken", delivery=recorded.event.id, tried=number + 1, reason=why)
-        log.warning(
-            "a webhook is left out", delivery=recorded.event.id, task_id=recorded.event.data.get("task_id"), tried=self._tries
-        )
+        about = recorded.event.data.get("task_id") or recorded.event.data.get("story_id")
+        log.warning("a webhook is left out", delivery=recorded.event.id, about=about, tried=self._tries)
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return why it was not taken, '' where it was."""
@@ -101,9 +104,9 @@ class Webhooks:
 
 
 def payload(recorded: Recorded) -> dict[str, Any]:
-    """Return what is told of a decision."""
+    """Return what is told of an event of `_FIELDS`."""
     event = recorded.event
-    told = {name: event.data[name] for name in _FIELDS if name in event.data}
+    told = {name: event.data[name] for name in _FIELDS[event.type] if name in event.data}
     return {
         "version": VERSION,
         "event": event.type.value,

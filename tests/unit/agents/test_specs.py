@@ -97,7 +97,7 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         (
             "metadata:\n  name: Not An Id\nobjectives:\n- {description: x, validation: v}\n",
             2,
-            "metadata.name: String should match",
+            "metadata.name: a name is small letters, digits and dashes, at most 63",
         ),
         ("metadata: {name: a}\nobjectivs: []\n", 1, "'objectivs' is not known here; did you mean objectives?"),
         ("metadata: {name: a}\nobjectives:\n- description: x\n", 1, "no objective has a validation: give a command"),

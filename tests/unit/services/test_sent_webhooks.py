@@ -123,6 +123,36 @@ async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wro
     }
 
 
+async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_who_moved_it() -> None:
+    bus = MemoryBus()
+    moved = {
+        "story_id": "s-1",
+        "to_state": "planning",
+        "event": "approve",
+        "actor": "ann",
+        "comment": "x",
+    }
+    async with hearing() as hook, telling(bus, hook):
+        await decide(bus, "t-1")
+        await bus.publish(new_event(EventType.STORY_COMMENTED, "s-1", {"story_id": "s-1", "comment": "x"}, ordinal="1"))
+        await bus.publish(new_event(EventType.STORY_TRANSITIONED, "s-1", moved, ordinal="2", tenant="acme"))
+        await decide(bus, "t-2")
+        await hook.until_asked(3)
+    assert [told["event"].removeprefix("moothall.") for told in hook.told] == [
+        "deliberation.decided",
+        "story.transitioned",
+        "deliberation.decided",
+    ]
+    told = {name: value for name, value in hook.told[1].items() if name not in {"id", "seq", "time"}}
+    assert told == {
+        "version": 1,
+        "event": "moothall.story.transitioned",
+        "tenant": "acme",
+        "story_id": "s-1",
+        "to_state": "planning",
+    }
+
+
 async def test_what_is_not_taken_is_sent_again_and_redirects_are_not_followed() -> None:
     bus = MemoryBus()
     async with hearing(500, 302, 404) as hook, telling(bus, hook):

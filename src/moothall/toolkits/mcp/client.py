@@ -1,9 +1,9 @@
-"""The official SDK's client of a server, for one call: what goes wrong is told in our errors, and what it says is cleaned."""
+"""The official SDK's client of a server: what goes wrong is told in our errors, and what it says is cleaned."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from mcp import Client
@@ -24,12 +24,18 @@ Link = Callable[[Ended], AbstractAsyncContextManager[Streams]]
 
 
 @asynccontextmanager
-async def connected(name: str, link: Link, seconds: float) -> AsyncIterator[Client]:
-    """Connect to a server. Raises `CallFailed` with what it did, whatever it was; our own errors as they are."""
-    ended = Ended()
-    try:
+async def connected(name: str, link: Link, seconds: float, ended: Ended) -> AsyncIterator[Client]:
+    """Connect to a server, which has so many seconds for each answer. Raises what `telling` does."""
+    with telling(name, ended):
         async with Client(link(ended), read_timeout_seconds=seconds, cache=None) as client:
             yield client
+
+
+@contextmanager
+def telling(name: str, ended: Ended) -> Iterator[None]:
+    """Raise `CallFailed` with what a server did, whatever the SDK makes of it; our own errors as they are."""
+    try:
+        yield
     except MoothallError:
         raise
     except Exception as error:

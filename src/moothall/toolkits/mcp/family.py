@@ -47,8 +47,12 @@ class McpFamily(Family[Mcp]):
 
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[Opened]:
-        """See `Family`."""
-        yield Opened(self.tools(settings).call)
+        """Servers that live on end with their workspaces, and at the end."""
+        tools = self.tools(settings)
+        try:
+            yield Opened(tools.call, tools.left)
+        finally:
+            await tools.close()
 
     def tools(self, settings: Settings) -> McpTools:
         """Return what runs them, and asks servers what they offer. Raises `ConfigurationError`."""

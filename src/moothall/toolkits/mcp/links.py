@@ -1,6 +1,6 @@
 """Three ways to an MCP server, each a transport of the official SDK: a sandbox of its own, among a workspace's files, streamable HTTP.
 
-None of them lasts longer than one call, so that nothing of one tenant's is met by another's.
+The first may last as long as a workspace of one tenant, the others for one call, so that nothing of one tenant's is met by another's.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ _LEAVING, _CONNECT = 5.0, 10.0
 
 
 class Ended:
-    """Why a link ended, where that was not asked of it."""
+    """Why a link ended, where that was not asked of it, and how many bytes a server in a sandbox may still send before it is ended, of `most`."""
 
     def __init__(self) -> None:
         self.why = ""
+        self.left = self.most = 0
 
 
 def _read(line: str | bytes) -> SessionMessage | Exception:
@@ -64,6 +65,7 @@ def _text(message: SessionMessage) -> str:
 @asynccontextmanager
 async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: Ended) -> AsyncIterator[Streams]:
     """Run it in a sandbox of its own, which has no network and no files but the system's."""
+    ended.left = ended.most = most
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -72,7 +74,7 @@ async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: Ended) 
             reader, writer = await asyncio.open_unix_connection(sock=ours.dup(), limit=most)
             try:
                 async with _streams() as (streams, coming, going), anyio.create_task_group() as group:
-                    group.start_soon(_listen, reader, coming, most, inside, ended)
+                    group.start_soon(_listen, reader, coming, inside, ended)
                     group.start_soon(_speak, going, writer)
                     yield streams
                     group.cancel_scope.cancel()
@@ -82,18 +84,18 @@ async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: Ended) 
             await inside.close()
 
 
-async def _listen(reader: asyncio.StreamReader, coming: Coming, most: int, inside: Sandboxed, ended: Ended) -> None:
-    left = most
+async def _listen(reader: asyncio.StreamReader, coming: Coming, inside: Sandboxed, ended: Ended) -> None:
+    flooded = f"it sent more than {ended.most} bytes (mcp.receive_bytes)"
     async with coming:
         try:
             while line := await reader.readline():
-                left -= len(line)
-                if left < 0:
-                    ended.why = f"it sent more than {most} bytes (mcp.receive_bytes)"
+                ended.left -= len(line)
+                if ended.left < 0:
+                    ended.why = flooded
                     return
                 await coming.send(_read(line))
         except ValueError:  # one line is longer than all may be
-            ended.why = f"it sent more than {most} bytes (mcp.receive_bytes)"
+            ended.why = flooded
             return
         except OSError:
             pass

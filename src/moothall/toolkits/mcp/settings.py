@@ -45,6 +45,12 @@ class Server(Section):
         description="by name, of a command its environment, of a url headers; in the file lines of NAME=value. None for one that is given files",
     )
     credentials_file: Path | None = None
+    keep_seconds: float = Field(
+        900.0,
+        ge=0,
+        le=86_400,
+        description="for how long without a call a command without files lives on for its workspace; 0: each call starts it anew",
+    )
     danger: Danger | None = Field(
         None, description="of tools that `tools` says nothing of; unset: execute for a command; a url's are always outside"
     )
@@ -57,11 +63,20 @@ class Server(Section):
             raise ValueError("a server has either a command or a url")
         if self.url and self.files != "none":
             raise ValueError("a server at a url is given no files of a workspace; files must be none")
+        if not self.lives_on and self.keep_seconds and "keep_seconds" in self.model_fields_set:
+            raise ValueError(
+                "a server at a url, or among the files, is there for one call; keep_seconds is for a command without files"
+            )
         if self.files != "none" and self.credentials:
             raise ValueError(
                 "a server that is given the workspace's files is given no credentials: what lies there could read them"
             )
         return self
+
+    @property
+    def lives_on(self) -> bool:
+        """Whether it is there for the next call of its workspace, too."""
+        return bool(self.command) and self.files == "none" and self.keep_seconds > 0
 
     def named_credentials(self) -> dict[str, str]:
         """Return them in clear."""
@@ -78,6 +93,9 @@ class Mcp(Section):
     folder: Path | None = Field(None, description="where the lists of taken tools lie; unset: mcp in the data directory")
     seconds: float = Field(60.0, gt=0, le=3600, description="one call, the server's start included")
     at_once: int = Field(4, ge=1, description="calls that one process makes at the same time")
+    kept: int = Field(
+        16, ge=1, description="servers that live on at one time in one process; more end the one unused for the longest"
+    )
     tools: int = Field(100, ge=1, le=1000, description="that one server may have; more are refused")
     schema_bytes: int = Field(20_000, ge=100, description="of the schema of one tool's arguments; a tool with more is refused")
     receive_bytes: int = Field(

@@ -151,7 +151,7 @@ def _said_of(own: Mcp, server: Server, name: str) -> str:
     """What the settings say that a tool's entry goes by, as a text."""
     return own.model_copy(
         update={"servers": {name: server.model_copy(update={"credentials": {}, "credentials_file": None})}}
-    ).model_dump_json()
+    ).model_dump_json(exclude_unset=True)
 
 
 @functools.lru_cache(200)  # a tool has one entry, which is equal to itself alone

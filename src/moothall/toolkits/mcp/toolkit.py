@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from moothall.config import Settings, secret_values
@@ -21,9 +21,13 @@ from moothall.toolkits.web.settings import Http
 if TYPE_CHECKING:  # the SDK costs start time, and few have servers
     from mcp import Client
 
+    from moothall.toolkits.mcp.living import Household
+
+_LACKS = "MCP's library is not installed: pip install 'moothall[mcp]'"
+
 
 class McpTools:
-    """The toolkit of the category `mcp`. `call` is a `ports.Toolkit`. A server is started, or connected to, for each call."""
+    """The toolkit of the category `mcp`. `call` is a `ports.Toolkit`. Servers that live on end with their workspace, or with `close`."""
 
     def __init__(self, settings: Settings, own: Mcp, http: Http, tools: Sequence[Taken] = ()) -> None:
         self._own, self._sandbox = own, settings.sandbox
@@ -31,23 +35,28 @@ class McpTools:
         self._tools = {one.spec.name: one for one in tools}
         self._secrets = secret_values(own)
         self._slots = asyncio.Semaphore(own.at_once)
+        self._household: Household | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Call it until the call's deadline or `mcp.seconds`. What may have changed something elsewhere when its time was over has an
         unknown outcome.
         """
-        del tenant  # who may use a server is seen to before
         known = self._tools[call.tool]
         late = ToolStatus.OUTCOME_UNKNOWN if known.spec.outside and "change" in known.spec.tags else ToolStatus.TIMEOUT
-        return await answer_within(call, self._own.seconds, self._output(call, known, workspace), late=late)
+        return await answer_within(call, self._own.seconds, self._output(call, known, workspace, tenant), late=late)
 
-    async def _output(self, call: ToolCall, known: Taken, workspace: Workspace) -> Output:
-        server = self._own.servers[known.server]
-        files = files_for(server, known.spec.danger)
-        async with (
-            self._slots,
-            self._client(known.server, None if files == "none" else workspace, keeps=files == "write") as client,
-        ):
+    async def left(self, workspace: str) -> None:
+        """End the servers that live for a workspace."""
+        if self._household:
+            await self._household.left(workspace)
+
+    async def close(self) -> None:
+        """End all servers that live on."""
+        if self._household:
+            await self._household.close()
+
+    async def _output(self, call: ToolCall, known: Taken, workspace: Workspace, tenant: str) -> Output:
+        async with self._at_hand(known, workspace, tenant) as client, self._slots:
             from moothall.toolkits.mcp.client import offers_of, run
 
             now = next((one for one in await offers_of(client) if one.name == known.offer.name), None)
@@ -58,6 +67,24 @@ class McpTools:
                 )
             output: Output = scrub_all(await run(client, now.name, call.arguments), known=self._secrets)
         return output
+
+    def _at_hand(self, known: Taken, workspace: Workspace, tenant: str) -> AbstractAsyncContextManager[Client]:
+        """The server of a tool: the one that lives for the workspace, or one for this call."""
+        server, name = self._own.servers[known.server], known.server
+        if not server.lives_on:
+            files = files_for(server, known.spec.danger)
+            return self._client(name, None if files == "none" else workspace, keeps=files == "write")
+        try:
+            from moothall.toolkits.mcp.living import Household, Living
+        except ModuleNotFoundError as error:
+            raise CallFailed(_LACKS) from error
+        household = self._household = self._household or Household(self._own.kept)
+        return household.call(
+            (tenant, workspace.id, name),
+            lambda: Living(
+                name, lambda ended: self._link(server, None, ended, keeps=False), self._own.seconds, server.keep_seconds
+            ),
+        )
 
     async def offers(self, name: str) -> tuple[Offer, ...]:
         """Ask a server what it offers now. Raises `NotFound`, `CallFailed`, `Refused`, `SandboxUnavailable`."""
@@ -77,9 +104,11 @@ class McpTools:
         server, own = self._own.servers[name], self._own
         try:
             from moothall.toolkits.mcp.client import connected
+            from moothall.toolkits.mcp.links import Ended
         except ModuleNotFoundError as error:
-            raise CallFailed("MCP's library is not installed: pip install 'moothall[mcp]'") from error
-        async with connected(name, lambda ended: self._link(server, workspace, ended, keeps=keeps), own.seconds) as client:
+            raise CallFailed(_LACKS) from error
+        ended = Ended()
+        async with connected(name, lambda told: self._link(server, workspace, told, keeps=keeps), own.seconds, ended) as client:
             yield client
 
     def _link(self, server: Server, workspace: Workspace | None, ended: Any, *, keeps: bool) -> Any:

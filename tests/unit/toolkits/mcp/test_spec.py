@@ -110,6 +110,8 @@ def test_a_server_is_its_tenants(tmp_path: Path) -> None:
         ({"notes": {"command": ["a"], "url": "https://a.example"}}, "either a command or a url"),
         ({"notes": {"url": "https://a.example", "files": "read"}}, "files must be none"),
         ({"notes": {"command": ["a"], "files": "read", "credentials": {"A": "b"}}}, "given no credentials"),
+        ({"notes": {"command": ["a"], "files": "read", "keep_seconds": 60}}, "keep_seconds is for a command without files"),
+        ({"notes": {"url": "https://a.example", "keep_seconds": 60}}, "keep_seconds is for a command without files"),
         ({"No Name": {"command": ["a"]}}, "mcp.servers"),
         ({"notes": {"command": ["a"], "tools": {"x": {"danger": "none"}}}}, "danger"),
     ],

@@ -1,0 +1,128 @@
+"""Servers that live on between calls, each for one workspace: what they remember, such as a login, is there for its next call.
+
+A task of its own holds each, since a link ends in the task in which it began. One that has ended stays in the books until a call has been told so:
+what was done with its help is gone, and a call that took a new one for it would do something else than it was meant to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from mcp import Client
+
+from moothall.errors import CallFailed, MoothallError
+from moothall.toolkits.mcp.client import Link, connected, telling
+from moothall.toolkits.mcp.links import Ended
+
+Key = tuple[str, str, str]
+"""Tenant, workspace, server."""
+
+
+class Living:
+    """One of them. `turn` is held by the call that it works for."""
+
+    def __init__(self, name: str, link: Link, seconds: float, keep_seconds: float) -> None:
+        self.ended, self.turn, self.used = Ended(), asyncio.Lock(), monotonic()
+        self._name, self._seconds, self._keep = name, seconds, keep_seconds
+        self._over = asyncio.Event()
+        self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(link), name=f"mcp server {name}")
+
+    def end(self, why: str) -> None:
+        """Let it end, for a reason that its next call is told where it did not end by itself."""
+        self.ended.why = self.ended.why or why
+        self._over.set()
+
+    def over(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return bool(self.ended.why)
+
+    async def gone(self) -> None:
+        """Return when nothing of it is left."""
+        await asyncio.wait([self._task])
+
+    async def _hold(self, link: Link) -> None:
+        try:
+            async with connected(self._name, link, self._seconds, self.ended) as client:
+                self.client.set_result(client)
+                await self._unused()
+        except MoothallError as error:
+            if not self.client.done():
+                self.client.set_exception(error)
+                self.client.exception()  # it is told where somebody waits for it; nobody has to
+        finally:
+            self.client.cancel()
+            self.end("it was ended")
+
+    async def _unused(self) -> None:
+        """Return when it is to end, or nobody used it for long enough."""
+        while (left := self.used + self._keep - monotonic()) > 0 or self.turn.locked():
+            try:
+                await asyncio.wait_for(self._over.wait(), max(left, 1.0))
+            except TimeoutError:
+                continue
+            return
+        self.end(f"nobody called it for {self._keep:g} s (keep_seconds)")
+
+
+class Household:
+    """Those of one process, at most `most`. Where there is no room, the one that nobody has used for the longest ends."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._living: dict[Key, Living] = {}
+
+    @asynccontextmanager
+    async def call(self, key: Key, start: Callable[[], Living]) -> AsyncIterator[Client]:
+        """Have a server for one call. Raises `CallFailed` where it ended since the last one, or does now; the next call starts another."""
+        living = self._living.get(key) or self._started(key, start)
+        async with living.turn:
+            if living.over():
+                self._forget(key, living)
+                raise CallFailed(
+                    f"the MCP server {key[2]} has ended since its last call: {living.ended.why}; "
+                    "what it remembered is gone, and the next call starts it anew"
+                )
+            try:
+                living.ended.left = living.ended.most
+                with telling(key[2], living.ended):
+                    yield await asyncio.shield(living.client)
+            except asyncio.CancelledError:  # it may never answer: whoever calls next is not to wait for that, too
+                living.end("its last call took too long")
+                self._forget(key, living)
+                raise
+            finally:
+                living.used = monotonic()
+                if living.over():
+                    self._forget(key, living)
+
+    async def left(self, workspace: str) -> None:
+        """End those of a workspace, which ends itself."""
+        await self._end([key for key in self._living if key[1] == workspace], "its workspace has ended")
+
+    async def close(self) -> None:
+        """End all."""
+        await self._end(list(self._living), "the house closes")
+
+    async def _end(self, keys: list[Key], why: str) -> None:
+        ending = [self._living.pop(key) for key in keys]
+        for living in ending:
+            living.end(why)
+        await asyncio.gather(*(living.gone() for living in ending))
+
+    def _started(self, key: Key, start: Callable[[], Living]) -> Living:
+        up = [one for one in self._living.values() if not one.over()]
+        if len(up) >= self._most:
+            idle = [one for one in up if not one.turn.locked()]
+            if not idle:
+                raise CallFailed(f"{self._most} MCP servers are at work (mcp.kept); try again when one of them is done")
+            min(idle, key=lambda one: one.used).end("another one needed its place (mcp.kept)")
+        return self._living.setdefault(key, start())
+
+    def _forget(self, key: Key, living: Living) -> None:
+        if self._living.get(key) is living:
+            del self._living[key]
+            living.end("it was ended")
