@@ -49,7 +49,7 @@ dbms.usage_report.enabled=false
 server.memory.pagecache.size=64m
 db.tx_log.preallocate=false
 """
-_OPENS = ("java.base/java.nio", "java.base/java.io", "java.base/sun.nio.ch", "java.base/java.util.concurrent")
+OPENS = ("java.base/java.nio", "java.base/java.io", "java.base/sun.nio.ch", "java.base/java.util.concurrent")
 _FETCH_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 300.0, 20.0
 
 
@@ -114,7 +114,7 @@ def server(home: Path) -> Iterator[Address]:
     port, password = _free_port(), secrets.token_urlsafe(12)
     (home / "conf").mkdir(parents=True)
     (home / "conf" / "neo4j.conf").write_text(_CONFIGURATION.format(port=port), encoding="utf-8")
-    opens = [f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS]
+    opens = [f"--add-opens={name}=ALL-UNNAMED" for name in OPENS]
     command = [
         "java",
         "-Xmx512m",

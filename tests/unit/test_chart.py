@@ -83,6 +83,7 @@ COMPONENTS = {
     "hosts": "hosts.enabled=true",
     "monitoring": "monitoring.enabled=true",
     "egress": "egress.enabled=true,egress.apiServer={192.0.2.1/32}",
+    "environments": "environments.enabled=true",
 }
 BESIDE = {"roles"}  # wants an overlay whose doors have TLS: prod-roles has it
 
@@ -96,6 +97,25 @@ def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> N
     chosen = [f"--set={value}" for value in COMPONENTS.values()]
     ours = rendered(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
     same(objects(ours), objects(kustomized(tmp_path)))
+
+
+def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    for folder, below, component in ((inner, DEPLOY / "k8s/overlays/prod", "environments"), (outer, inner, "roles")):
+        folder.mkdir()
+        said = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [os.path.relpath(below, folder)],
+            "components": [os.path.relpath(DEPLOY / "k8s/components" / component, folder)],
+        }
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+    ours = objects(rendered(helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"))
+    same(ours, objects(kustomized(outer)))
+    pods = {name: each["spec"]["template"]["spec"] for (kind, _, name), each in ours.items() if kind == "Deployment"}
+    pods["worker"] = ours["RayCluster", "moothall", "hosts"]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    mounting = {name for name, pod in pods.items() if "environments" in {each["name"] for each in pod.get("volumes", ())}}
+    assert mounting == {"worker", "moothall-hosts", "moothall-tools"}
 
 
 EVERYTHING = """

@@ -36,6 +36,15 @@ def serve(context: click.Context, port: int | None, only: tuple[str, ...]) -> No
     run(serve_until_stopped(settings))
 
 
+def tokens_are(settings: Settings) -> str:
+    """Say where callers find a token."""
+    if settings.grpc.tokens_file is not None:
+        return f"tokens are those of {settings.grpc.tokens_file}"
+    if settings.grpc.token is not None:
+        return "the token is that of the settings"
+    return f"the token is in {settings.data_dir / 'token'}"
+
+
 async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> int:
     """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there is none."""
     from moothall.wiring.house import open_house
@@ -49,9 +58,7 @@ async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitab
             click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: {', '.join(paths)}", err=True)
         if house.link and ready is None:
             click.echo(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}", err=True)
-        click.echo(
-            f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; the token is in {settings.data_dir / 'token'}", err=True
-        )
+        click.echo(f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; {tokens_are(settings)}", err=True)
         if ready is not None:
             await ready(house.link)
         await asyncio.Event().wait()

@@ -14,6 +14,9 @@ from moothall.errors import ConfigurationError, GraphUnavailable
 from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION
 from moothall.graph.store import Rows, schema
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 _SCHEMES = ("neo4j", "neo4j+s", "neo4j+ssc", "bolt", "bolt+s", "bolt+ssc")
 _THERE = frozenset({"Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists", "Neo.ClientError.Schema.ConstraintAlreadyExists"})
@@ -27,6 +30,7 @@ class Neo4jStore:
     def __init__(self, driver: neo4j.AsyncDriver, settings: Graph) -> None:
         self._driver = driver
         self._settings = settings
+        self._prepared = False
 
     async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
         """Return the rows of a query."""
@@ -40,6 +44,8 @@ class Neo4jStore:
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """Run all in one transaction."""
+        if not self._prepared:
+            await self.prepare()
 
         async def work(transaction: neo4j.AsyncManagedTransaction) -> None:
             for cypher, parameters in statements:
@@ -70,6 +76,7 @@ class Neo4jStore:
                     except trouble.ClientError as error:
                         if error.code not in _THERE:
                             raise
+        self._prepared = True
 
     def _session(self) -> neo4j.AsyncSession:
         return self._driver.session(database=self._settings.database)
@@ -79,9 +86,9 @@ class Neo4jStore:
 
 
 @asynccontextmanager
-async def neo4j_store(settings: Graph) -> AsyncIterator[Neo4jStore]:
+async def neo4j_store(settings: Graph, *, at_once: bool = True) -> AsyncIterator[Neo4jStore]:
     """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away, `GraphUnavailable` where
-    nobody answers.
+    nobody answers; not that with `at_once` False: then what is asked of it fails until it is there.
     """
     scheme = (settings.url or "").partition("://")[0]
     if scheme not in _SCHEMES:
@@ -101,9 +108,14 @@ async def neo4j_store(settings: Graph) -> AsyncIterator[Neo4jStore]:
         )
     async with driver:
         store = Neo4jStore(driver, settings)
-        with _translate_errors(settings):
-            await driver.verify_connectivity()
-        await store.prepare()
+        try:
+            with _translate_errors(settings):
+                await driver.verify_connectivity()
+            await store.prepare()
+        except GraphUnavailable as error:
+            if at_once:
+                raise
+            log.warning("the graph is away; all else goes on", reason=error.message)
         yield store
 
 

@@ -30,13 +30,15 @@ _LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
 
 
 @asynccontextmanager
-async def open_graph(settings: Settings) -> AsyncIterator[CypherGraph]:
-    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is never replaced silently."""
+async def open_graph(settings: Settings, *, at_once: bool = True) -> AsyncIterator[CypherGraph]:
+    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is never replaced silently. With `at_once`
+    False a server that is away is waited for behind whoever asks.
+    """
     graph = settings.graph
     if graph.url:
         from moothall.graph.neo4j import neo4j_store
 
-        async with neo4j_store(graph) as server:
+        async with neo4j_store(graph, at_once=at_once) as server:
             yield CypherGraph(server, text_chars=graph.text_chars)
         return
     try:
@@ -54,7 +56,7 @@ async def reading(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
     if settings.graph.url is None:
         yield OverBus(bus, settings.graph.query_seconds)
         return
-    async with open_graph(settings) as graph:
+    async with open_graph(settings, at_once=False) as graph:
         yield graph
 
 
@@ -65,7 +67,7 @@ def graph_of(
     if serves is not None and "graph" not in serves:
         return reading(settings, bus)
     if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
-        return taking_turns(settings, bus)
+        return taking_turns(settings, bus, at_once=serves is None)
     return remembering(settings, bus, tell if serves is None else None)
 
 
@@ -87,10 +89,10 @@ Answers = CypherGraph | OverBus | _Nearest
 
 
 @asynccontextmanager
-async def taking_turns(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
+async def taking_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
     """Open the graph, and project the log into it while no other process on this bus does. An embedded one that others wrote meanwhile reads on in the log."""
     lease = lease_of(settings, bus, "graph")
-    async with open_graph(settings) as graph, AsyncExitStack() as stack:
+    async with open_graph(settings, at_once=at_once) as graph, AsyncExitStack() as stack:
 
         async def write() -> None:
             projector = Projector(bus, graph, settings.graph, may=lambda: lease.held)

@@ -35,7 +35,12 @@ def make(home: Home, say: Say) -> None:
     base = home.images / "base.tar"
     if not base.exists():
         say("making the base of our images out of Debian's packages")
-        write(base, BASE, [_debian()], {"Cmd": ["python3"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]})
+        write(
+            base,
+            BASE,
+            [debian(_BASE_PACKAGES)],
+            {"Cmd": ["python3"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]},
+        )
 
 
 def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any]) -> None:
@@ -65,14 +70,16 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
     draft.replace(out)
 
 
-def _debian() -> bytes:
+def debian(packages: str) -> bytes:
+    """Return a layer of Debian with these packages, divided by commas, and what they need. Raises `Missing`."""
     sources: Sequence[Path] = [Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")]
     said = next((one for one in sources if one.exists()), None)
     if said is None:
         raise Missing("no sources of Debian's packages in /etc/apt, of which the base image would be made")
-    command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={_BASE_PACKAGES}"]
+    command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]
     command += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
     command += ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*", _SUITE, "-", str(said)]
+    command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')  # without it Java's packages cannot be set up
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise Missing(f"mmdebstrap made no base: {done.stderr.decode(errors='replace')[-1200:]}")

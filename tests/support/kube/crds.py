@@ -10,8 +10,9 @@ import yaml
 
 from support import gobuilt
 
+KUBERAY = "github.com/ray-project/kuberay/ray-operator", "1.6.0"
 _FILES = {
-    "RayCluster": ("github.com/ray-project/kuberay/ray-operator", "1.5.1", "config/crd/bases/ray.io_rayclusters.yaml"),
+    "RayCluster": (*KUBERAY, "config/crd/bases/ray.io_rayclusters.yaml"),
     "ServiceMonitor": (
         "github.com/prometheus-operator/prometheus-operator",
         "0.85.0",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
@@ -120,6 +123,53 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(GraphUnavailable, match="did not answer"):
         async with neo4j_store(Graph(url="bolt://127.0.0.1:9", connect_seconds=1)):
             pass
+
+
+async def test_a_server_that_is_not_there_yet_is_no_error_for_who_can_wait() -> None:
+    async with neo4j_store(Graph(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False) as store:
+        with pytest.raises(GraphUnavailable, match="did not answer"):
+            await store.read("RETURN 1", {})
+
+
+@pytest.mark.e2e
+async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_written(neo4j: Address) -> None:
+    def settings(url: str) -> Graph:
+        return Graph(url=url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=1)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with (
+        neo4j_store(settings(neo4j.url)) as there,
+        neo4j_store(settings(f"bolt://127.0.0.1:{port}"), at_once=False) as later,
+        relayed(neo4j.url, port),
+    ):
+        for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
+            for row in await there.read(f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}):
+                await there.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
+        await later.write([])
+        found = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
+        assert len(found) == len(schema())
+
+
+@asynccontextmanager
+async def relayed(url: str, port: int) -> AsyncIterator[None]:
+    """Be that server on another port of the loopback until the block ends."""
+    parts = urlsplit(url)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, out = await asyncio.open_connection(parts.hostname, parts.port)
+        await asyncio.gather(pump(reader, out), pump(back, writer))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", port)
+    yield
+    server.close()
 
 
 async def test_an_address_that_is_none_is_refused() -> None:

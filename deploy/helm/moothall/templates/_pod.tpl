@@ -38,6 +38,9 @@ MOOTHALL_WORKSPACE__KIND: kubernetes
 MOOTHALL_JOBS__NAMESPACE: {{ .Values.workspaces.namespace }}
 MOOTHALL_JOBS__IMAGE: {{ .Values.images.workspace | quote }}
 MOOTHALL_JOBS__LINK_IMAGE: {{ .Values.images.moothall | quote }}
+{{- if .Values.environments.enabled }}
+MOOTHALL_WORKSPACE__ENVIRONMENTS: /environments
+{{- end }}
 {{- if .Values.hosts.enabled }}
 MOOTHALL_RAY__MODE: ray
 MOOTHALL_RAY__ADDRESS: hosts-head-svc.{{ .Release.Namespace }}:6379

@@ -1,0 +1,184 @@
+"""What the tests of a house by role ask of it: councils with something killed in the middle, and what is seen of them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import grpc.aio
+from kubernetes import client
+
+from moothall.bus.nats.jetstream import JetStreamBus
+from moothall.bus.registry import EVENTS, WORK
+from moothall.domain.codec import load
+from moothall.domain.event import EventType
+from moothall.domain.outcome import Outcome
+from moothall.domain.topic import deliberation_topics
+from moothall.errors import GraphUnavailable
+from moothall.graph.asking import OverBus
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from support.kube.house import SPACE, TOKEN, WORKSPACES, Folders
+from support.kube.killing import kill
+from support.recovery.scene import End
+
+TASK = "Add hello_world() function to src/utils.py"
+WHO = (("authorization", f"Bearer {TOKEN}"),)
+_UNREACHED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN}
+_RUN_SECONDS, _CALL_SECONDS, _GONE_SECONDS = 300.0, 10.0, 120.0
+_TRIES = 50
+
+Blow = Callable[[], Coroutine[Any, Any, int]]
+"""Kills something; returns how many processes that were."""
+
+
+SAME = ("status", "final_state", "winner", "proven", "delivered")
+"""What of an end is the same; how much evidence there is beside, and which seats were still needed, depends on how busy a machine is."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What became of a council. `hit`: processes that the blow killed; `repeated`: calls that were asked again though recorded."""
+
+    end: End
+    hit: int = 0
+    repeated: list[str] = field(default_factory=list)
+    decisions: int = 0
+
+    def difference(self, other: Seen) -> str:
+        """Say in what another one ended otherwise, '' where it did not."""
+        ends = [(name, getattr(self.end, name), getattr(other.end, name)) for name in SAME]
+        return "; ".join(f"{name}: {mine!r} became {theirs!r}" for name, mine, theirs in ends if mine != theirs)
+
+
+@dataclass(slots=True)
+class Standing:
+    """The house that stands in the cluster. `arrived`: call id and time of each model call, as its server got them."""
+
+    api: client.ApiClient
+    bus: JetStreamBus
+    folders: Folders
+    door: str
+    authority: bytes
+    arrived: list[tuple[str, float]]
+    repository: str
+
+    @asynccontextmanager
+    async def stub(self) -> AsyncIterator[Any]:
+        """Yield a stub on a connection of its own to some pod that serves calls, with TLS."""
+        known = [("grpc.ssl_target_name_override", f"moothall.{SPACE}")]
+        async with grpc.aio.secure_channel(self.door, grpc.ssl_channel_credentials(self.authority), options=known) as channel:
+            yield OrchestratorServiceStub(channel)
+
+    async def pods(self, selector: str, space: str = SPACE) -> list[Any]:
+        """Return the pods that a selector of labels chooses."""
+        found: Any = await asyncio.to_thread(client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector)
+        return list(found.items)
+
+    def killing(self, selector: str, container: str = "", space: str = SPACE) -> Blow:
+        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one container of each, once there are any."""
+
+        async def blow() -> int:
+            for _ in range(_TRIES):
+                if hit := sum([await asyncio.to_thread(kill, pod, container) for pod in await self.pods(selector, space)]):
+                    return hit
+                await asyncio.sleep(0.2)
+            return 0
+
+        return blow
+
+    async def council(self, task_id: str, blow: Blow | None = None, at: EventType = EventType.MODEL_CALLED) -> Seen:
+        """Deliberate, with a blow at the first event of a type, asking again as a caller does; return what is seen afterwards."""
+        recorded: dict[str, float] = {}
+        counts = Counter[EventType]()
+        hits: list[asyncio.Task[int]] = []
+        after, began = (await self.bus.state(EVENTS.name)).last_seq, len(self.arrived)
+
+        async def ended() -> Outcome:
+            async with aclosing(self.bus.follow(deliberation_topics(task_id), after)) as log:
+                async for item in log:
+                    event = item.event
+                    counts[event.type] += 1
+                    if event.type is EventType.MODEL_CALLED:
+                        stored = datetime.fromisoformat(item.extra["time"]).timestamp()
+                        recorded.setdefault(str(event.data["call_id"]), stored)
+                    if blow is not None and event.type is at and not hits:
+                        hits.append(group.create_task(blow()))
+                    if event.type is EventType.DELIBERATION_DECIDED:
+                        return load(Outcome, event.data)
+            raise AssertionError("the log ended")
+
+        async with asyncio.timeout(_RUN_SECONDS), asyncio.TaskGroup() as group:
+            following = group.create_task(ended())
+            await self._insist(
+                "SubmitDeliberation",
+                pb.DeliberateRequest(
+                    task_id=task_id,
+                    task_description=TASK,
+                    role="DEV",
+                    num_agents=3,
+                    protocol="vote",
+                    constraints=pb.TaskConstraints(max_iterations=1),
+                    repository=common_pb2.Repository(id=self.repository),
+                ),
+            )
+            outcome = await following
+            told = await self._told(task_id)
+        assert told.winner_id == outcome.winner_id, "a caller is told what is recorded"
+        repeated = [name for name, came in self.arrived[began:] if came > recorded.get(name, came)]
+        end = End.of(outcome, self._delivered(task_id))
+        return Seen(end, sum(task.result() for task in hits), repeated, counts[EventType.DELIBERATION_DECIDED])
+
+    async def _told(self, task_id: str) -> Any:
+        running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+        asked = pb.GetDeliberationResultRequest(task_id=task_id)
+        while (answer := await self._insist("GetDeliberationResult", asked)).status in running:
+            await asyncio.sleep(0.2)
+        return answer
+
+    async def _insist(self, name: str, request: object) -> Any:
+        """Ask until somebody answers, each time anew: the same id with the same request is the same deliberation."""
+        while True:
+            try:
+                async with self.stub() as stub:
+                    return await getattr(stub, name)(request, metadata=WHO, timeout=_CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _UNREACHED:
+                    raise
+            await asyncio.sleep(0.2)
+
+    def _delivered(self, task_id: str) -> str:
+        command = ("git", "-c", "safe.directory=*", "-C", str(self.folders.shared / "sample"), "show", "--format=")
+        return subprocess.run((*command, f"moothall/{task_id}"), capture_output=True, text=True, check=True).stdout
+
+    async def left(self, seconds: float = _GONE_SECONDS) -> list[str]:
+        """Return the Jobs, pods and work items that are still there after a while."""
+        until = asyncio.get_running_loop().time() + seconds
+        while True:
+            jobs: Any = await asyncio.to_thread(client.BatchV1Api(self.api).list_namespaced_job, WORKSPACES)
+            found = [str(one.metadata.name) for one in (*jobs.items, *await self.pods("", WORKSPACES))]
+            found += ["a work item"] * (await self.bus.state(WORK.name)).messages
+            if not found or asyncio.get_running_loop().time() > until:
+                return found
+            await asyncio.sleep(0.5)
+
+    async def written(self, seconds: float = _GONE_SECONDS) -> None:
+        """Wait until the graph has all that is recorded now. Raises `TimeoutError`."""
+        asked, last = OverBus(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
+        async with asyncio.timeout(seconds):
+            while await _position(asked) < last:
+                await asyncio.sleep(0.5)
+
+
+async def _position(graph: OverBus) -> int:
+    try:
+        return await graph.position()
+    except GraphUnavailable:
+        return -1

@@ -1,0 +1,48 @@
+"""A house by role in a cluster, in which each part is killed with -9 in the middle of a council: it ends as it does without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from k8s.roles.conftest import rolled_out
+from k8s.roles.standing import Seen, Standing
+
+from moothall.domain.event import EventType
+from support.kube.house import WORKSPACES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def undisturbed(standing: Standing) -> Seen:
+    """What a council comes to where nothing is killed."""
+    seen = await standing.council("undisturbed")
+    assert seen.end.proven
+    assert "def hello_world():" in seen.end.delivered
+    assert await standing.left() == []
+    return seen
+
+
+KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
+    "api": ({"selector": "app.kubernetes.io/component=api"}, EventType.MODEL_CALLED),
+    "collector": ({"selector": "app.kubernetes.io/component=collector"}, EventType.CHECK_FINISHED),
+    "hosts": ({"selector": "app.kubernetes.io/component=hosts"}, EventType.SEAT_PROPOSED),
+    "tools": ({"selector": "app.kubernetes.io/component=tools"}, EventType.MODEL_CALLED),
+    "neo4j": ({"selector": "app.kubernetes.io/name=neo4j"}, EventType.MODEL_CALLED),
+    "a bus server": ({"selector": "statefulset.kubernetes.io/pod-name=nats-1"}, EventType.SEAT_PROPOSED),
+    "workspaces": ({"selector": "", "container": "hands", "space": WORKSPACES}, EventType.SEAT_PROPOSED),
+}
+
+
+@pytest.mark.parametrize("what", KILLED)
+async def test_what_is_killed_in_the_middle_changes_nothing(what: str, standing: Standing, undisturbed: Seen) -> None:
+    who, at = KILLED[what]
+    seen = await standing.council(f"without-{what.replace(' ', '-')}", standing.killing(**who), at)
+    assert seen.hit, "somebody was there to be killed"
+    assert undisturbed.difference(seen) == ""
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    assert await standing.left() == []
+    await standing.written()
+    await rolled_out("statefulset/nats", "statefulset/neo4j")

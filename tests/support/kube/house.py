@@ -1,0 +1,142 @@
+"""A house by role in the throw-away cluster, as the chart installs it: api, collector, tools and hosts on three bus servers and a Neo4j.
+
+Its volumes are folders of this machine, which every node sees: a stand-in for a class that many nodes mount, and named so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moothall.bus.nats.accounts import make
+from support import gobuilt
+from support.kube import keys
+from support.kube.neo4j import IMAGE as NEO4J
+from support.kube.programs import Home
+
+SPACE, WORKSPACES = "house", "house-workspaces"
+TOKEN, PASSWORD = "token-of-the-house-in-the-cluster", "password-of-its-graph"
+CLASS = "folders-of-this-machine"
+_CHART = Path(__file__).parents[3] / "deploy/helm/moothall"
+CLAIMS = {"moothall-shared": 1000, "data-nats-0": 1000, "data-nats-1": 1000, "data-nats-2": 1000, "data-neo4j-0": 7474}
+_RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+_OURS = "registry.local/moothall:dev"
+_SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """What the house's volumes are."""
+
+    root: Path
+
+    @property
+    def shared(self) -> Path:
+        """What its pods have at /data."""
+        return self.root / "moothall-shared"
+
+    def make(self) -> None:
+        """Make them empty, each its user's: a volume of this kind gets no owner from the cluster."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        for name, owner in CLAIMS.items():
+            (self.root / name).mkdir(parents=True)
+            os.chown(self.root / name, owner, owner)
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """Return them as the cluster knows them, each for the claim that it is named after."""
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": f"{SPACE}-{name}"},
+                "spec": {
+                    "capacity": {"storage": "1Gi"},
+                    "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+                    "storageClassName": CLASS,
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "claimRef": {"namespace": SPACE, "name": name},
+                    "hostPath": {"path": str(self.root / name)},
+                },
+            }
+            for name in CLAIMS
+        ]
+
+
+def objects(home: Home, folders: Folders, folder: Path) -> str:
+    """Return what has to be there before the chart, for `kubectl apply`: the namespace, volumes and Secrets. `folder` gets keys."""
+    bus = make(folder / "bus")
+    keys.certificate(home.keys, "house", "moothall", others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")))
+    secrets = {
+        "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},
+        "moothall-bus": {name: bus[name].read_text(encoding="utf-8") for name in ("services.creds", "links.json")},
+        "moothall": {"MOOTHALL_GRPC__TOKEN": TOKEN, "MOOTHALL_GRAPH__PASSWORD": PASSWORD},
+        "moothall-tls": {f"tls.{end}": (home.keys / f"house.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
+        "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},
+    }
+    made: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": _RESTRICTED}},
+        *folders.volumes(),
+        *(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": SPACE}, "stringData": values}
+            for name, values in secrets.items()
+        ),
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
+
+
+def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
+    """Return the chart's values: all roles, small; with `ray`, hosts on a RayCluster. `settings` are further ones, by variable."""
+    volume = {"size": "1Gi", "className": CLASS}
+    return {
+        "images": {
+            "moothall": _OURS,
+            "nats": _OURS,
+            "workspace": "registry.local/moothall-workspace:dev",
+            "neo4j": NEO4J,
+        },
+        "secrets": {"tls": "moothall-tls"},
+        "roles": {"enabled": True},
+        "services": {"resources": _SMALL, "storage": volume},
+        "nats": {"storage": volume},
+        "neo4j": {"enabled": True, "heap": "512m", "resources": {**_SMALL, "limits": {"memory": "3Gi"}}, "storage": volume},
+        "hosts": {
+            "enabled": ray,
+            "resources": {
+                "requests": {"cpu": "100m", "memory": "512Mi", "ephemeral-storage": "1Gi"},
+                "limits": {"memory": "4Gi"},
+            },
+        },
+        "workspaces": {"namespace": WORKSPACES},
+        "model": {"url": model},
+        "settings": {
+            "MOOTHALL_WORKSPACE__WARM": "0",
+            "MOOTHALL_JOBS__CPU": "500m",
+            "MOOTHALL_JOBS__TTL_SECONDS": "0",
+            "MOOTHALL_SANDBOX__MEMORY_BYTES": "600000000",
+            **settings,
+        },
+    }
+
+
+def install(home: Home, said: Mapping[str, Any]) -> str:
+    """Install the chart with these values, or upgrade to them, as docs/operating.md says; return what Helm printed. Raises `Missing`."""
+    helm = gobuilt.program("helm")
+    command = [str(helm), f"--kubeconfig={home.admin}", "upgrade", "--install", "moothall", str(_CHART), f"--namespace={SPACE}"]
+    done = subprocess.run(
+        [*command, "--values=-"], input=json.dumps(said), capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        raise gobuilt.Missing(f"helm upgrade --install: {done.stderr.strip()[-1500:]}")
+    return done.stdout
+
+
+def uninstall(home: Home) -> None:
+    """Take the release away; claims, which the chart keeps, go with the namespace."""
+    command = [str(gobuilt.program("helm")), f"--kubeconfig={home.admin}", "uninstall", "moothall", f"--namespace={SPACE}"]
+    subprocess.run(command, capture_output=True, check=False, timeout=120)

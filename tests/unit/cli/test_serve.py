@@ -1,0 +1,21 @@
+"""What `moothall serve` says at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moothall.cli.serve import tokens_are
+from moothall.config import Grpc
+from moothall.settings import load_settings
+
+
+def test_the_file_of_the_first_run_is_named_only_where_it_is_made(tmp_path: Path) -> None:
+    said = [
+        tokens_are(load_settings(data_dir=tmp_path, grpc=grpc))
+        for grpc in (Grpc(), Grpc(token="a-secret-token"), Grpc(tokens_file=Path("/etc/people.toml")))
+    ]
+    assert said == [
+        f"the token is in {tmp_path / 'token'}",
+        "the token is that of the settings",
+        "tokens are those of /etc/people.toml",
+    ]
