@@ -219,8 +219,13 @@ async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8")
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     done = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
-    assert (done.code, done.out.splitlines()[-1]) == (1, "9 agents are right, 1 places are wrong")
+    assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
     assert "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?" in done.err
+    lone = "metadata: {name: lone}\nobjectives: [{description: x, validation: make}]\ndependencies: {nobody: all}\n"
+    (tmp_path / "lone.yaml").write_text(lone, encoding="utf-8")
+    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
+    assert "nobody" in done.err
     done = await command("agents", "run", str(tmp_path / "bad.yaml"))
     assert (done.code, "nothing is run" in done.err) == (2, True)
     done = await command("agents", "list", str(EXAMPLES))

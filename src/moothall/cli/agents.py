@@ -35,14 +35,19 @@ def agents() -> None:
 @_paths
 @errors_spoken
 def validate(paths: Sequence[Path]) -> None:
-    """Check files: each wrong place is named with its line. Exit code 1 where there is one."""
+    """Check files: each wrong place is named with its line, and a cycle or a missing agent by name. Exit code 1 where there is one."""
     loaded = _load(paths)
     for said in loaded.kept:
         click.echo(plain(f"note  {said}"))
-    click.echo(f"{len(loaded.specs)} agents are right, {len(loaded.wrong)} places are wrong")
-    if loaded.specs and not loaded.wrong:
-        check_order(tuple(loaded.specs.values()))
-    raise SystemExit(EXIT_NONE if loaded.wrong else 0)
+    wrong = len(loaded.wrong)
+    if not wrong:  # else who is missing may be in a wrong file
+        try:
+            check_order(tuple(loaded.specs.values()))
+        except InvalidRequest as error:
+            click.echo(plain(error.message), err=True)
+            wrong = 1
+    click.echo(f"agents: {len(loaded.specs)} read, wrong places: {wrong}")
+    raise SystemExit(EXIT_NONE if wrong else 0)
 
 
 @agents.command("list", epilog=example("moothall agents list"))
