@@ -113,7 +113,7 @@ async def neo4j_store(settings: Graph, *, at_once: bool = True) -> AsyncIterator
                 await driver.verify_connectivity()
             await store.prepare()
         except GraphUnavailable as error:
-            if at_once:
+            if at_once or isinstance(error.__cause__, trouble.ClientError | trouble.DatabaseError):  # it is there, and refuses
                 raise
             log.warning("the graph is away; all else goes on", reason=error.message)
         yield store

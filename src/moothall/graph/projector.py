@@ -98,17 +98,19 @@ class Projector:
             await self._patiently(batch)
 
     async def _patiently(self, batch: Sequence[Recorded]) -> None:
-        """Write until it is written: a graph that is away is waited for, however long."""
-        pause = self._pause_seconds
-        while True:
+        """Write until it is written: a graph that is away is waited for, however long. What fails is halved: it may be too much for one
+        transaction.
+        """
+        pause, most = self._pause_seconds, len(batch)
+        while batch:
             try:
-                await self._project(batch)
+                await self._project(batch[:most])
             except GraphUnavailable as error:
                 log.warning("the graph is late", events=len(batch), retry_seconds=pause, reason=error.message)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_SECONDS)
+                pause, most = min(2 * pause, _LONGEST_SECONDS), max(most // 2, 1)
             else:
-                return
+                batch, most, pause = batch[most:], 2 * most, self._pause_seconds
 
     async def _position(self) -> int:
         pause = self._pause_seconds

@@ -120,3 +120,22 @@ async def test_who_may_not_write_any_more_writes_nothing(graph: CypherGraph) -> 
     may = True
     await projector.catch_up(last)
     assert await graph.position() == last
+
+
+class Small(Flaky):
+    """A graph that takes three events at a time."""
+
+    async def project(self, records: Sequence[Recorded]) -> None:
+        if len(records) > 3:
+            raise GraphUnavailable("the transaction took too long")
+        await super().project(records)
+
+
+async def test_a_batch_that_is_too_much_for_one_transaction_is_written_in_parts(graph: CypherGraph) -> None:
+    bus, small = MemoryBus(), Small(graph, 0)
+    last = await published(bus, Chronicle("task-a").whole())
+    projector = Projector(bus, small, SETTINGS, pause_seconds=0)
+    async with asyncio.timeout(60), running(projector, last):
+        await projector.settled(last)
+    assert max(small.batches) <= 3
+    assert await graph.position() == last

@@ -39,7 +39,10 @@ Going = MemoryObjectReceiveStream[SessionMessage]
 Streams = tuple[Any, Any]
 """What the SDK reads from and writes to."""
 
-_BECOME = "import os, sys; fd = int(sys.argv[1]); os.dup2(fd, 0); os.dup2(fd, 1); os.execvp(sys.argv[2], sys.argv[2:])"
+_BECOME = (
+    "import os, resource, sys; fd, most = map(int, sys.argv[1:3]); os.dup2(fd, 0); os.dup2(fd, 1); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)); os.execvp(sys.argv[3], sys.argv[3:])"
+)
 _LEAVING, _CONNECT = 5.0, 10.0
 
 
@@ -117,7 +120,7 @@ def _spec(server: Server, sandbox: Sandbox, descriptor: int) -> SandboxSpec:
     path = ":".join((*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin"))
     return SandboxSpec(
         name=f"mcp-{secrets.token_hex(4)}",
-        argv=(str(interpreter()), "-I", "-S", "-c", _BECOME, str(descriptor), *server.command),
+        argv=(str(interpreter()), "-I", "-S", "-c", _BECOME, str(descriptor), str(sandbox.disk_bytes), *server.command),
         limits=sandbox,
         ro=(*interpreter_binds(), *((folder, str(folder)) for folder in folders)),
         env={"HOME": "/tmp", "PATH": path, "LANG": "C.UTF-8", **server.named_credentials()},  # noqa: S108 - inside

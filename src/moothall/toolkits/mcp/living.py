@@ -19,6 +19,7 @@ from moothall.toolkits.mcp.links import Ended
 
 Key = tuple[str, str, str]
 """Tenant, workspace, server."""
+_LOOK_SECONDS = 5.0
 
 
 class Living:
@@ -29,20 +30,18 @@ class Living:
         self._name, self._seconds, self._keep = name, seconds, keep_seconds
         self._over = asyncio.Event()
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold(link), name=f"mcp server {name}")
+        self.task = asyncio.create_task(self._hold(link), name=f"mcp server {name}")
 
     def end(self, why: str) -> None:
         """Let it end, for a reason that its next call is told where it did not end by itself."""
         self.ended.why = self.ended.why or why
         self._over.set()
+        if not self.client.done():  # it begins, and would end that first, however long it takes
+            self.task.cancel()
 
     def over(self) -> bool:
         """Whether it has ended, or is about to."""
         return bool(self.ended.why)
-
-    async def gone(self) -> None:
-        """Return when nothing of it is left."""
-        await asyncio.wait([self._task])
 
     async def _hold(self, link: Link) -> None:
         try:
@@ -50,20 +49,24 @@ class Living:
                 self.client.set_result(client)
                 await self._unused()
         except MoothallError as error:
-            if not self.client.done():
-                self.client.set_exception(error)
-                self.client.exception()  # it is told where somebody waits for it; nobody has to
+            self._fail(error)
         finally:
-            self.client.cancel()
+            self._fail(CallFailed(f"the MCP server {self._name}: {self.ended.why or 'it was ended'}"))
             self.end("it was ended")
 
+    def _fail(self, error: MoothallError) -> None:
+        if not self.client.done():
+            self.client.set_exception(error)
+            self.client.exception()  # it is told where somebody waits for it; nobody has to
+
     async def _unused(self) -> None:
-        """Return when it is to end, or nobody used it for long enough."""
+        """Return when it is to end, has ended by itself, or nobody used it for long enough."""
         while (left := self.used + self._keep - monotonic()) > 0 or self.turn.locked():
             try:
-                await asyncio.wait_for(self._over.wait(), max(left, 1.0))
+                await asyncio.wait_for(self._over.wait(), min(max(left, 1.0), _LOOK_SECONDS))
             except TimeoutError:
-                continue
+                if not self.over() or self.turn.locked():
+                    continue
             return
         self.end(f"nobody called it for {self._keep:g} s (keep_seconds)")
 
@@ -71,15 +74,16 @@ class Living:
 class Household:
     """Those of one process, at most `most`. Where there is no room, the one that nobody has used for the longest ends."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, slots: asyncio.Semaphore) -> None:
+        self._most, self._slots = most, slots
         self._living: dict[Key, Living] = {}
+        self._going: dict[asyncio.Task[None], str] = {}  # those out of the books that still end, by workspace
 
     @asynccontextmanager
     async def call(self, key: Key, start: Callable[[], Living]) -> AsyncIterator[Client]:
         """Have a server for one call. Raises `CallFailed` where it ended since the last one, or does now; the next call starts another."""
         living = self._living.get(key) or self._started(key, start)
-        async with living.turn:
+        async with living.turn, self._slots:
             if living.over():
                 self._forget(key, living)
                 raise CallFailed(
@@ -94,24 +98,26 @@ class Household:
                 living.end("its last call took too long")
                 self._forget(key, living)
                 raise
-            finally:
-                living.used = monotonic()
+            except MoothallError:  # which says so
                 if living.over():
                     self._forget(key, living)
+                raise
+            finally:
+                living.used = monotonic()
 
     async def left(self, workspace: str) -> None:
         """End those of a workspace, which ends itself."""
-        await self._end([key for key in self._living if key[1] == workspace], "its workspace has ended")
+        await self._end([key for key in self._living if key[1] == workspace], "its workspace has ended", workspace)
 
     async def close(self) -> None:
         """End all."""
         await self._end(list(self._living), "the house closes")
 
-    async def _end(self, keys: list[Key], why: str) -> None:
-        ending = [self._living.pop(key) for key in keys]
-        for living in ending:
-            living.end(why)
-        await asyncio.gather(*(living.gone() for living in ending))
+    async def _end(self, keys: list[Key], why: str, workspace: str = "") -> None:
+        for key in keys:
+            self._forget(key, self._living[key], why)
+        if going := [task for task, whose in self._going.items() if workspace in {"", whose}]:
+            await asyncio.wait(going)
 
     def _started(self, key: Key, start: Callable[[], Living]) -> Living:
         up = [one for one in self._living.values() if not one.over()]
@@ -122,7 +128,9 @@ class Household:
             min(idle, key=lambda one: one.used).end("another one needed its place (mcp.kept)")
         return self._living.setdefault(key, start())
 
-    def _forget(self, key: Key, living: Living) -> None:
+    def _forget(self, key: Key, living: Living, why: str = "it was ended") -> None:
         if self._living.get(key) is living:
             del self._living[key]
-            living.end("it was ended")
+            living.end(why)
+            self._going[living.task] = key[1]
+            living.task.add_done_callback(lambda task: self._going.pop(task, None))

@@ -56,7 +56,7 @@ class McpTools:
             await self._household.close()
 
     async def _output(self, call: ToolCall, known: Taken, workspace: Workspace, tenant: str) -> Output:
-        async with self._at_hand(known, workspace, tenant) as client, self._slots:
+        async with self._at_hand(known, workspace, tenant) as client:
             from moothall.toolkits.mcp.client import offers_of, run
 
             now = next((one for one in await offers_of(client) if one.name == known.offer.name), None)
@@ -73,12 +73,12 @@ class McpTools:
         server, name = self._own.servers[known.server], known.server
         if not server.lives_on:
             files = files_for(server, known.spec.danger)
-            return self._client(name, None if files == "none" else workspace, keeps=files == "write")
+            return self._once(name, None if files == "none" else workspace, keeps=files == "write")
         try:
             from moothall.toolkits.mcp.living import Household, Living
         except ModuleNotFoundError as error:
             raise CallFailed(_LACKS) from error
-        household = self._household = self._household or Household(self._own.kept)
+        household = self._household = self._household or Household(self._own.kept, self._slots)
         return household.call(
             (tenant, workspace.id, name),
             lambda: Living(
@@ -98,6 +98,11 @@ class McpTools:
                 return await offers_of(client)
         except TimeoutError as error:
             raise CallFailed(f"the MCP server {name} gave no whole list within {self._own.seconds:g} s (mcp.seconds)") from error
+
+    @asynccontextmanager
+    async def _once(self, name: str, workspace: Workspace | None, *, keeps: bool) -> AsyncIterator[Client]:
+        async with self._slots, self._client(name, workspace, keeps=keeps) as client:
+            yield client
 
     @asynccontextmanager
     async def _client(self, name: str, workspace: Workspace | None, *, keeps: bool) -> AsyncIterator[Client]:
