@@ -49,7 +49,7 @@ async def test_submit_then_poll(command: Command, repo: Path, stub: Orchestrator
     submitted = await stub.SubmitDeliberation(request, metadata=who)
     assert submitted.agent_count == 2
     assert submitted.status == pb.DELIBERATION_STATUS_PENDING
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(400):
         while True:
             result = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=who)
             if result.status == pb.DELIBERATION_STATUS_COMPLETED:

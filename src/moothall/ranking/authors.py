@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 _SEPARATOR = re.compile(r"::| > |[./\[]")
+_COMPARED = re.compile(r"(?:^|/)(?:testdata|__snapshots__|__mocks__|__fixtures__)/|\.snap$|\.golden$|\.approved\.")
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
 
 
@@ -30,6 +31,8 @@ def may_be_own(case: str, own_tests: Sequence[str], packages: AbstractSet[str] =
 
 
 def _may_lie_in(place: str, path: str, packages: AbstractSet[str]) -> bool:
+    if _COMPARED.search(path):  # it holds no case, and is as on the base in a proof
+        return False
     if path.endswith(".go"):
         return _in_package(place, path.rpartition("/")[0], packages)
     if same_file(place, path):

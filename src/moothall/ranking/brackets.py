@@ -15,6 +15,17 @@ _SKIPPED = {
 }
 
 
+def closings(text: str, language: Literal["rust", "script"]) -> dict[int, int]:
+    """Return by the place of each bracket, outside of strings and comments, the place behind the one that closes it."""
+    found, opened = dict[int, int](), list[int]()
+    for match in _SKIPPED[language].finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif match[0] == "}" and opened:
+            found[opened.pop()] = match.end()
+    return found
+
+
 def closing(text: str, at: int, language: Literal["rust", "script"]) -> int:
     """Return the place behind the bracket that closes the one at `at`, outside of strings and comments; 0 where none does."""
     depth = 0

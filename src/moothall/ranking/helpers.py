@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from moothall.ranking.brackets import closing
+from moothall.ranking.brackets import closings
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.rust_tests import with_tests_of
 
-_SHOWN, _LINE = 10, 160
-_OF_TESTS = re.compile(r"Test|Case|Assert|Check|Expect")
+_SHOWN, _LINE, _LONGEST = 10, 160, 20_000
+_ENDS = re.compile(r"\r\n|\r|\n")  # as Python counts lines
+_OF_TESTS = re.compile(r"Test|(?:^|Test)Case|Assert(?!ed)|Check(?:s|er)?$|Expect")
 _SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx")
 _HEADS = {
     ".go": re.compile(r"(?m)^func (?:\([^)\n]*\) )?(?P<name>\w+)\([^\n]*\{$"),
@@ -50,7 +51,7 @@ def altered_helpers(diff: str, base: Mapping[str, str], own_tests: Iterable[str]
             continue
         before, now = read(text), part.applied(text)
         now = with_tests_of(now, text) if ending == ".rs" else now
-        after, lines = read(now), now.split("\n")
+        after, lines = read(now), _ENDS.split(now)
         for name, (said, _) in before.items():
             if after.get(name, ("", 0))[0] != said:
                 number = after[name][1] if name in after else _named(lines, name)
@@ -74,7 +75,7 @@ def _of_python(text: str) -> dict[str, tuple[str, int]]:
         found = dict(_judging(tree, ""))
         for node in ast.walk(tree):  # a name that is given to something else counts as altered
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in found:
-                found[node.id] = (f"{found[node.id][0]}={node.lineno}", node.lineno)
+                found[node.id] = (f"{found[node.id][0]}=", node.lineno)
         return found
     return {}
 
@@ -124,10 +125,11 @@ class _Others:
     def all(self, text: str) -> dict[str, tuple[str, int]]:
         """By name what it says, and its line."""
         found = {}
+        ends = closings(text, "rust" if self._ending == ".rs" else "script")
         for match in _HEADS[self._ending].finditer(text):
-            end = closing(text, match.end() - 1, "rust" if self._ending == ".rs" else "script")
-            said = text[match.start() : end]
-            if end and _ASSERTS[self._ending].search(said) and not _ANSWERS[self._ending].search(said):
+            end = ends.get(match.end() - 1, 0)
+            said = text[match.start() : end] if end - match.start() <= _LONGEST else ""
+            if said and _ASSERTS[self._ending].search(said) and not _ANSWERS[self._ending].search(said):
                 name = next(each for each in match.groups() if each)
                 found[name] = (" ".join(said.split()), text.count("\n", 0, match.start()) + 1)
         return found

@@ -93,25 +93,25 @@ _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".go": re.compile(
         r'\bos\.Exit\b|\bsyscall\.|\bruntime\.(?:Goexit|Caller|Callers|Stack)\b|\bdebug\.Stack\b|"testing|\btesting\.|flag\.Lookup'
         r'|go:linkname|"unsafe"|"plugin"|import "C"|=== (?:RUN|PASS|CONT)|--- (?:PASS|FAIL)|"PASS|\bos\.Args\b|\bos\.(?:Stdout|NewFile)\b'
-        r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s[^\n]*(?:\.go\b|[*?\[\\])"
+        r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s[^\n]{0,500}?(?:\.go\b|\*(?=[\s\"`']|$)|\*\.\*|[*?\[\\][^\s/]{0,50}g|[?\[\\])"
         r'|^\s*(?:import\s+)?(?:\.|[A-Za-z]\w*)\s+"(?:os|os/exec|syscall|runtime|runtime/debug|golang\.org/x/sys/\w+)"'
     ),
     ".js": re.compile(
         r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main|extensions)\b"
         r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|repl|domain|vm|fs|child_process|worker_threads)\b"
-        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|\barguments\b|new Function\b|\bFunction\s*\("
+        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
         r"|(?:Object|Function|Array|Promise|Error|String|Number)\.prototype\b.*=|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
         r"|\b(?:process|module|require|globalThis|global)\s*(?:\?\.)?\[|=\s*(?:process|module|require|globalThis|global)\s*(?:[;,)]|$)|\bgetBuiltinModule\b"
         r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|\.constructor\s*\(|\[\s*['\"`]constructor|constructor\.constructor|\bcreateRequire\b|__proto__"
-        r"|[(,\[]\s*(?:process|module|require|globalThis|global)\s*[,)\]]|\b(?:window|self|frames)\s*\[|\{\s*return this\b"
-        r"|(?<![.\w$])(?:expect|jest|vi|describe|it|beforeEach|afterEach|beforeAll|afterAll)\s*[.(\[]"
+        r"|[(,\[]\s*(?:process|module|require|globalThis|global)\s*[,)\]](?!\s*=>)|\b(?:window|self)\s*\[|\bframes\s*\[\s*(?!\d)|\{\s*return this\b\s*(?=[;}\n]|$)"
+        r"|(?<![.\w$])(?<!function )(?:expect|jest|vi|describe|beforeEach|afterEach|beforeAll|afterAll)\s*[.(\[]|(?<![.\w$])it(?:\s*[(\[]|\.(?:only|skip|each|todo|concurrent)\b)"
         r"|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
     ),
     ".rs": re.compile(
         r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|extern\s+\"C\"|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
         r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*)|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
         r"|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic)\b"
-        r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]*\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
+        r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]{0,500}\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
     ),
 }
 _BINARY = re.compile(
@@ -193,6 +193,8 @@ class _Reading:
                 others |= {id(each) for each in inner if isinstance(each, ast.Name) and each.id in own}
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKS:
                 others |= set(map(id, node.args))
+            elif isinstance(node, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+                others.add(id(node.left))
         names = (node for node in ast.walk(self._tree) if isinstance(node, ast.Name) and _is_read(node))
         return frozenset(id(node) for node in names if node.id in self._modules and id(node) not in others)
 

@@ -95,7 +95,7 @@ def rewrite_python(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(made)
+            compile(made, "", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text, frozenset()
     return made, frozenset(done)
@@ -131,6 +131,12 @@ def _inner(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, _Function | ast.Lambda | ast.ClassDef):
             yield child
             yield from _inner(child)
+
+
+def _on_its_line(function: _Function) -> bool:
+    """Whether a body that begins on the line of its `def` has nothing that another statement can be put before on that line."""
+    first = function.body[0]
+    return first.lineno == function.lineno and not isinstance(first, (*_SIMPLE, ast.Return))
 
 
 class _Writer:
@@ -170,8 +176,10 @@ class _Writer:
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
             return []
         stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-        if not stmts or isinstance(stmts[-1], ast.Raise):
+        if not stmts or isinstance(stmts[-1], ast.Raise) or _on_its_line(function):
             return []
+        if any(isinstance(node, ast.Name) and node.id in {"locals", "vars"} for node in own):
+            return []  # it would see the name that is added
         begin = f'{self._name} = len("{self._word}")'.encode()
         check = f"assert {self._name} == {self._number}".encode()
         edits = [self._before(stmts[0], begin)]
@@ -229,8 +237,14 @@ class _Writer:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return self._equal(left, right, function, bound)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._put(compared(op, left, right, self._number, self._segment))
-            case ast.Call(func=ast.Attribute(attr="isclose") | ast.Name(id="isclose"), args=[_, side], keywords=[]):
+                other = compared(op, left, right, self._number, self._segment)
+                cut = (self._start(test), self._end(test)) != (self._start(left), self._end(right))  # in the middle of brackets
+                return [] if cut and other and other.first is not other.last else self._put(other)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="math" | "cmath" | "np" | "numpy"), attr="isclose") | ast.Name(id="isclose"),
+                args=[_, side],
+                keywords=[],
+            ):
                 return self._put(close(side, self._number))
         return []
 
@@ -244,11 +258,16 @@ class _Writer:
             if is_literal(side) and not is_literal(other):
                 return [(self._start(side), self._end(side), self._changed(side))]
         for side in (right, left):
-            if function is not None and isinstance(side, ast.Name) and side.id in bound and _uses(function, side.id) == 1:
+            if function is None or not isinstance(side, ast.Name) or _on_its_line(function):
+                continue
+            if side.id in bound and _uses(function, side.id) == 1:
                 rebound = f"{side.id} = {self._name}_other({side.id})".encode()
                 stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
                 return [self._before(stmts[0], rebound)]
-        side = left if _calls(right) and not _calls(left) else right
+        near = [
+            side for side in (right, left) if b"approx(" in self._segment(side)
+        ]  # what is compared with it may be near to more
+        side = near[0] if near else left if _calls(right) and not _calls(left) else right
         if is_literal(left) and is_literal(right):
             return []
         return [(self._start(side), self._end(side), f"{self._name}_other(".encode() + self._segment(side) + b")")]
@@ -256,8 +275,8 @@ class _Writer:
     def _changed(self, node: ast.expr) -> bytes:
         """Other words for a literal, of the same kind."""
         value = ast.literal_eval(node)
-        made = repr(_other(value, self._word, self._number))
         try:
+            made = repr(_other(value, self._word, self._number))
             if ast.literal_eval(made) != value:
                 return made.encode()
         except (ValueError, SyntaxError):
@@ -268,7 +287,8 @@ class _Writer:
         if any(isinstance(arg, ast.Starred) for arg in args) or _LOOSE.search(self._segment(call).decode(errors="replace")):
             return []
         if attr in _EQUAL and len(args) > 1:
-            return [] if any(word.arg == "delta" for word in call.keywords) else self._equal(args[0], args[1])
+            loose = "Almost" in attr and (bool(args[2:]) or any(word.arg in {"places", "delta"} for word in call.keywords))
+            return [] if loose else self._equal(args[0], args[1])
         if attr == "assertTrue" and (edits := self._unlike(args[0])):
             return edits
         if (
@@ -276,7 +296,8 @@ class _Writer:
             and len(args) > 1
             and (other := compared(_COMPARED[attr], args[0], args[1], self._number, self._segment))
         ):
-            return self._put(other)
+            between = other.first is not other.last  # the number is the first argument
+            return self._put(Unlike(args[0], args[0], b'float("nan")') if between else other)
         if attr in _OPPOSITE:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]

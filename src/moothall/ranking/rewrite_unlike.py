@@ -50,7 +50,7 @@ def _within(left: ast.expr, right: ast.expr, segment: Callable[[ast.expr], bytes
     if isinstance(right, ast.List | ast.Tuple | ast.Set) and not is_literal(left):
         return Unlike(right, right, b"[object() for _ in (" + segment(right) + b",)[0]]")
     if isinstance(left, ast.Constant) and isinstance(left.value, str) and not is_literal(right):
-        return Unlike(left, left, repr(f"{left.value}\0unlike").encode())
+        return Unlike(left, left, b'"\\0unlike"')
     return None
 
 

@@ -6,18 +6,21 @@ A test is a module, function, implementation or macro for tests alone: `#[cfg(â€
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moothall.ranking.brackets import closing
+from moothall.ranking.brackets import closings
 from moothall.ranking.statements import block
 
 _ITEM = re.compile(
     r"(?P<marks>(?:#\[(?:[^\[\]]|\[[^\[\]]{0,300}\]){0,500}\]\s{0,200}(?://[^\n]*\n\s{0,200}){0,20}){1,20})"
     r"(?:pub(?:\([^)]{0,100}\))?\s+)?(?:(?:async|unsafe|const)\s+){0,3}(?P<kind>mod|fn|impl|macro_rules!)(?P<name>[^({;]{0,300})"
 )
-_TEST = re.compile(r"#\[(?:cfg\((?![^\]]*\bnot\(\s*test\b)[^\]]*\btest\b|(?:\w+::)*test(?:_case)?\b|rstest\b|quickcheck\b)")
-_BODY = re.compile(r"[{;]")
+_TEST = re.compile(
+    r"#\[(?:cfg\(\s*(?:all\(\s*(?:[^\]()\"]|\"[^\"]*\"|\bnot\([^()]*\)){0,300}?)?\btest\b\s*[,)]|(?:\w+::)*test(?:_case)?\b|rstest\b|quickcheck\b)"
+)
+_BODY = re.compile(r"\[[^\[\]{}]{0,300}\]|[{;]")
+"""A body, or the end without one, but for the length of an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +51,29 @@ def with_tests_of(now: str, base: str) -> str:
 
 def _items(text: str) -> Iterator[_Item]:
     """Yield what is for tests alone, none within another."""
-    until, counts = 0, dict[str, int]()
-    for match in _ITEM.finditer(text):
-        if match.start() < until or not _TEST.search(match["marks"]) or not (end := _end(text, match.end())):
+    at, counts, ends = 0, dict[str, int](), closings(text, "rust")
+    while match := _ITEM.search(text, at):
+        if "//" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]:  # documentation that shows one
+            at = text.find("\n", match.start()) + 1 or len(text)
+            continue
+        if not _TEST.search(match["marks"]) or not (end := _end(text, match.end(), ends)):
+            at = match.end()
             continue
         name = f"{match['kind']} {' '.join(match['name'].split())}"
         counts[name] = counts.get(name, 0) + 1
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         yield _Item((name, counts[name]), match.start(), end, outer=not line)
-        until = end
+        at = end
 
 
-def _end(text: str, at: int) -> int:
+def _end(text: str, at: int, ends: Mapping[int, int]) -> int:
     """Return where an item ends whose name ends at `at`: behind its body, or its semicolon; 0 where it does not."""
     if text[at : at + 1] == "(":
         given = block(".rs", text, at)
         if given is None:
             return 0
         at = given[1]
-    found = _BODY.search(text, at)
+    found = next((match for match in _BODY.finditer(text, at) if match[0] in "{;"), None)
     if found is None:
         return 0
-    return found.end() if found[0] == ";" else closing(text, found.start(), "rust")
+    return found.end() if found[0] == ";" else ends.get(found.start(), 0)

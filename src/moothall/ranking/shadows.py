@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from moothall.ranking.patched import file_diffs
 
 _ROOTS = ("", "src/", "lib/")
+_IMPORTS = re.compile(r"(?m)^(?:from|import)[ \t]+([\w., \t]*)")
+_FIRST = re.compile(r"(?:^|,)[ \t]*(\w+)")
 _HOLDS_CASES = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|tests)\.py$")
 
 
@@ -17,12 +19,13 @@ def new_modules(diff: str, files: Collection[str], folders: Iterable[str]) -> di
     `files` are those of the base, `folders` those that its checks are run in.
     """
     roots = {*_ROOTS, *(f"{folder}/{root}" for folder in folders if folder for root in _ROOTS)}
+    known = {root: {_top(path[len(root) :]) for path in files if path.startswith(root)} for root in roots}
     found: dict[str, str] = {}
     for part in file_diffs(diff):
         if part.new and part.path.endswith(".py"):
             root = max((root for root in roots if part.path.startswith(root)), key=len)
             name = part.path.removeprefix(root).partition("/")[0].removesuffix(".py")
-            if not any(path == f"{root}{name}.py" or path.startswith(f"{root}{name}/") for path in files):
+            if name not in known[root]:
                 found.setdefault(name, part.path)
     return found
 
@@ -32,12 +35,20 @@ def shadowing(modules: Mapping[str, str], tests: Mapping[str, str], cases: Colle
 
     `tests`: the base's test files and what these import; `cases`: what was told of there.
     """
-    found = []
-    for name, path in modules.items():
-        taken = re.compile(rf"(?m)^(?:from|import)[ \t]+(?:[\w., ]*,[ \t]*)?{re.escape(name)}\b")
-        if any(taken.search(text) and _ran(test, cases) for test, text in tests.items()):
-            found.append(f"{path}:1: it takes the name of a module that tests import, {name}")
-    return tuple(found)
+    taken: set[str] = set()
+    for test, text in tests.items():
+        named = modules.keys() & {name for match in _IMPORTS.finditer(text) for name in _FIRST.findall(match[1])}
+        if not named <= taken and _ran(test, cases):
+            taken |= named
+    return tuple(
+        f"{path}:1: it takes the name of a module that tests import, {name}" for name, path in modules.items() if name in taken
+    )
+
+
+def _top(path: str) -> str:
+    """Return the module or package that a path below a root is of, '' for a file that is none."""
+    first, below, _ = path.partition("/")
+    return first if below else first.removesuffix(".py") if first.endswith(".py") else ""
 
 
 def _ran(test: str, cases: Collection[str]) -> bool:

@@ -96,3 +96,12 @@ def test_a_new_module_that_takes_the_name_of_another_is_shown() -> None:
         "src/json/__init__.py",
     ]
     assert shadowing(modules, tests, ()) == ()
+
+
+def test_lines_that_end_in_other_ways_are_counted_as_python_does() -> None:
+    assert look("c.py", "def check(x):\n    assert x == 1\n", "x = '''\r\r\r'''\ndef check(x):\n    assert x == 2\n")
+
+
+def test_a_name_that_only_moved_is_as_it_was() -> None:
+    base = f"{SAME}\n\nsame = print\n"
+    assert look("c.py", base, f"import re\n{base}") == ()

@@ -221,3 +221,37 @@ def test_what_runs_without_being_read_is_shown() -> None:
 def test_a_type_that_says_what_is_equal_to_it(path: str, text: str, *, says: bool) -> None:
     assert bool(says_what_is_equal(added(path, text), ())) is says
     assert says_what_is_equal(added(path, text), (path,)) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("m.js", "class A {\n  get name() {\n    return this._name;\n  }\n}"),
+        ("m.js", "const it = x[Symbol.iterator]();\nit.next();"),
+        ("m.js", "visit(node.arguments);"),
+        ("m.js", "if (arguments.length > 1) return;"),
+        ("m.js", "const names = list.map((module) => name(module.id));"),
+        ("m.go", "//go:embed templates/*.html"),
+        (
+            "m.py",
+            "try:\n    import yaml\nexcept ImportError:\n    yaml = None\n\n\ndef load(c):\n    if yaml is None:\n        c.data = 1\n",
+        ),
+    ],
+)
+def test_what_ordinary_code_says_is_no_reach(path: str, text: str) -> None:
+    assert reaches(added(path, text), {}, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("m.js", "const all = (function () { return this })();"),
+        ("m.js", "load(arguments[1]);"),
+        ("m.js", "const own = [...arguments];"),
+        ("m.js", 'it("is green", () => {});'),
+        ("m.go", "//go:embed *"),
+        ("m.go", "//go:embed *.go"),
+    ],
+)
+def test_what_reaches_farther_is_shown(path: str, text: str) -> None:
+    assert reaches(added(path, text), {}, ())

@@ -87,3 +87,49 @@ def test_an_honest_value_turns_red(body: str, x: object) -> None:
     text = f"def test_a():\n    {body}\n"
     assert runs(text, x)
     assert not runs(text, x, expect=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert x == near(1000, 0.1)  # approx(",
+        "assert near(1000, 0.1) == x",
+        "self.assertAlmostEqual(x, 1000, places=-2)",
+        "assert 0 < (x - 3)",
+        "assert x in [(z := 1003), 4]",
+        "self.assertLess(0, x)",
+    ],
+)
+def test_what_an_honest_value_is_near_to_or_between_never_stays_green(body: str) -> None:
+    """Another expectation turns it red, or nothing is written and it decides nothing."""
+    body = body.replace("near(", "approx(")
+    text = f"def test_a():\n    {body}\n"
+    if "self" in body:
+        text = f"class TestA(unittest.TestCase):\n    def test_a(self):\n        {body}\n"
+    target = {("TestA", "test_a") if "self" in text else ("test_a",)}
+    made, done = rewrite("tests/test_a.py", text, target, "expect", "seed")
+    space: dict[str, Any] = {"x": 1003, "unittest": unittest, "approx": Near}
+    exec(made, space)  # noqa: S102 - the tests are ours
+    case = space["TestA"]("test_a").debug if "TestA" in space else space["test_a"]
+    if done:
+        with pytest.raises(AssertionError):
+            case()
+
+
+class Near:
+    """As `pytest.approx`, which what is near to it is equal to."""
+
+    def __init__(self, of: float, rel: float) -> None:
+        self.of, self.room = of, of * rel
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | float) and abs(other - self.of) <= self.room
+
+    __hash__ = object.__hash__
+
+
+def test_a_number_that_cannot_be_written_is_left_alone() -> None:
+    text = f"def test_a():\n    assert x == 0x{'f' * 4000}\n"
+    made, done = rewrite("tests/test_a.py", text, {("test_a",)}, "expect", "seed")
+    assert compile(made, "", "exec")
+    assert done <= {("test_a",)}

@@ -36,3 +36,25 @@ def test_new_tests_take_no_part_and_a_file_without_tests_is_left() -> None:
     more = f"{base}#[cfg(test)]\nmod others;\n#[test]\nfn two() {{}}\n"
     assert with_tests_of(more, base).rstrip() == base.rstrip()
     assert with_tests_of(more, CODE) == more
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "/// #[test]\n/// fn foo() {}\npub fn real(x: u32) -> u32 { x + 1 }\n",
+        '#[cfg(any(test, feature = "alloc"))]\nimpl A { fn x() -> u32 { 1 + 1 } }\n',
+        '#[cfg(not(any(test, feature = "mock")))]\npub fn now() -> u32 { 1 + 1 }\n',
+        '#[cfg(feature = "test-utils")]\npub fn now() -> u32 { 1 + 1 }\n',
+    ],
+)
+def test_code_that_is_not_for_tests_alone_is_as_the_change_has_it(code: str) -> None:
+    assert with_tests_of(code.replace("+", "-"), code) == code.replace("+", "-")
+
+
+def test_an_array_in_a_type_ends_no_test() -> None:
+    base = "fn a() {}\n#[cfg(test)]\nfn help() -> [u8; 3] { [1, 1, 1] }\n"
+    assert with_tests_of(base.replace("[1, 1", "[2, 1"), base) == base
+
+
+def test_many_tests_that_never_end_are_read_in_one_pass() -> None:
+    assert with_tests_of("#[test] fn a() {\n" * 20_000, "#[test] fn a() {}")
