@@ -52,6 +52,12 @@ class Ended:
     def __init__(self) -> None:
         self.why = ""
         self.left = self.most = 0
+        self.over = asyncio.Event()
+
+    def because(self, why: str) -> None:
+        """It has ended, or is to. The first reason counts."""
+        self.why = self.why or why
+        self.over.set()
 
 
 def _read(line: str | bytes) -> SessionMessage | Exception:
@@ -94,15 +100,15 @@ async def _listen(reader: asyncio.StreamReader, coming: Coming, inside: Sandboxe
             while line := await reader.readline():
                 ended.left -= len(line)
                 if ended.left < 0:
-                    ended.why = flooded
+                    ended.because(flooded)
                     return
                 await coming.send(_read(line))
         except ValueError:  # one line is longer than all may be
-            ended.why = flooded
+            ended.because(flooded)
             return
         except OSError:
             pass
-        ended.why = f"it ended: {inside.log_tail()[-500:] or 'it said nothing'}"
+        ended.because(f"it ended: {inside.log_tail()[-500:] or 'it said nothing'}")
 
 
 async def _speak(going: Going, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +148,7 @@ async def in_workspace(
             try:
                 async with coming, going:
                     why = await workspace.converse(server.command, hearing, seconds=seconds, most=most, keeps=keeps)
-                    ended.why = ended.why or why
+                    ended.because(why)
             finally:
                 over.set()
 
@@ -172,7 +178,7 @@ class _Hearing:
         for line in lines:
             self._left -= len(line)
             if self._left < 0:
-                self._ended.why = f"it sent more than {self._most} bytes (mcp.receive_bytes)"
+                self._ended.because(f"it sent more than {self._most} bytes (mcp.receive_bytes)")
                 await self._coming.aclose()
                 return None
             message = _read(line)
@@ -219,7 +225,7 @@ async def over_http(server: Server, destinations: Destinations, most: int, ended
             yield streams
         finally:
             if proxy.left < 0:
-                ended.why = f"it sent more than {most} bytes (mcp.receive_bytes)"
+                ended.because(f"it sent more than {most} bytes (mcp.receive_bytes)")
 
 
 async def _unpacked(response: httpx2.Response) -> None:

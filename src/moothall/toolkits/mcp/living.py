@@ -19,7 +19,6 @@ from moothall.toolkits.mcp.links import Ended
 
 Key = tuple[str, str, str]
 """Tenant, workspace, server."""
-_LOOK_SECONDS = 5.0
 
 
 class Living:
@@ -28,20 +27,18 @@ class Living:
     def __init__(self, name: str, link: Link, seconds: float, keep_seconds: float) -> None:
         self.ended, self.turn, self.used = Ended(), asyncio.Lock(), monotonic()
         self._name, self._seconds, self._keep = name, seconds, keep_seconds
-        self._over = asyncio.Event()
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._hold(link), name=f"mcp server {name}")
 
     def end(self, why: str) -> None:
         """Let it end, for a reason that its next call is told where it did not end by itself."""
-        self.ended.why = self.ended.why or why
-        self._over.set()
+        self.ended.because(why)
         if not self.client.done():  # it begins, and would end that first, however long it takes
             self.task.cancel()
 
     def over(self) -> bool:
         """Whether it has ended, or is about to."""
-        return bool(self.ended.why)
+        return self.ended.over.is_set()
 
     async def _hold(self, link: Link) -> None:
         try:
@@ -63,10 +60,9 @@ class Living:
         """Return when it is to end, has ended by itself, or nobody used it for long enough."""
         while (left := self.used + self._keep - monotonic()) > 0 or self.turn.locked():
             try:
-                await asyncio.wait_for(self._over.wait(), min(max(left, 1.0), _LOOK_SECONDS))
+                await asyncio.wait_for(self.ended.over.wait(), max(left, 1.0))
             except TimeoutError:
-                if not self.over() or self.turn.locked():
-                    continue
+                continue
             return
         self.end(f"nobody called it for {self._keep:g} s (keep_seconds)")
 
