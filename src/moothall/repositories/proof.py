@@ -63,11 +63,12 @@ _PACKAGE_KEYS = (
 _SCRIPTS = ("pretest", "test", "posttest")
 _SECTIONS = ("jest", "mocha", "ava", "tap", "nyc", "c8", "vitest")
 _DEPTH = 8
-_NAMES = re.compile(
-    r"\b(?:setup\w*|global(?:Setup|Teardown)|(?:testE|e)nvironment|require|import)['\"]?\s*[:=]"
-    r"(\s*\[[^\]]{0,2000}\]|(?:[ \t]*\n[ \t]*-[^\n]{0,300}){1,50}|[^\n]{1,300})"
+_SETTING = (
+    r"\b(?:setup\w*|global(?:Setup|Teardown)|(?:testE|e)nvironment|require|import{more})['\"]?\s*[:=]"
+    r"(\s*\[[^\]]{{0,2000}}\]|(?:[ \t]*\n[ \t]*-[^\n]{{0,300}}){{1,50}}|[^\n]{{1,300}})"
 )
-_MOCHA = re.compile(_NAMES.pattern.replace("|import)", "|import|file)"))
+_NAMES, _NAMES_OF_MOCHA = (re.compile(_SETTING.format(more=more)) for more in ("", "|file"))
+"""What names further files; `file` does so to mocha alone, and elsewhere is what a build writes."""
 _WORD = re.compile(r"[\w@./-]{1,300}")
 _ENDINGS = ("", ".js", ".cjs", ".mjs", ".ts", ".mts", ".cts")
 NAMING = ("jest.config.*", "vitest.config.*", "vitest.workspace.*", "vite.config.*", "ava.config.*", ".mocharc", ".mocharc.*")
@@ -126,7 +127,7 @@ def _named_in_package(text: str) -> Iterator[str]:
 def _named_in(path: str, text: str) -> Iterator[str]:
     """Yield the paths, with any ending, that a file which configures a runner may load besides the tests."""
     folder = path.rpartition("/")[0]
-    for match in (_MOCHA if ".mocharc" in path else _NAMES).finditer(text):
+    for match in (_NAMES_OF_MOCHA if ".mocharc" in path else _NAMES).finditer(text):
         for word in _WORD.findall(match[1].replace("<rootDir>", ".")):
             name = posixpath.normpath(posixpath.join(folder, word.lstrip("/")))
             yield from (f"{name}{ending}" for ending in _ENDINGS)
