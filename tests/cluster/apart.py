@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from support.processes import all_gone, descendants
+from support.servers import relayed
 
 HOUSE = "10.77.0.1"
 _RAY = {
@@ -111,25 +112,9 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
 async def relay(url: str) -> AsyncIterator[str]:
     """Yield `url`, which is one of our loopback, as machines reach it."""
     parts = urlsplit(url)
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", parts.port)
-        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
-
-    server = await asyncio.start_server(connected, HOUSE)
-    port = server.sockets[0].getsockname()[1]
-    try:
+    async with relayed(("127.0.0.1", parts.port or 0), HOUSE) as port:
         user = f"{parts.username}@" if parts.username else ""
         yield parts._replace(netloc=f"{user}{HOUSE}:{port}").geturl()
-    finally:
-        server.close()
 
 
 @dataclass(frozen=True, slots=True)

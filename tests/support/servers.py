@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import secrets
@@ -10,8 +11,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 20.0
@@ -124,3 +125,25 @@ def redis() -> Iterator[str]:
         with running([binary, str(home / "redis.conf")], home / "out.log") as process:
             wait_for(lambda: _accepts(port), process, home / "out.log")
             yield f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+@asynccontextmanager
+async def relayed(to: tuple[str, int], host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """Be a server of this machine at another address until the block ends; yield the port there."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, out = await asyncio.open_connection(*to)
+        await asyncio.gather(pump(reader, out), pump(back, writer))
+
+    server = await asyncio.start_server(connected, host, port)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +21,7 @@ from moothall.graph.neo4j import neo4j_store
 from moothall.graph.store import CypherGraph, schema
 from support.chronicle import Chronicle, recorded
 from support.neo4j import Address
+from support.servers import free_port, relayed
 
 WHOLE = recorded(Chronicle().whole().events)
 
@@ -136,12 +135,11 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
     def settings(url: str) -> Graph:
         return Graph(url=url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=1)
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port, at = free_port(), urlsplit(neo4j.url)
     async with (
         neo4j_store(settings(neo4j.url)) as there,
         neo4j_store(settings(f"bolt://127.0.0.1:{port}"), at_once=False) as later,
-        relayed(neo4j.url, port),
+        relayed((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
             for row in await there.read(f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}):
@@ -149,27 +147,6 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
         await later.write([])
         found = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
         assert len(found) == len(schema())
-
-
-@asynccontextmanager
-async def relayed(url: str, port: int) -> AsyncIterator[None]:
-    """Be that server on another port of the loopback until the block ends."""
-    parts = urlsplit(url)
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, out = await asyncio.open_connection(parts.hostname, parts.port)
-        await asyncio.gather(pump(reader, out), pump(back, writer))
-
-    server = await asyncio.start_server(connected, "127.0.0.1", port)
-    yield
-    server.close()
 
 
 async def test_an_address_that_is_none_is_refused() -> None:
