@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,8 +27,11 @@ from moothall.domain.proposal import Proposal
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
 AROUND = {**around.GROUPS, **around_others.GROUPS}
-AT, PARTS = map(int, os.environ.get("FORGERIES_PART", "1/1").split("/"))
-"""Which part of those groups is tried, such as 2/3; all without it."""
+IN_PYTEST = {
+    "in its process": python.IN_PROCESS,
+    "by files": python.FILES,
+    "by more": {**more.PYTEST, **fresh.PYTEST, **traces.PYTEST},
+}
 FOUND = ("around equal", "around close", "around less", "around within", "around true")
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (
@@ -59,9 +61,8 @@ async def winners(
         return [name for name in await asyncio.gather(*map(one, patches)) if name]
 
 
-@pytest.mark.parametrize("group", ["IN_PROCESS", "FILES"])
-async def test_no_forgery_of_pytest_is_proven(tmp_path: Path, group: str) -> None:
-    patches = {**getattr(python, group), **({**more.PYTEST, **fresh.PYTEST, **traces.PYTEST} if group == "IN_PROCESS" else {})}
+@pytest.mark.parametrize("patches", IN_PYTEST.values(), ids=IN_PYTEST)
+async def test_no_forgery_of_pytest_is_proven(tmp_path: Path, patches: Patches) -> None:
     assert await winners(tmp_path, python.PYTEST_BASE, PYTEST, patches) == []
 
 
@@ -121,7 +122,7 @@ async def test_an_answer_that_follows_the_files_of_the_tests_is_found_by_itself(
     assert await winners(tmp_path, base, (), patches, look=False) == ["right"]
 
 
-@pytest.mark.parametrize("name", list(AROUND)[AT - 1 :: PARTS])
+@pytest.mark.parametrize("name", AROUND)
 async def test_nobody_goes_around_the_code(tmp_path: Path, name: str) -> None:
     group = AROUND[name]
     if shutil.which(group.program) is None:

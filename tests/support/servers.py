@@ -12,8 +12,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 20.0
 _AS = "postgres"  # PostgreSQL does not run as root
@@ -138,12 +139,21 @@ async def relayed(to: tuple[str, int], host: str = "127.0.0.1", port: int = 0) -
                 await writer.drain()
         writer.close()
 
+    calls: set[asyncio.Task[Any]] = set()
+
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, out = await asyncio.open_connection(*to)
-        await asyncio.gather(pump(reader, out), pump(back, writer))
+        if task := asyncio.current_task():
+            calls.add(task)
+        with closing(writer):
+            back, out = await asyncio.open_connection(*to)
+            with closing(out):
+                await asyncio.gather(pump(reader, out), pump(back, writer))
 
     server = await asyncio.start_server(connected, host, port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
