@@ -9,6 +9,7 @@ import sys
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from moothall.config import Bus
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, ConfigurationError
+from support.servers import free_port, relayed
 
 pytestmark = pytest.mark.e2e
 
@@ -101,6 +103,23 @@ async def test_nobody_there(tmp_path: Path) -> None:
     with pytest.raises(BusUnavailable, match=r"cannot be reached \(nats://127.0.0.1:.*start it, correct bus.url"):
         async with open_bus(SETTINGS, url):
             raise AssertionError
+
+
+async def test_one_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    async with embedded_server(SETTINGS, tmp_path) as url, AsyncExitStack() as stack:
+        parts = urlsplit(url)
+        port = free_port()
+        later = parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{port}")).geturl()
+        with pytest.raises(BusUnavailable, match="cannot be reached"):
+            async with open_bus(SETTINGS, later):
+                raise AssertionError
+
+        async with asyncio.TaskGroup() as tasks:
+            waiting = open_bus(SETTINGS.model_copy(update={"wait_seconds": 60.0}), later)
+            bus = tasks.create_task(stack.enter_async_context(waiting))
+            await asyncio.sleep(0.1)  # it has tried by then, or tries later: both must do
+            await stack.enter_async_context(relayed(("127.0.0.1", parts.port or 0), port=port))
+        assert (await bus.result().state("EVENTS")).last_seq == 0
 
 
 async def test_somebody_else_there() -> None:

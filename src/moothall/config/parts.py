@@ -93,6 +93,7 @@ class Bus(Section):
     url: str | None = None
     token: SecretStr | None = None
     token_file: Path | None = None
+    wait_seconds: float = Field(0.0, ge=0, description="how long a start waits for a bus that is not there yet, or has no leader")
     credentials: SecretStr | None = Field(None, description="a NATS user's token and seed, the text of a .creds file")
     credentials_file: Path | None = None
     replicas: int = Field(1, ge=1, le=5)

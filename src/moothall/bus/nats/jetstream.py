@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -40,6 +41,7 @@ from moothall.telemetry import metrics
 
 _WAITING = 10_000
 _LOOK = 1.0
+_AGAIN = 1.0
 
 
 class JetStreamBus:
@@ -279,8 +281,10 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alon
 
     `secrets` are the operator's own values that no message may carry. `alone`: the server was just started, for nobody else, and
     whoever held work of its last run is gone: it is given out again at once. Raises `BusUnavailable` where
-    nobody answers, `ConfigurationError` where we are turned away or JetStream is off.
+    nobody answers within `bus.wait_seconds`, `ConfigurationError` where we are turned away or JetStream is off.
     """
+    if settings.wait_seconds:
+        await _wait(settings, url)
     acks = Acks()
     outboxes: list[Outbox] = []
 
@@ -302,6 +306,20 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alon
                 yield bus
             finally:
                 await bus.flush()
+
+
+async def _wait(settings: Bus, url: str) -> None:
+    """Return once a bus that still starts is there, and is what the registry says."""
+    until = time.monotonic() + settings.wait_seconds
+    while True:
+        try:
+            async with connection(settings, url, on_lost=lambda: None) as client:
+                return await setup.ensure(client.jetstream(), settings)
+        except BusUnavailable as error:
+            if time.monotonic() > until:
+                raise
+            log.info("the bus is not ready yet; trying again", reason=error.message)
+            await asyncio.sleep(_AGAIN)
 
 
 async def measure(stored: Stored) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import nats.errors
 from nats.js import JetStreamContext, api
-from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from moothall.bus.buckets import BUCKETS, BucketSpec
 from moothall.bus.nats.connection import reason
@@ -24,6 +24,8 @@ from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 
 _OTHER_CONFIGURATION = 10058
+_UNAVAILABLE = 503
+_NO_PEERS, _NO_LEADER = 10005, 10009
 _AT_ONCE, _LOOK_SECONDS = 0.01, 0.3
 
 
@@ -135,11 +137,12 @@ async def ensure(js: JetStreamContext, settings: Bus, *, alone: bool = False) ->
                 allow_direct=True,
             ),
         )
-    except ServiceUnavailableError as error:
-        raise BusUnavailable(
-            f"the bus cannot make our streams now: {error.description}; is JetStream on, is its store full?"
-        ) from error
     except APIError as error:
+        if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
+            raise BusUnavailable(
+                f"the bus cannot make our streams now: {error.description}; is JetStream on, are {settings.replicas} servers of it there, "
+                "is its store full?"
+            ) from error
         raise ConfigurationError(f"the bus holds something in the place of our streams: {error.description}") from error
     except (nats.errors.Error, TimeoutError) as error:
         raise BusUnavailable(f"the bus did not set up its streams: {reason(error)} Is JetStream on?") from error
