@@ -7,7 +7,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,11 +14,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import platformdirs
-
 from moothall.config import environment
 from support.forge import REPOSITORY, TOKENS, Person, Place
 from support.gobuilt import Missing, module
+from support.kept import kept
 from support.repos import Repo, make_sample
 from support.servers import free_port, running, wait_for
 
@@ -61,23 +59,21 @@ ENABLED = false
 
 def gitea() -> Path:
     """Return the folder of Gitea: its program, and the files beside it; built at the first call (it took 52 minutes on two busy cores). Raises `Missing`."""
-    kept = Path(platformdirs.user_cache_dir("moothall")) / f"gitea-{VERSION}"
-    if kept.exists():
-        return kept
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    return kept(f"gitea-{VERSION}", _build)
+
+
+def _build(draft: Path) -> Path:
     source = module("code.gitea.io/gitea", VERSION)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
-        made, tree = Path(draft) / "made", Path(draft) / "source"
-        shutil.copytree(source, tree, copy_function=shutil.copyfile)  # a module's own folder is read-only
-        for name in ("templates", "options", "public"):
-            shutil.copytree(tree / name, made / name)
-        env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}
-        command = ["nice", "go", "build", "-tags", "sqlite sqlite_unlock_notify", "-o", str(made / "gitea"), "."]
-        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
-        if done.returncode:
-            raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
-        made.rename(kept)
-    return kept
+    made, tree = draft / "made", draft / "source"
+    shutil.copytree(source, tree, copy_function=shutil.copyfile)  # a module's own folder is read-only
+    for name in ("templates", "options", "public"):
+        shutil.copytree(tree / name, made / name)
+    env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}
+    command = ["nice", "go", "build", "-tags", "sqlite sqlite_unlock_notify", "-o", str(made / "gitea"), "."]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+    if done.returncode:
+        raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
+    return made
 
 
 @contextmanager

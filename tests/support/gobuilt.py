@@ -10,9 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import platformdirs
-
 from moothall.config import environment
+from support.kept import kept
 
 _BUILD_SECONDS, _FETCH_SECONDS = 1800.0, 300.0
 PROGRAMS = {
@@ -31,14 +30,12 @@ def program(name: str) -> Path:
     module, version = PROGRAMS[name]
     if found := shutil.which(name):
         return Path(found)
-    kept = Path(platformdirs.user_cache_dir("moothall")) / f"{name}-{version}"
-    if kept.exists():
-        return kept
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as draft:
-        _go(name, "install", "-trimpath", "-ldflags=-s -w", f"{module}@v{version}", into=draft, seconds=_BUILD_SECONDS)
-        (Path(draft) / name).replace(kept)
-    return kept
+
+    def build(draft: Path) -> Path:
+        _go(name, "install", "-trimpath", "-ldflags=-s -w", f"{module}@v{version}", into=str(draft), seconds=_BUILD_SECONDS)
+        return draft / name
+
+    return kept(f"{name}-{version}", build)
 
 
 def module(path: str, version: str) -> Path:

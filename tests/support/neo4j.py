@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import platformdirs
 from neo4j import GraphDatabase
 from neo4j.exceptions import DriverError, Neo4jError
 
 from moothall.config import environment
+from support.kept import kept
 
 VERSION = "5.26.12"
 IMAGE = f"neo4j:{VERSION}-community"
@@ -68,29 +68,23 @@ class Address:
 
 def jars() -> Path:
     """Return the folder of the server's jars; fetched at the first call (about 115 MB, two minutes). Raises `Missing`."""
-    folder = Path(platformdirs.user_cache_dir("moothall")) / f"neo4j-{VERSION}"
-    if folder.exists():
-        return folder
+    return kept(f"neo4j-{VERSION}", _fetch)
+
+
+def _fetch(draft: Path) -> Path:
     absent = [name for name in ("java", "mvn") if shutil.which(name) is None]
     if absent:
         raise Missing(
             f"no Neo4j: {' and '.join(absent)} missing; `apt-get install openjdk-17-jre-headless maven` brings them, "
             "or name a server of your own in MOOTHALL_TEST_NEO4J_URL=bolt://user:password@host:port"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-        (Path(draft) / "pom.xml").write_text(_POM, encoding="utf-8")
-        command = ["mvn", "-q", "-B", "-C", "dependency:copy-dependencies", f"-DoutputDirectory={draft}/jars"]
-        command.append("-Dmdep.prependGroupId=true")  # two of the jars have the same name
-        done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
-        if done.returncode:
-            raise Missing(f"no Neo4j: Maven could not fetch it: {(done.stdout + done.stderr)[-600:]}")
-        try:
-            (Path(draft) / "jars").replace(folder)
-        except OSError:
-            if not folder.exists():  # another one was first
-                raise
-    return folder
+    (draft / "pom.xml").write_text(_POM, encoding="utf-8")
+    command = ["mvn", "-q", "-B", "-C", "dependency:copy-dependencies", f"-DoutputDirectory={draft}/jars"]
+    command.append("-Dmdep.prependGroupId=true")  # two of the jars have the same name
+    done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    if done.returncode:
+        raise Missing(f"no Neo4j: Maven could not fetch it: {(done.stdout + done.stderr)[-600:]}")
+    return draft / "jars"
 
 
 @contextmanager
