@@ -23,7 +23,7 @@ from moothall.config import Bus
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.errors import GraphUnavailable
-from moothall.graph.asking import OverBus
+from moothall.graph.elsewhere import OverBus
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel

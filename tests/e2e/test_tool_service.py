@@ -17,7 +17,7 @@ from moothall.bus.dead import letters
 from moothall.domain.tool import ToolStatus
 from moothall.domain.topic import Channel
 from moothall.guard.audit import verify_all
-from moothall.guard.revocations import BUCKET, Revocations
+from moothall.guard.orders import REVOKED, Revocations
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
 from support.visitors import ToolHouse, tool_house
@@ -80,7 +80,7 @@ async def test_who_calls_comes_from_tokens_alone(house: ToolHouse) -> None:
         await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id), OTHER)
     narrowed = await house.call(opened, "files.write", "r-2", path="a", content="")
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
-    await Revocations(house.bus.bucket(BUCKET)).revoke(other.workspace_id, who="ann")
+    await Revocations(house.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
     async with asyncio.timeout(60):
         with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - called until the word is around
             while True:

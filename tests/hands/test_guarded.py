@@ -11,9 +11,8 @@ import grpc.aio
 import pytest
 from counting_site import Site, counting_site
 
-from moothall.guard import switches
 from moothall.guard.audit import verify_all
-from moothall.guard.switches import Switches
+from moothall.guard.orders import SWITCHES, Switches
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
@@ -75,7 +74,7 @@ async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) ->
     assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
     assert fresh.output["text"] != page.output["text"]
     # Tools that were taken from them are not there for them, and are for us.
-    await Switches(house.bus.bucket(switches.BUCKET)).switch("elsewhere", "files.read", enabled=False, who="ann")
+    await Switches(house.bus.bucket(SWITCHES)).switch("elsewhere", "files.read", enabled=False, who="ann")
     async with asyncio.timeout(60):
         while (
             gone := await house.call(theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt")

@@ -39,7 +39,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "clean": ("clean:clean", "Remove environments and checkouts, with their sizes."),
     },
     "House": {
-        "open": ("opening:open_", "Open the page in a browser, signed in."),
+        "open": ("serve:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
         "watch": ("watch:watch", "Answer issues of a forge with pull requests."),
         "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),

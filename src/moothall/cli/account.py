@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.run import errors_spoken, settings_of
+from moothall.cli.run import errors_spoken, say, settings_of
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
@@ -36,7 +36,7 @@ def account() -> None:
 def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
     """Add an account NAME. The password is asked for, or read from a line of standard input where that is no terminal."""
     _people(context).add(name, _password(), tenant=tenant, roles=roles)
-    click.echo(f"added {name}", err=True)
+    say(f"added {name}")
 
 
 @account.command("list", epilog=example("moothall account list --json"))
@@ -55,7 +55,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
     for item in found:
         click.echo(f"{item['name']}  ({item['tenant']})  {', '.join(item['roles']) or 'no role'}")
     if not found:
-        click.echo("nobody has an account; moothall account add NAME makes one", err=True)
+        say("nobody has an account; moothall account add NAME makes one")
 
 
 @account.command(epilog=example("moothall account remove alice"))
@@ -65,7 +65,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
 def remove(context: click.Context, *, name: str) -> None:
     """Remove the account NAME and sign it out everywhere."""
     _people(context).remove(name)
-    click.echo(f"removed {name}", err=True)
+    say(f"removed {name}")
 
 
 @account.command(epilog=example("moothall account password alice"))
@@ -75,7 +75,7 @@ def remove(context: click.Context, *, name: str) -> None:
 def password(context: click.Context, *, name: str) -> None:
     """Give the account NAME another password, asked for as by `add`, and sign it out everywhere."""
     _people(context).change_password(name, _password())
-    click.echo(f"changed the password of {name}", err=True)
+    say(f"changed the password of {name}")
 
 
 def _people(context: click.Context) -> People:

@@ -196,8 +196,8 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
     from moothall.domain.codec import dump
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import check_id, new_task_id
-    from moothall.wiring.asking import asked_about, unseen
     from moothall.wiring.house import open_house
+    from moothall.wiring.repository import asked_about, unseen
 
     run_name = check_id(name, "--run") if name else new_task_id()
     repository = await asked_about(settings, named)

@@ -15,7 +15,7 @@ from moothall.cli import complete
 from moothall.cli.exits import exit_code
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import plain, teller
-from moothall.cli.run import errors_spoken, result_of, settings_of
+from moothall.cli.run import errors_spoken, result_of, say, settings_of
 from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported once the model server has answered
     from rich.console import Console
 
     from moothall.cli.narrator import Narrator
-    from moothall.wiring.asking import Change
+    from moothall.wiring.repository import Diff
 
 _LONG = 20_000
 _LAST = "\0"  # of --continue without a task
@@ -39,7 +39,7 @@ class _Asked:
 
     outcome: Outcome
     files: Path | None
-    changes: Sequence[Change]
+    changes: Sequence[Diff]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def ask(
     applied: tuple[str, ...] = ()
     try:
         if diff and asked.files is None:
-            click.echo("not applied: the repository's files are not on this machine", err=True)
+            say("not applied: the repository's files are not on this machine")
         elif diff and asked.files is not None and _is_wanted(yes=yes, quiet=as_json):
             applied = _apply(settings, asked.files, asked.changes)
     finally:
@@ -188,7 +188,7 @@ def _meant(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
 async def _ask(asking: Asking) -> _Asked:
     asked = await _check_early(asking, asking.request)
     # Only now, as in `deliberate`.
-    from moothall.cli.asking import opened
+    from moothall.cli.door import opened
 
     narrator = asking.narrator()
     with narrator.watching():
@@ -216,20 +216,20 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
     if yes or quiet:
         return yes
     if not sys.stdin.isatty():
-        click.echo("not applied: there is no terminal to ask on; --yes applies without asking", err=True)
+        say("not applied: there is no terminal to ask on; --yes applies without asking")
         return False
     try:
         return click.confirm("Apply this to your files?", default=False, err=True)
     except click.Abort:  # Ctrl-C or the end of input is a no
-        click.echo("\nnot applied", err=True)
+        say("\nnot applied")
         return False
 
 
-def _apply(settings: Settings, files: Path, changes: Sequence[Change]) -> tuple[str, ...]:
-    from moothall.wiring.asking import take_over
+def _apply(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
+    from moothall.wiring.repository import take_over
 
     paths = result_of(take_over(settings, files, *changes))
-    click.echo(f"applied to {', '.join(plain(path, 80) for path in paths)}", err=True)
+    say(f"applied to {', '.join(plain(path, 80) for path in paths)}")
     return paths
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import aclosing
 
 import click
 
 from moothall.cli.exits import EXIT_NONE
-from moothall.cli.options import example
+from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.topic import Channel
 from moothall.errors import MoothallError
@@ -23,16 +22,11 @@ def audit() -> None:
 
 @audit.command(epilog=example("moothall audit verify --approvals"))
 @click.option("--approvals", is_flag=True, help="Name the calls that ran because an operator had allowed them, and who it was.")
-@click.pass_context
-@errors_spoken
-def verify(context: click.Context, *, approvals: bool) -> None:
+@with_settings()
+async def verify(settings: Settings, *, approvals: bool) -> int:
     """Check that no record was changed, removed, reordered or cut off, by the files and by what the AUDIT stream was told, which for
     hosts on other machines is all that there is here. Exit code 1 where one was.
     """
-    run(_verify(settings_of(context, narrated=True), approvals=approvals))
-
-
-async def _verify(settings: Settings, *, approvals: bool) -> int:
     from moothall.guard.chain import Told, verify_all
     from moothall.guard.keys import keys_of
     from moothall.guard.telling import read_told
@@ -44,7 +38,7 @@ async def _verify(settings: Settings, *, approvals: bool) -> int:
         async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:
             told = await read_told(events, key, hosts)
     except MoothallError as error:
-        click.echo(plain(f"the files alone are checked, since the AUDIT stream cannot be read: {error.message}"), err=True)
+        say(plain(f"the files alone are checked, since the AUDIT stream cannot be read: {error.message}"))
     report = verify_all(settings.data_dir, key, told, hosts)
     for problem in report.problems:
         click.echo(f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (harmless by itself)"))
@@ -60,15 +54,10 @@ async def _verify(settings: Settings, *, approvals: bool) -> int:
 
 
 @audit.command(epilog=example("moothall audit alerts --json"))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@click.pass_context
-@errors_spoken
-def alerts(context: click.Context, *, as_json: bool) -> None:
+@json_option
+@with_settings()
+async def alerts(settings: Settings, *, as_json: bool) -> None:
     """List what the guard called out: many refusals of one principal or task, and attempts to get past the walls."""
-    run(_alerts(settings_of(context, narrated=True), as_json=as_json))
-
-
-async def _alerts(settings: Settings, *, as_json: bool) -> int:
     from moothall.domain.event import EventType
     from moothall.wiring.bus import open_log
 
@@ -76,11 +65,10 @@ async def _alerts(settings: Settings, *, as_json: bool) -> int:
         told = [recorded.event async for recorded in events if recorded.event.type == EventType.GUARD_ALERTED]
     found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in told]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return 0
+        print_json(found)
+        return
     for item in found:
         who = f"{item['principal']} ({item['tenant']}), task {item['task_id']}"
         click.echo(plain(f"{item['time']}  {item['count']} {item['kind']} of {who}; the last: {item['tool']}: {item['reason']}"))
     if not found:
-        click.echo("no alerts", err=True)
-    return 0
+        say("no alerts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from itertools import pairwise
@@ -20,13 +19,12 @@ from moothall.cli import complete
 from moothall.cli.exits import EXIT_WRONG
 from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, with_settings
 from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.ranking.base import CheckRow, Diagnosis
-    from moothall.wiring.asking import Checked
-    from moothall.wiring.early import Named
+    from moothall.wiring.repository import Checked
 
 _SHOWN = 20
 _LINES = 8
@@ -47,23 +45,17 @@ _LONG, _WIDEST = 20_000, 10_000
 @click.option("--write", is_flag=True, help="Write what was found as .moothall.toml into the work tree.")
 @click.option("--force", is_flag=True, help="With --write: overwrite the one that is there.")
 @json_option
-@click.pass_context
-@errors_spoken
-def check(context: click.Context, *, repo: str, ref: str, profile: Path | None, write: bool, force: bool, as_json: bool) -> None:
+@with_settings()
+async def check(settings: Settings, *, repo: str, ref: str, profile: Path | None, write: bool, force: bool, as_json: bool) -> int:
     """Set REPO up, run its checks as it is, and say what is green, red, flaky and slow.
 
     REPO is a path, a URL or the id of a registered repository; by default the one you are in.
 
     Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be, with what to write where.
     """
-    from moothall.wiring.early import Named
-
-    run(_check(settings_of(context, narrated=True), Named(repo, ref, profile=profile), write=write, force=force, as_json=as_json))
-
-
-async def _check(settings: Settings, named: Named, *, write: bool, force: bool, as_json: bool) -> int:
     from moothall.ranking.base import diagnose
-    from moothall.wiring.asking import check_repository, write_profile
+    from moothall.wiring.early import Named
+    from moothall.wiring.repository import check_repository, write_profile
 
     err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout
     with err.status("looking at the repository") if err.is_terminal and not as_json else nullcontext() as spinner:
@@ -75,14 +67,14 @@ async def _check(settings: Settings, named: Named, *, write: bool, force: bool, 
             else:
                 err.print(said, soft_wrap=not err.is_terminal)
 
-        checked = await check_repository(settings, named, tell)
+        checked = await check_repository(settings, Named(repo, ref, profile=profile), tell)
     found = diagnose(checked.prepared) if checked.prepared else None
     why = why_not(checked, found)
     if not as_json:
         put(out, checked, found, why)
     written = await write_profile(checked, replace=force) if write else None
     if as_json:
-        click.echo(json.dumps(document(checked, found, why, written), indent=2), file=out)
+        print_json(document(checked, found, why, written), out)
     elif written:
         err.print(Text(f"wrote {written}; commit it: councils read what is committed"))
     return EXIT_WRONG if why else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from moothall.cli.documents import CleanDocument, KeptEntry
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
 
@@ -27,20 +26,13 @@ if TYPE_CHECKING:  # imported by the command that runs
 @click.option("--all", "everything", is_flag=True, help="Everything, clones of registered repositories too.")
 @click.option("--dry-run", is_flag=True, help="Only show what there is and what would go.")
 @json_option
-@click.pass_context
-@errors_spoken
-def clean(context: click.Context, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool) -> None:
+@with_settings("looking at what lies in the data directory and removing what should go")
+async def clean(settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool) -> int:
     """Remove environments, checkouts and clones that were not used for long, and say how large they were.
 
     What is in use stays, all of it while a process serves. What goes is made again when it is needed.
     Exit code 1 where something that should go could not.
     """
-    settings = settings_of(context, narrated=True)
-    main = _clean(settings, older_than, everything=everything, dry_run=dry_run, as_json=as_json)
-    run(main, f"looking at what lies in {settings.data_dir} and removing what should go")
-
-
-async def _clean(settings: Settings, older_than: float | None, *, everything: bool, dry_run: bool, as_json: bool) -> int:
     from moothall.wiring.cleaning import clean_up
 
     def told(item: Kept) -> None:
@@ -58,15 +50,15 @@ async def _clean(settings: Settings, older_than: float | None, *, everything: bo
             removed=() if stays else tuple(map(_entry, done.gone)),
             would_remove=tuple(map(_entry, done.gone)) if stays else (),
         )
-        click.echo(json.dumps(dump(document), indent=2))
+        print_json(dump(document))
         return EXIT_NONE if stuck and not dry_run else 0
     if dry_run or done.why_not:
         for item in done.there:
             click.echo(f"{'goes ' if item in done.gone else 'stays'}  {_row(item)}")
     for item in done.busy:
-        click.echo(f"in use {_row(item)}", err=True)
+        say(f"in use {_row(item)}")
     if done.why_not and not dry_run:
-        click.echo(f"nothing was removed: {done.why_not}", err=True)
+        say(f"nothing was removed: {done.why_not}")
         return EXIT_NONE if stuck else 0
     verb = "would go" if dry_run else "freed"
     left = [item for item in done.there if item not in done.gone]

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from moothall.cli.exits import exit_code
+from moothall.cli.run import say
 from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -62,7 +63,7 @@ async def _cancel(desk: Desk | RemoteKernel, task_id: str) -> None:
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await desk.wait(task_id, LOCAL)
         except TimeoutError:
-            click.echo(f"moothall: {task_id} did not confirm its cancellation in time", err=True)
+            say(f"moothall: {task_id} did not confirm its cancellation in time")
 
 
 def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:

@@ -12,7 +12,7 @@ import click
 from moothall.cli import complete
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import teller
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import with_settings
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
@@ -54,7 +54,7 @@ Tell = Callable[[Outcome], int]
 @click.option(
     "--check", "checks", multiple=True, help="A command that must pass, beside the repository's own checks; repeatable."
 )
-@click.option("--timeout", type=int, default=0, help="Seconds for the whole deliberation.")
+@click.option("--timeout", "seconds", type=int, default=0, help="Seconds for the whole deliberation.")
 @click.option("--turns", type=int, default=0, help="Turns that a seat may take; limits.turns by default.")
 @click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
@@ -74,10 +74,9 @@ Tell = Callable[[Outcome], int]
 )
 @json_option
 @verbose_option
-@click.pass_context
-@errors_spoken
-def deliberate(
-    context: click.Context,
+@with_settings()
+async def deliberate(
+    settings: Settings,
     *,
     task: str,
     repo: str,
@@ -93,7 +92,7 @@ def deliberate(
     rubric: str,
     requirements: tuple[str, ...],
     checks: tuple[str, ...],
-    timeout: int,
+    seconds: int,
     turns: int,
     model: str,
     seed: int | None,
@@ -103,7 +102,7 @@ def deliberate(
     summary: Path | None,
     as_json: bool,
     verbose: bool,
-) -> None:
+) -> int:
     """Let a council work on TASK and leave the winner as branch moothall/<task_id>.
 
     TASK is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
@@ -114,7 +113,7 @@ def deliberate(
         description=task,
         role=role,
         task_id=task_id,
-        constraints=Constraints(rubric, requirements, max_iterations=turns, timeout_seconds=timeout),
+        constraints=Constraints(rubric, requirements, max_iterations=turns, timeout_seconds=seconds),
         rounds=rounds,
         num_agents=agents,
         protocol=protocol,
@@ -124,7 +123,6 @@ def deliberate(
         checks=checks,
         seed=seed,
     )
-    settings = settings_of(context, narrated=True)
     named = Named(repo, ref, text, profile)
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
@@ -139,9 +137,10 @@ def deliberate(
         return code
 
     if server:
-        run(_deliberate_at(settings, request, named, tell, server=server, token_file=token_file, quiet=as_json, verbose=verbose))
-    else:
-        run(_deliberate(settings, request, named, tell, quiet=as_json, verbose=verbose))
+        return await _deliberate_at(
+            settings, request, named, tell, server=server, token_file=token_file, quiet=as_json, verbose=verbose
+        )
+    return await _deliberate(settings, request, named, tell, quiet=as_json, verbose=verbose)
 
 
 async def _deliberate(
@@ -151,8 +150,8 @@ async def _deliberate(
     # Only now: a second of imports that a wrong address need not wait for.
     from moothall.cli.council import hold_council
     from moothall.cli.narrator import Narrator
-    from moothall.wiring.asking import asked_about, unseen
     from moothall.wiring.house import open_house
+    from moothall.wiring.repository import asked_about, unseen
 
     narrator = Narrator(quiet=quiet, verbose=verbose)
     repository = await asked_about(settings, named)
@@ -184,7 +183,7 @@ async def _deliberate_at(
     """Ask a server elsewhere, which fetches the repository itself."""
     from moothall.cli.council import hold_council
     from moothall.cli.narrator import Narrator
-    from moothall.wiring.asking import files_here, kernel_of, names
+    from moothall.wiring.repository import files_here, kernel_of, names
 
     named.check()
     narrator = Narrator(quiet=quiet, verbose=verbose)

@@ -6,15 +6,14 @@ import asyncio
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from moothall.cli.council import hold_council, tell_outcome
 from moothall.cli.narrator import Narrator
-from moothall.cli.options import example
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.options import example, json_option
+from moothall.cli.run import say, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
@@ -42,29 +41,25 @@ _TURNS = 4
 @click.option(
     "--page", "on_page", is_flag=True, help="As a story on the board: its page opens, and the house serves until Ctrl-C."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.pass_context
-@errors_spoken
-def demo(context: click.Context, *, agents: int, seed: int | None, on_page: bool, as_json: bool) -> None:
+@json_option
+@with_settings()
+async def demo(settings: Settings, *, agents: int, seed: int | None, on_page: bool, as_json: bool) -> int:
     """A council of three adds a function to a sample repository whose test fails until it is there.
 
     Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 a broken part.
     """
     if on_page:
-        run(_on_page(settings_of(context, narrated=True)))
-    run(_demo(settings_of(context, narrated=True), agents, seed, as_json=as_json))
+        await _show_on_page(settings)
+        return 0
+    return await _demo(settings, agents, seed, as_json=as_json)
 
 
-async def _on_page(settings: Settings) -> int:
+async def _show_on_page(settings: Settings) -> None:
     """Put the task on the board as a story, have its council begin, and open its page."""
-    from moothall.cli.opening import show
-    from moothall.cli.serve import serve_until_stopped
+    from moothall.cli.serve import serve_until_stopped, show_page
     from moothall.repositories.sample import make_sample_repository
     from moothall.wiring.opening import page_link
     from moothall.wiring.tasks import registered
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
 
     sample = settings.data_dir / "demo" / new_task_id()
     await make_sample_repository(sample)
@@ -72,15 +67,15 @@ async def _on_page(settings: Settings) -> int:
     repository = await registered(settings, str(sample))
 
     async def ready(link: str) -> None:
-        await show(link, await _told(settings, repository, say))
+        await show_page(link, await _begin_story(settings, repository))
 
     if (link := await page_link(settings, say)) is None:
-        return await serve_until_stopped(settings, ready)
-    await ready(link)
-    return 0
+        await serve_until_stopped(settings, ready)
+    else:
+        await ready(link)
 
 
-async def _told(settings: Settings, repository: str, say: Callable[[str], None]) -> str:
+async def _begin_story(settings: Settings, repository: str) -> str:
     """Return the id of the demo's story, once its design is accepted."""
     from moothall.planning.coach import Draft
     from moothall.planning.lifecycle import Blocked

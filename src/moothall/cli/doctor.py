@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,8 +13,8 @@ import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
-from moothall.cli.options import example
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.options import example, json_option
+from moothall.cli.run import print_json, with_settings
 from moothall.config import Llm, Settings
 from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
@@ -31,15 +30,10 @@ if TYPE_CHECKING:  # the client is imported by the command that needs it
 
 
 @click.command(epilog=example("moothall doctor"))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@click.pass_context
-@errors_spoken
-def doctor(context: click.Context, *, as_json: bool) -> None:
+@json_option
+@with_settings()
+async def doctor(settings: Settings, *, as_json: bool) -> int:
     """Try every part of this machine that Moothall needs. Exit code 1 where something is missing."""
-    run(_doctor(settings_of(context, narrated=True), as_json=as_json))
-
-
-async def _doctor(settings: Settings, *, as_json: bool) -> int:
     findings: list[Finding] = []
     async for finding in _examine(settings):
         findings.append(finding)
@@ -49,7 +43,7 @@ async def _doctor(settings: Settings, *, as_json: bool) -> int:
             if finding.mend:
                 click.echo(f"{'':<6}{'':<22} mend: {finding.mend}")
     if as_json:
-        click.echo(json.dumps(findings_document(findings), indent=2))
+        print_json(findings_document(findings))
     return 0 if all(finding.ok for finding in findings) else EXIT_NONE
 
 

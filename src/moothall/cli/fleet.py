@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 import click
@@ -10,34 +9,29 @@ import click
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.fleet import HostState
 
 
 @click.command(epilog=example("moothall fleet", "moothall fleet --json"))
 @json_option
-@click.pass_context
-@errors_spoken
-def fleet(context: click.Context, *, as_json: bool) -> None:
+@with_settings("asking the hosts")
+async def fleet(settings: Settings, *, as_json: bool) -> int:
     """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1 where none does."""
-    run(_fleet(settings_of(context, narrated=True), as_json=as_json), "asking the hosts")
-
-
-async def _fleet(settings: Settings, *, as_json: bool) -> int:
     from moothall.cli.documents import FleetDocument
     from moothall.domain.codec import dump
     from moothall.wiring.bus import hosts
 
     found = await hosts(settings)
     if as_json:
-        click.echo(json.dumps(dump(FleetDocument(found is not None, tuple(found or ()))), indent=2))
+        print_json(dump(FleetDocument(found is not None, tuple(found or ()))))
     else:
         for host in found or ():
             for line in _lines(host):
                 click.echo(plain(line))
         if not found:
-            click.echo("no host answers" if found is not None else "nothing is served here; start `moothall serve`", err=True)
+            say("no host answers" if found is not None else "nothing is served here; start `moothall serve`")
     return 0 if found else EXIT_NONE
 
 

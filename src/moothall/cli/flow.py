@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from moothall.cli.exits import EXIT_NONE
-from moothall.cli.options import example
+from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
-from moothall.domain.task import RepositoryRef
 
 if TYPE_CHECKING:
     from moothall.wiring.visits import Asked
@@ -31,11 +28,10 @@ _WIDTH = 300
 @click.option("--role", default="DEV", show_default=True, help="Whose grants it runs under.")
 @click.option("--id", "workflow_id", default="", help="An id of your own: run again under it, it goes on where it was.")
 @click.option("--ttl", "seconds", type=click.IntRange(min=1), default=None, help="Seconds for all of it; the longest by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@click.pass_context
-@errors_spoken
-def run_(
-    context: click.Context,
+@json_option
+@with_settings()
+async def run_(
+    settings: Settings,
     *,
     file: Path,
     repo: str,
@@ -44,53 +40,52 @@ def run_(
     workflow_id: str,
     seconds: int | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Run the workflow in a YAML FILE in a fresh workspace. Killed, it goes on when it is run again under its id.
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
-    from moothall.wiring.visits import Asked
-    from moothall.workflows.plan import read_yaml
-
-    settings = settings_of(context, narrated=True)
-    document = {**read_yaml(file.read_text(encoding="utf-8"))}
-    document["id"] = workflow_id or document.get("id") or f"wf-{secrets.token_hex(8)}"
-    asked = Asked(document, RepositoryRef(url=repo, ref=ref), role, seconds or int(settings.guard.token_seconds))
-    run(_run(settings, asked, as_json=as_json))
-
-
-async def _run(settings: Settings, asked: Asked, *, as_json: bool) -> int:
     from moothall.wiring.trusted import register
-    from moothall.wiring.visits import run_workflow
+    from moothall.wiring.visits import Asked
 
-    named = asked.repository
-    asked = replace(asked, repository=await register(settings, named.url, named.ref))
-    told = await _tell(settings, asked, run_workflow, as_json=as_json)
+    document = _read(file, workflow_id)
+    asked = Asked(document, await register(settings, repo, ref), role, seconds or int(settings.guard.token_seconds))
+    told = await _tell(settings, asked, as_json=as_json)
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        print_json(told)
     return 0 if told["state"] == "succeeded" else EXIT_NONE
 
 
-async def _tell(settings: Settings, asked: Asked, run_workflow: Any, *, as_json: bool) -> dict[str, Any]:
+def _read(file: Path, workflow_id: str) -> dict[str, Any]:
+    """Return the plan of a file under the id that was said, its own, or a new one."""
+    from moothall.workflows.plan import read_yaml
+
+    document = read_yaml(file.read_text(encoding="utf-8"))
+    return {**document, "id": workflow_id or document.get("id") or f"wf-{secrets.token_hex(8)}"}
+
+
+async def _tell(settings: Settings, asked: Asked, *, as_json: bool) -> dict[str, Any]:
     """Show what happens, and return how it ended."""
+    from moothall.wiring.visits import run_workflow
+
     told: dict[str, Any] = {"version": 1, "workflow_id": asked.document["id"], "state": "", "steps": {}}
 
-    def say(words: str) -> None:
+    def show(words: str) -> None:
         if not as_json:
             click.echo(plain(words))
 
-    async with aclosing(run_workflow(settings, asked, lambda words: click.echo(words, err=True))) as facts:
+    async with aclosing(run_workflow(settings, asked, say)) as facts:
         async for recorded in facts:
             data = recorded.event.data
             counts = f"[{data.get('done', 0)}/{data['steps']}]"
             if "step" not in data:
                 told |= {"state": data.get("state", "started"), "error": data.get("error", ""), "workspace": data["workspace"]}
-                say(f"{counts} workflow {data['workflow_id']}: {told['state']}{_why(told['error'])}")
+                show(f"{counts} workflow {data['workflow_id']}: {told['state']}{_why(told['error'])}")
                 continue
             name = f"{data['step']}{' (undo)' if data['compensation'] else ''}"
             told["steps"][name] = {key: data[key] for key in ("state", "attempt", "error")} | {"result": data["result"]}
             again = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
-            say(f"{counts} {name}: {data['state']}{again}{_why(data['error'])}{_took(data['result'])}")
+            show(f"{counts} {name}: {data['state']}{again}{_why(data['error'])}{_took(data['result'])}")
     return told
 
 

@@ -10,7 +10,7 @@ import click
 
 from moothall.cli import complete
 from moothall.cli.options import example, json_option, task_argument, verbose_option
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import with_settings
 from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest, Fork
 
@@ -32,10 +32,9 @@ from moothall.domain.task import DeliberationRequest, Fork
 )
 @json_option
 @verbose_option
-@click.pass_context
-@errors_spoken
-def fork(
-    context: click.Context,
+@with_settings()
+async def fork(
+    settings: Settings,
     *,
     task: str,
     words: str,
@@ -47,7 +46,7 @@ def fork(
     token_file: Path | None,
     as_json: bool,
     verbose: bool,
-) -> None:
+) -> int:
     """Run TASK once more from turn N of a seat, with WORDS said to it or, without, another seed.
 
     The turns until then are taken over from the log: no model call of theirs is made again, and what they did is done again in a
@@ -55,35 +54,21 @@ def fork(
 
     Exit codes: as of `deliberate`.
     """
-    settings = settings_of(context, narrated=True)
-    request = DeliberationRequest("", "", task_id=task_id, seed=seed)
-    where = (server, token_file) if server else None
-    run(_fork(settings, request, Fork(task, turn, seat, words), where, as_json=as_json, verbose=verbose))
-
-
-async def _fork(
-    settings: Settings,
-    request: DeliberationRequest,
-    fork: Fork,
-    where: tuple[str, Path | None] | None,
-    *,
-    as_json: bool,
-    verbose: bool,
-) -> int:
     from moothall.cli.council import hold_council, tell_outcome
     from moothall.cli.narrator import Narrator
-    from moothall.wiring.asking import kernel_of
     from moothall.wiring.house import open_house
+    from moothall.wiring.repository import kernel_of
     from moothall.wiring.tasks import tasks_of
 
+    request = DeliberationRequest("", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words))
     out, narrator = sys.stdout, Narrator(quiet=as_json, verbose=verbose, thoughts=True)
     with narrator.watching():
-        if where is not None:
-            async with kernel_of(settings, *where) as kernel:
-                outcome = await hold_council(kernel, replace(request, fork=fork), narrator.take)
+        if server:
+            async with kernel_of(settings, server, token_file) as kernel:
+                outcome = await hold_council(kernel, request, narrator.take)
         else:
             async with open_house(settings, narrator.say) as house:
-                fork = replace(fork, task_id=await tasks_of(settings, house).find(fork.task_id))
-                outcome = await hold_council(house.desk, replace(request, fork=fork), narrator.take)
+                found = Fork(await tasks_of(settings, house).find(task), turn, seat, words)
+                outcome = await hold_council(house.desk, replace(request, fork=found), narrator.take)
                 complete.remember(settings.data_dir, outcome.task_id)
     return tell_outcome(outcome, out, json_wanted=as_json)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from moothall.cli.exits import EXIT_NONE
-from moothall.cli.options import example
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.options import example, json_option
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import InvalidRequest
@@ -42,11 +41,10 @@ def questions() -> None:
 @click.option("--file", "path", default="", help="provenance: a file, from the repository's root.")
 @click.option("--line", type=int, default=0, help="provenance: a line of that file, from 1.")
 @click.option("--ref", default="", help="provenance: a branch, tag or commit; HEAD by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.pass_context
-@errors_spoken
-def query(
-    context: click.Context,
+@json_option
+@with_settings()
+async def query(
+    settings: Settings,
     *,
     question: str,
     parameters: tuple[str, ...],
@@ -55,21 +53,20 @@ def query(
     line: int,
     ref: str,
     as_json: bool,
-) -> None:
+) -> int:
     """Ask one of the named QUESTIONS (`moothall graph questions` lists them).
 
     With --repo, --file and --line, `provenance` begins at a line: git says which commit it comes from, the graph where
     that commit does. Exit code 1 where there is no answer.
     """
     given = dict(_pair(text) for text in parameters)
-    settings = settings_of(context, narrated=True)
     if repo or path or line or ref:
         if question != "provenance":
             raise InvalidRequest(f"--repo, --file, --line and --ref belong to provenance, not to {question[:60]}")
         if not (repo and path and line):
             raise InvalidRequest("a line is named by --repo, --file and --line together")
-        run(_query_line(settings, given, (repo, ref, path, line), as_json=as_json))
-    run(_query(settings, question, given, as_json=as_json))
+        return await _query_line(settings, given, (repo, ref, path, line), as_json=as_json)
+    return await _query(settings, question, given, as_json=as_json)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -88,7 +85,7 @@ async def _query(settings: Settings, question: str, given: Mapping[str, str], *,
     async with open_answers(settings) as answers:
         rows = await answers.ask(question, **asked)
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         _show(question, rows)
     return 0 if rows else EXIT_NONE
@@ -98,12 +95,12 @@ async def _query_line(settings: Settings, given: Mapping[str, str], place: tuple
     from dataclasses import asdict
 
     from moothall.cli.plain import plain
-    from moothall.wiring.asking import line_provenance
+    from moothall.wiring.repository import line_provenance
 
     _, _, path, line = place
     origin, rows = await line_provenance(settings, place, given)
     if as_json:
-        click.echo(json.dumps({"line": asdict(origin), "proposals": rows}, indent=2))
+        print_json({"line": asdict(origin), "proposals": rows})
     else:
         click.echo(f"{path}:{line}  {plain(origin.text)}")
         click.echo(f"commit {origin.commit[:12]} by {plain(origin.author)}, {origin.time}: {plain(origin.summary)}\n")
@@ -127,26 +124,20 @@ def _show(question: str, rows: Any) -> None:
 
 
 @graph.command(epilog=example("moothall graph show"))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.pass_context
-@errors_spoken
-def show(context: click.Context, *, as_json: bool) -> None:
+@json_option
+@with_settings()
+async def show(settings: Settings, *, as_json: bool) -> None:
     """Count nodes and relations."""
-    run(_counts(settings_of(context, narrated=True), as_json=as_json))
-
-
-async def _counts(settings: Settings, *, as_json: bool) -> int:
     from moothall.wiring.graph import open_answers
 
     async with open_answers(settings) as answers:
         counts = await answers.counts()
     _tell_counts(counts, as_json=as_json)
-    return 0
 
 
 def _tell_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(counts, indent=2))
+        print_json(counts)
         return
     for name, number in counts.items():
         if number:
@@ -155,28 +146,23 @@ def _tell_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 
 @graph.command(epilog=example("moothall graph rebuild"))
 @click.option("--lossy", is_flag=True, help="Even where the log's beginning was pruned, and what the graph knows of it goes.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.pass_context
-@errors_spoken
-def rebuild(context: click.Context, *, lossy: bool, as_json: bool) -> None:
+@json_option
+@with_settings()
+async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
     """Empty the graph and replay the log into it; then compare it with what it was. Exit code 1 where it differs."""
-    run(_rebuild(settings_of(context, narrated=True), lossy=lossy, as_json=as_json))
-
-
-async def _rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
     from moothall.wiring.graph import rebuild as rebuilt
 
     def tell(seq: int, last: int) -> None:
-        click.echo(f"replayed up to seq {seq} of {last}", err=True)
+        say(f"replayed up to seq {seq} of {last}")
 
     result = await rebuilt(settings, tell, lossy=lossy)
     same = result.before == result.after
     if as_json:
-        click.echo(json.dumps({"events": result.events, "same": same, "counts": result.counts}, indent=2))
+        print_json({"events": result.events, "same": same, "counts": result.counts})
     else:
         _tell_counts(result.counts, as_json=False)
         click.echo(f"{result.events} events replayed; the graph is {'the same as before' if same else 'NOT as it was before'}")
         for mark, lines, others in (("-", result.before, set(result.after)), ("+", result.after, set(result.before))):
             for line in [entry for entry in lines if entry not in others][:10]:
-                click.echo(f"{mark} {' '.join(line)[:300]}", err=True)
+                say(f"{mark} {' '.join(line)[:300]}")
     return 0 if same else EXIT_NONE

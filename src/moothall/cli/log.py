@@ -10,7 +10,7 @@ import click
 
 from moothall.cli.options import example
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import errors_spoken, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
@@ -27,14 +27,9 @@ def log() -> None:
 @click.option("--after", "after_seq", type=click.IntRange(min=0), default=0, help="Only events after this seq.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.pass_context
-@errors_spoken
-def tail(context: click.Context, *, task_id: str, after_seq: int, follow: bool, as_json: bool) -> None:
+@with_settings(narrated=False)
+async def tail(settings: Settings, *, task_id: str, after_seq: int, follow: bool, as_json: bool) -> None:
     """Print events, oldest first."""
-    run(_tail(settings_of(context), task_id, after_seq, follow=follow, as_json=as_json))
-
-
-async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: bool, as_json: bool) -> int:
     from moothall.wiring.bus import open_log
 
     topics: Sequence[Topic] = ()
@@ -42,12 +37,11 @@ async def _tail(settings: Settings, task_id: str, after_seq: int, *, follow: boo
         from moothall.domain.ids import check_key
 
         topics = deliberation_topics(check_key(task_id, "task_id"))
-    async with open_log(settings, _say, alone=not follow) as bus:
+    async with open_log(settings, say, alone=not follow) as bus:
         events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):
             async for recorded in events:
                 click.echo(json.dumps({"seq": recorded.seq} | dump(recorded.event)) if as_json else _line(recorded))
-    return 0
 
 
 def _line(recorded: Recorded) -> str:
@@ -61,18 +55,13 @@ def _line(recorded: Recorded) -> str:
 
 
 @log.command(epilog=example("moothall log check"))
-@click.pass_context
-@errors_spoken
-def check(context: click.Context) -> None:
+@with_settings(narrated=False)
+async def check(settings: Settings) -> int:
     """Read the whole log and say whether something is missing; mark the deliberations concerned. Exit code 1 where it is."""
-    run(_check(settings_of(context)))
-
-
-async def _check(settings: Settings) -> int:
     from moothall.cli.exits import EXIT_NONE
     from moothall.wiring.bus import look, mark, open_log
 
-    async with open_log(settings, _say) as bus:
+    async with open_log(settings, say) as bus:
         report = await look(settings.data_dir, bus)
         await mark(bus, report)
     click.echo(str(report))
@@ -84,42 +73,31 @@ async def _check(settings: Settings) -> int:
 @log.command(epilog=example("moothall log prune --keep 100000"))
 @click.option("--keep", type=click.IntRange(min=0), required=True, help="How many of the last events stay.")
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
-@click.pass_context
-@errors_spoken
-def prune(context: click.Context, *, keep: int) -> None:
+@with_settings(narrated=False)
+async def prune(settings: Settings, *, keep: int) -> None:
     """Delete the oldest events, and what nothing refers to any more: documents, large values, patches, old checkouts."""
-    run(_prune(settings_of(context), keep))
-
-
-async def _prune(settings: Settings, keep: int) -> int:
     from moothall.wiring.cleaning import prune as prune_all
 
-    gone = await prune_all(settings, keep, _say)
+    gone = await prune_all(settings, keep, say)
     click.echo(f"{gone.events} events deleted")
     click.echo(
         f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} patches, "
         f"{gone.preparations or 0} checkouts and environments"
     )
-    return 0
 
 
 @log.command(epilog=example("moothall log dead", "moothall log dead --replay 42"))
 @click.option("--replay", "replay_seq", type=click.IntRange(min=1), default=None, help="Send this one again.")
-@click.pass_context
-@errors_spoken
-def dead(context: click.Context, *, replay_seq: int | None) -> None:
+@with_settings(narrated=False)
+async def dead(settings: Settings, *, replay_seq: int | None) -> None:
     """List what could not be handled, with the reasons; or send one again."""
-    run(_dead(settings_of(context), replay_seq))
-
-
-async def _dead(settings: Settings, replay_seq: int | None) -> int:
     from moothall.bus.dead import letters, replay
     from moothall.wiring.bus import open_log
 
-    async with open_log(settings, _say) as bus:
+    async with open_log(settings, say) as bus:
         if replay_seq is not None:
             click.echo(f"sent again as seq {await replay(bus, replay_seq)}")
-            return 0
+            return
         count = 0
         async for letter in letters(bus):
             count += 1
@@ -127,7 +105,6 @@ async def _dead(settings: Settings, replay_seq: int | None) -> int:
                 f"{letter.seq:>6}  {letter.time:%Y-%m-%d %H:%M:%S}  {letter.subject}  {letter.code}: {plain(letter.reason)}"
             )
         click.echo(f"{count} dead letters")
-    return 0
 
 
 @log.command(epilog=example("moothall log asyncapi > asyncapi.json"))
@@ -136,8 +113,4 @@ def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
     from moothall.bus.nats.asyncapi import asyncapi as document
 
-    click.echo(json.dumps(document(), indent=2))
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+    print_json(document())

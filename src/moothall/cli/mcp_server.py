@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, ParamSpec, TypeVar
 
-import click
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 import moothall
 from moothall.cli.council import hold_council
 from moothall.cli.documents import outcome_document
+from moothall.cli.run import say
 from moothall.collector.progress import Progress, describe
 from moothall.config import Settings, secret_values
 from moothall.council.briefing import Briefings
@@ -26,9 +26,9 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.secrets import scrub
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import MoothallError
-from moothall.wiring.asking import line_provenance
 from moothall.wiring.graph import open_answers
 from moothall.wiring.house import open_house
+from moothall.wiring.repository import line_provenance
 from moothall.wiring.trusted import register
 
 P = ParamSpec("P")
@@ -42,13 +42,13 @@ _INSTRUCTIONS = (
 _DIFF_CHARS = 60_000
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: Settings) -> None:
     """Serve on stdin and stdout until the client goes."""
 
     @asynccontextmanager
     async def opened(_: Any) -> AsyncIterator[McpHouse]:
         # Inside the transport, which keeps stdout to itself: whatever else prints goes to stderr.
-        async with open_house(settings, lambda line: click.echo(line, err=True)) as house:
+        async with open_house(settings, say) as house:
             yield McpHouse(settings, house.desk)
 
     server: MCPServer[McpHouse] = MCPServer(
@@ -57,7 +57,6 @@ async def serve(settings: Settings) -> int:
     for tool in (deliberate, ask, result, why, context):
         server.tool()(_spoken(tool))
     await server.run_stdio_async()
-    return 0
 
 
 async def deliberate(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli.options import example, json_option, repository_argument
-from moothall.cli.run import errors_spoken, result_of, run, settings_of
+from moothall.cli.run import errors_spoken, print_json, say, settings_of, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.repositories.registry import Approval, PushPolicy, Registered
-    from moothall.repositories.trusted import TrustedRepositories
+    from moothall.repositories.registry import Approval, PushPolicy
 
 
 @click.group()
@@ -48,15 +45,14 @@ def repo() -> None:
 )
 @click.option("--tenant", default=LOCAL.tenant, help="Whose it is; by default of who works without tenants.")
 @json_option
-@click.pass_context
-@errors_spoken
-def add(
-    context: click.Context,
+@with_settings(narrated=False)
+async def add(
+    settings: Settings,
     *,
     where: str,
     repository_id: str,
-    push: str | None,
-    on_approval: str | None,
+    push: PushPolicy | None,
+    on_approval: Approval | None,
     base: str,
     credential: str,
     setup: tuple[str, ...],
@@ -70,52 +66,40 @@ def add(
     --setup, --check and --profile say how a repository is set up and checked to which no .moothall.toml can be committed.
     What is not given stays as it was.
     """
-    from moothall.wiring.trusted import commands_said
+    from moothall.domain.task import RepositoryRef
+    from moothall.wiring.trusted import commands_said, trusted_repositories
 
     commands = commands_said(setup, checks, profile)
-
-    async def register(repositories: TrustedRepositories) -> Registered:
-        kept: PushPolicy | None = push  # type: ignore[assignment] # click checked it
-        approval: Approval | None = on_approval  # type: ignore[assignment] # as well
-        return await repositories.register(
-            where,
-            tenant=tenant,
-            id=repository_id,
-            push=kept,
-            on_approval=approval,
-            base=base,
-            credential=credential,
-            commands=commands,
-        )
-
-    run(_add(settings_of(context), register, as_json=as_json))
-
-
-async def _add(settings: Settings, add_: Callable[[TrustedRepositories], Awaitable[Registered]], *, as_json: bool) -> int:
-    from moothall.domain.task import RepositoryRef
-    from moothall.wiring.trusted import trusted_repositories
-
     repositories = trusted_repositories(settings)
-    entry = await add_(repositories)
-    base = await repositories.resolve(RepositoryRef(id=entry.id), tenant=entry.tenant)
-    checks = ", ".join(base.profile.checks) or "none: nothing can prove an answer here"
-    told = json.dumps({"version": 1, **entry.model_dump(mode="json")}, indent=2)
-    click.echo(told if as_json else f"{entry.id}  {entry.origin}  at {base.sha[:10]}; checks: {checks}")
-    return 0
+    entry = await repositories.register(
+        where,
+        tenant=tenant,
+        id=repository_id,
+        push=push,
+        on_approval=on_approval,
+        base=base,
+        credential=credential,
+        commands=commands,
+    )
+    head = await repositories.resolve(RepositoryRef(id=entry.id), tenant=entry.tenant)
+    if as_json:
+        print_json({"version": 1, **entry.model_dump(mode="json")})
+    else:
+        proof = ", ".join(head.profile.checks) or "none: nothing can prove an answer here"
+        click.echo(f"{entry.id}  {entry.origin}  at {head.sha[:10]}; checks: {proof}")
 
 
 @repo.command(epilog=example("moothall repo remove app"))
 @repository_argument
-@click.pass_context
-@errors_spoken
-def remove(context: click.Context, *, repository: str) -> None:
+@with_settings()
+async def remove(settings: Settings, *, repository: str) -> None:
     """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it is, with its branches."""
     from moothall.wiring.cleaning import unregister
 
-    gone = result_of(unregister(settings_of(context, narrated=True), repository))
+    gone = await unregister(settings, repository)
     click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")
     if gone.clone_left:
-        click.echo(f"its clone stays for now ({gone.clone_left}); `moothall clean` removes it later", err=True)
+        say(f"its clone stays for now ({gone.clone_left}); `moothall clean` removes it later")
 
 
 @repo.command("list", epilog=example("moothall repo list"))
@@ -129,11 +113,11 @@ def list_(context: click.Context, *, as_json: bool) -> None:
     known = trusted_repositories(settings_of(context)).registry.all()
     entries = [entry for entry in known if entry.listed and not entry.of]
     if as_json:
-        click.echo(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
+        print_json([entry.model_dump(mode="json") for entry in entries])
         return
     for entry in entries:
         said = f"  checks: {', '.join(entry.commands.checks)}" if entry.commands.checks else ""
         whose = "" if entry.tenant == LOCAL.tenant else f"  of {entry.tenant}"
         click.echo(f"{entry.id}  {entry.origin}  {entry.push}{whose}{said}")
     if not entries:
-        click.echo("none yet; moothall repo add PATH_OR_URL", err=True)
+        say("none yet; moothall repo add PATH_OR_URL")

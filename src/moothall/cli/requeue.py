@@ -6,9 +6,9 @@ import json
 
 import click
 
-from moothall.cli.options import example
+from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -22,58 +22,49 @@ def requeue() -> None:
 
 @requeue.command("list", epilog=example("moothall tools requeue list"))
 @_TENANT
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@click.pass_context
-@errors_spoken
-def list_(context: click.Context, *, tenant: str, as_json: bool) -> None:
+@json_option
+@with_settings()
+async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
     """List what waits, the longest first."""
-    run(_list(settings_of(context, narrated=True), tenant, as_json=as_json))
-
-
-async def _list(settings: Settings, tenant: str, *, as_json: bool) -> int:
     from moothall.domain.codec import dump
     from moothall.wiring.rules import parking
 
     async with parking(settings) as known:
         waiting = known.waiting(tenant)
     if as_json:
-        click.echo(json.dumps([dump(item) for item in waiting], indent=2))
-        return 0
+        print_json([dump(item) for item in waiting])
+        return
     for item in waiting:
         click.echo(f"{item.id}  {item.time[:19]}  {item.tool} {plain(json.dumps(dict(item.arguments)), 200)}")
         click.echo(f"{'':<26}asked by {item.principal}, {plain(item.seat)} in {plain(item.workspace)}: {plain(item.reason, 200)}")
     if not waiting:
-        click.echo("nothing waits", err=True)
-    return 0
+        say("nothing waits")
 
 
 @requeue.command(epilog=example('moothall tools requeue allow r-0123 --reason "seen with the owner"'))
 @click.argument("request")
 @click.option("--reason", default="", help="Why; kept with it.")
 @_TENANT
-@click.pass_context
-@errors_spoken
-def allow(context: click.Context, *, request: str, reason: str, tenant: str) -> None:
+@with_settings()
+async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
     """Let REQUEST (its id, or its request id) run once."""
-    run(_resolve(settings_of(context, narrated=True), tenant, request, reason, allowed=True))
+    await _resolve(settings, tenant, request, reason, allowed=True)
 
 
 @requeue.command(epilog=example("moothall tools requeue refuse r-0123"))
 @click.argument("request")
 @click.option("--reason", default="", help="Why; whoever asked is told.")
 @_TENANT
-@click.pass_context
-@errors_spoken
-def refuse(context: click.Context, *, request: str, reason: str, tenant: str) -> None:
+@with_settings()
+async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
     """Refuse REQUEST for good."""
-    run(_resolve(settings_of(context, narrated=True), tenant, request, reason, allowed=False))
+    await _resolve(settings, tenant, request, reason, allowed=False)
 
 
-async def _resolve(settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool) -> int:
+async def _resolve(settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool) -> None:
     from moothall.wiring.rules import parking
 
     async with parking(settings) as known:
         item = await known.resolve(tenant, request, allow=allowed, approver=LOCAL.name, comment=reason)
     seconds = settings.guard.approval_seconds
     click.echo(f"{item.tool} ({item.request_id}) is {item.state}" + (f", once, within {seconds:.0f} seconds" if allowed else ""))
-    return 0

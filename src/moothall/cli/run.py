@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import signal
 import sys
 import threading
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -49,6 +50,35 @@ def file_of(context: click.Context) -> Path | None:
     return named or (default_file() if default_file().is_file() else None)
 
 
+def with_settings(
+    waits: str = "", *, narrated: bool = True
+) -> Callable[[Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]], Callable[P, None]]:
+    """Make a command of a coroutine function, which is given the settings before the command's parameters and returns the exit code,
+    None for 0. `waits` as in `result_of`, `narrated` as in `settings_of`.
+    """
+
+    def command(main: Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]) -> Callable[P, None]:
+        @click.pass_context
+        @errors_spoken
+        @functools.wraps(main)
+        def started(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            run(main(settings_of(context, narrated=narrated), *args, **kwargs), waits)
+
+        return started
+
+    return command
+
+
+def say(line: str) -> None:
+    """Say a line on stderr, beside what is printed."""
+    click.echo(line, err=True)
+
+
+def print_json(document: object, file: TextIO | None = None) -> None:
+    """Print the one document of `--json`."""
+    click.echo(json.dumps(document, indent=2), file=file)
+
+
 def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
     """Turn our errors into a sentence on stderr and exit code 2. A bug keeps its traceback, but ends with 2 too:
     1 would say that there was no winner.
@@ -60,8 +90,8 @@ def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except MoothallError as error:
             refuse(error)
-        except BrokenPipeError:
-            raise  # click ends quietly when nobody reads on
+        except (BrokenPipeError, click.ClickException, click.Abort):
+            raise  # click says what a wrong parameter is, and ends quietly when nobody reads on
         except OSError as error:
             refuse(ConfigurationError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told in full, with the exit code that says so
@@ -88,7 +118,7 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | 
     return next(leaves(ours))
 
 
-def run(main: Coroutine[Any, Any, int], waits: str = "") -> None:
+def run(main: Coroutine[Any, Any, int | None], waits: str = "") -> None:
     """Run to the end and exit with its code; `waits` as in `result_of`."""
     sys.exit(result_of(main, waits))
 

@@ -1,14 +1,15 @@
-"""`moothall serve`: the orchestrator, until it is told to stop."""
+"""`moothall serve`: the orchestrator, until it is told to stop. `moothall open`: its page in a browser, signed in."""
 
 from __future__ import annotations
 
 import asyncio
+import webbrowser
 from collections.abc import Awaitable, Callable
 
 import click
 
 from moothall.cli.options import example
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import say, with_settings
 from moothall.config import Settings
 
 
@@ -20,20 +21,18 @@ from moothall.config import Settings
     metavar="ROLES",
     help="What this process does: some of api,page,collector,planning,graph,tools,hosts. All by default.",
 )
-@click.pass_context
-@errors_spoken
-def serve(context: click.Context, port: int | None, only: tuple[str, ...]) -> None:
+@with_settings(narrated=False)
+async def serve(settings: Settings, *, port: int | None, only: tuple[str, ...]) -> None:
     """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (the page, tools, /health, /tasks) and the bus, on
     loopback unless the settings say otherwise, until Ctrl-C. On a bus of your own (bus.url) any number of processes may share the work.
     """
-    settings = settings_of(context)
     if port is not None:
         settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})
     if only:
         from moothall.wiring.roles import parse_roles
 
         settings = settings.model_copy(update={"serve": settings.serve.model_copy(update={"only": parse_roles(only)})})
-    run(serve_until_stopped(settings))
+    await serve_until_stopped(settings)
 
 
 def tokens_are(settings: Settings) -> str:
@@ -45,21 +44,51 @@ def tokens_are(settings: Settings) -> str:
     return f"the token is in {settings.data_dir / 'token'}"
 
 
-async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> int:
+async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> None:
     """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there is none."""
     from moothall.wiring.house import open_house
     from moothall.wiring.roles import roles_of
 
-    async with open_house(settings, lambda line: click.echo(line, err=True), serving=True) as house:
+    async with open_house(settings, say, serving=True) as house:
         if house.metrics_port:
-            click.echo(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics", err=True)
+            say(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics")
         if house.http_port:
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
-            click.echo(f"serving HTTP on {settings.web.host}:{house.http_port}: {', '.join(paths)}", err=True)
+            say(f"serving HTTP on {settings.web.host}:{house.http_port}: {', '.join(paths)}")
         if house.link and ready is None:
-            click.echo(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}", err=True)
-        click.echo(f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; {tokens_are(settings)}", err=True)
+            say(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}")
+        say(f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; {tokens_are(settings)}")
         if ready is not None:
             await ready(house.link)
         await asyncio.Event().wait()
-    return 0
+
+
+@click.command("open", epilog=example("moothall open", "moothall open story-1a2b3c4d5e6f7a8b"))
+@click.argument("story_id", metavar="[STORY]", default="")
+@click.option("--no-browser", is_flag=True, help="Print the link that signs in once, and open nothing.")
+@with_settings(narrated=False)
+async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
+    """Open the page, on the board or on STORY. Where no house serves, one is started, and serves until Ctrl-C."""
+    from moothall.domain.ids import check_id
+    from moothall.wiring.opening import page_link
+
+    story = check_id(story_id, "STORY") if story_id else ""
+
+    async def ready(link: str) -> None:
+        await show_page(link, story, browser=not no_browser)
+
+    if (link := await page_link(settings, say)) is None:
+        await serve_until_stopped(settings, ready)
+    else:
+        await ready(link)
+
+
+async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> None:
+    """Print a link to the page, or to a story on it, and open it in the user's browser, if there is one."""
+    if not link:
+        say("no page: web.enabled is off, its port is taken, or it is not for this machine's user alone")
+        return
+    whole = f"{link}&story={story_id}" if story_id else link
+    click.echo(whole)
+    if browser and not await asyncio.to_thread(webbrowser.open, whole):
+        say("no browser could be started here; open the link in one")

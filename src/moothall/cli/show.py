@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +20,8 @@ from moothall.cli.plain import plain
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
+from moothall.planning.diffs import read_diff
 
-_HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)")
 BASE = "base:"
 """What a step begins with that tells how the checks of the untouched base are."""
 _GOOD, _BAD, _QUIET = "green", "red", "dim"
@@ -158,26 +158,14 @@ _LINES = {
 
 def changed_lines(diff: str) -> tuple[int, int]:
     """Return how many lines a diff adds and removes."""
-    lines = diff.splitlines()
-    return (
-        sum(line.startswith("+") and not line.startswith("+++") for line in lines),
-        sum(line.startswith("-") and not line.startswith("---") for line in lines),
-    )
+    kinds = Counter(line.kind for line in read_diff(diff, len(diff)))
+    return kinds["added"], kinds["removed"]
 
 
 def first_added(diff: str) -> tuple[str, int] | None:
     """Return the path and number of the first line with words that a diff adds."""
-    path, number = "", 0
-    for line in diff.splitlines():
-        if line.startswith("+++ "):
-            path = line[4:].removeprefix("b/")
-        elif hunk := _HUNK.match(line):
-            number = int(hunk[1])
-        elif line.startswith("+") and line[1:].strip() and path not in {"", "/dev/null"}:
-            return path, number
-        elif line.startswith(("+", " ")):
-            number += 1
-    return None
+    lines = read_diff(diff, len(diff))
+    return next(((line.path, line.number) for line in lines if line.kind == "added" and line.text[1:].strip()), None)
 
 
 def show_outcome(console: Console, outcome: Outcome) -> None:

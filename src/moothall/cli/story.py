@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
@@ -10,18 +9,15 @@ import click
 
 from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import new_task_id
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.domain.budget import Budget
     from moothall.planning.card import Card
-    from moothall.planning.coach import Draft
     from moothall.planning.rounds import RoundTask
-    from moothall.planning.saying import Place
     from moothall.wiring.tasks import Stories
 
 _BOARD = "reading the board"
@@ -29,10 +25,6 @@ _COMMENT = click.option("--comment", default="", help="Why, or what is to be dif
 _STORY = click.argument("story_id", metavar="STORY")
 _DIGITS = 9
 _IDLE = "nothing works on stories now; `moothall serve` does"
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 @click.group()
@@ -53,57 +45,44 @@ def story() -> None:
 @click.option("--tokens", default=0, metavar="N", help="What all its councils together may use; 0: limits.story_tokens.")
 @click.option("--calls", default=0, metavar="N", help="Model calls of them all; 0: limits.story_calls.")
 @click.option("--cost", "cost_usd", default=0.0, metavar="USD", help="Their cost; 0: limits.story_cost_usd.")
-@click.pass_context
-@errors_spoken
-def new(
-    context: click.Context, /, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str, **budget: float
+@with_settings(_BOARD)
+async def new(
+    settings: Settings, /, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str, **budget: float
 ) -> None:
     """Put a story with TITLE on the board, and say what it lacks."""
     from moothall.domain.budget import Budget
-    from moothall.planning.coach import Draft, check
-
-    given = Budget(tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"])
-    run(_new(settings_of(context, narrated=True), check(Draft(title, brief, ac)), repository, rigor, given), _BOARD)
-
-
-async def _new(settings: Settings, draft: Draft, repository: str, rigor: str, budget: Budget) -> int:
-    from moothall.planning.coach import score
+    from moothall.planning.coach import Draft, check, score
     from moothall.wiring.tasks import open_stories, registered
 
+    draft = check(Draft(title, brief, ac))
+    given = Budget(tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"])
     named = await registered(settings, repository) if repository else ""
-    async with open_stories(settings, _say) as stories:
-        card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=budget)
+    async with open_stories(settings, say) as stories:
+        card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=given)
     click.echo(card.story.id)
-    _say(f"in {card.stand.state}, {card.stand.points} points of the coach")
+    say(f"in {card.stand.state}, {card.stand.points} points of the coach")
     for finding in score(draft).findings:
-        _say(f"- {finding.message}")
-    return 0
+        say(f"- {finding.message}")
 
 
 @story.command("list", epilog=example("moothall story list"))
 @json_option
-@click.pass_context
-@errors_spoken
-def list_(context: click.Context, *, as_json: bool) -> None:
+@with_settings(_BOARD)
+async def list_(settings: Settings, *, as_json: bool) -> None:
     """List the board, state by state."""
-    run(_list(settings_of(context, narrated=True), as_json=as_json), _BOARD)
-
-
-async def _list(settings: Settings, *, as_json: bool) -> int:
     from moothall.planning.card import by_state
     from moothall.wiring.tasks import open_stories
 
-    async with open_stories(settings, _say) as stories:
+    async with open_stories(settings, say) as stories:
         cards = await stories.board.cards(LOCAL)
     if as_json:
-        click.echo(json.dumps([_row(card) for card in cards], indent=2))
-        return 0
+        print_json([_row(card) for card in cards])
+        return
     for state, column in by_state(cards).items():
         for card in column:
             click.echo(f"{card.story.id}  {state:<8}  {card.stand.points:>3}  {plain(card.story.title, 80)}")
     if not cards:
-        _say("no story yet; `moothall story new TITLE` makes one")
-    return 0
+        say("no story yet; `moothall story new TITLE` makes one")
 
 
 def _row(card: Card) -> dict[str, object]:
@@ -122,26 +101,21 @@ def _row(card: Card) -> dict[str, object]:
 @story.command(epilog=example("moothall story show story-1a2b3c4d5e6f7a8b"))
 @_STORY
 @json_option
-@click.pass_context
-@errors_spoken
-def show(context: click.Context, *, story_id: str, as_json: bool) -> None:
+@with_settings(_BOARD)
+async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
     """Show STORY: what it asks for, where it stands, what it waits for, and what happened."""
-    run(_show(settings_of(context, narrated=True), story_id, as_json=as_json), _BOARD)
-
-
-async def _show(settings: Settings, story_id: str, *, as_json: bool) -> int:
     from moothall.planning.rounds import rounds, task_ids
     from moothall.wiring.tasks import open_stories
 
-    async with open_stories(settings, _say) as stories:
+    async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
         history = await stories.board.history(story_id, LOCAL)
         book = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
         made = rounds(history, await stories.tasks.views(task_ids(history)), card.stand.state)
     if as_json:
         budget = {name: asdict(getattr(book, name)) for name in ("limit", "spent", "reserved", "left")}
-        click.echo(json.dumps(_row(card) | {"budget": budget}, indent=2))
-        return 0
+        print_json(_row(card) | {"budget": budget})
+        return
     click.echo(f"{plain(card.story.title, 200)}\n{plain(card.story.brief, 4000)}".rstrip())
     for criterion in card.story.ac:
         click.echo(f"- {plain(criterion, 1000)}")
@@ -154,7 +128,6 @@ async def _show(settings: Settings, story_id: str, *, as_json: bool) -> int:
     for step in made[-1].steps if made else ():
         click.echo(_step(step))
     click.echo(f"\nin {card.stand.state}" + ("" if stories.served else f"; {_IDLE}"))
-    return 0
 
 
 def _step(step: RoundTask) -> str:
@@ -200,39 +173,37 @@ def _tasks(tasks: object) -> str:
 @story.command(epilog=example("moothall story approve story-1a2b3c4d5e6f7a8b"))
 @_STORY
 @_COMMENT
-@click.pass_context
-@errors_spoken
-def approve(context: click.Context, *, story_id: str, comment: str) -> None:
+@with_settings(_BOARD)
+async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
     """Move STORY on: refine, submit, accept its design, its test, and it itself. What is missing is said, and nothing moves."""
-    run(_move(settings_of(context, narrated=True), story_id, comment, back=False), _BOARD)
+    return await _move(settings, story_id, comment, back=False)
 
 
 @story.command(epilog=example("moothall story reject story-1a2b3c4d5e6f7a8b --comment 'Say it in French.'"))
 @_STORY
 @_COMMENT
-@click.pass_context
-@errors_spoken
-def reject(context: click.Context, *, story_id: str, comment: str) -> None:
+@with_settings(_BOARD)
+async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
     """Send STORY back; what was built is changed as the comment says."""
-    run(_move(settings_of(context, narrated=True), story_id, comment, back=True), _BOARD)
+    return await _move(settings, story_id, comment, back=True)
 
 
 async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:
     from moothall.planning.lifecycle import lifecycle
     from moothall.wiring.tasks import open_stories
 
-    async with open_stories(settings, _say) as stories:
+    async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
         line = lifecycle().way(card.stand.state, back=back)
         if line is None:
-            _say(
+            say(
                 f"{story_id} is in {card.stand.state}: nobody can {'send it back' if back else 'move it on'} there{_waits(card, stories)}"
             )
             return 2
         card = await stories.board.move(story_id, line.event, LOCAL, comment=comment)
     click.echo(card.stand.state)
     if not stories.served and card.stand.state in {"design", "build", "test"}:
-        _say(_IDLE)
+        say(_IDLE)
     return 0
 
 
@@ -251,31 +222,23 @@ def _waits(card: Card, stories: Stories) -> str:
 @click.option("--line", default="", metavar="FILE:N", help="Of a line in what was built; it goes into the next round.")
 @click.option("--removed", is_flag=True, help="A line that the diff removes: N counts in the file as it was.")
 @click.option("--task", default="", help="Whose diff; without it that of the last check of the whole.")
-@click.pass_context
-@errors_spoken
-def comment(context: click.Context, *, story_id: str, text: str, line: str, removed: bool, task: str) -> None:
+@with_settings(_BOARD)
+async def comment(settings: Settings, *, story_id: str, text: str, line: str, removed: bool, task: str) -> None:
     """Say TEXT about STORY, or about a line of what was built for it."""
-    from moothall.planning.saying import Place
+    from moothall.planning.saying import Spot, remark
+    from moothall.wiring.tasks import open_stories
 
     path, _, number = line.rpartition(":")
     if line and not (path and number.isascii() and number.isdecimal() and len(number) < _DIGITS):
         raise click.BadParameter(f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line")
     if (removed or task) and not line:
         raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
-    place = Place(path, int(number), removed, task) if line else None
-    run(_comment(settings_of(context, narrated=True), story_id, text, place), _BOARD)
-
-
-async def _comment(settings: Settings, story_id: str, text: str, place: Place | None) -> int:
-    from moothall.planning.saying import remark
-    from moothall.wiring.tasks import open_stories
-
-    async with open_stories(settings, _say) as stories:
+    place = Spot(path, int(number), removed, task) if line else None
+    async with open_stories(settings, say) as stories:
         if place is None:
             await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
         else:
             await remark(stories.board, stories.tasks.desk, story_id, text, LOCAL, place=place, key=new_task_id())
-    return 0
 
 
 @story.command(
@@ -286,32 +249,26 @@ async def _comment(settings: Settings, story_id: str, text: str, place: Place | 
 )
 @_STORY
 @click.option("--change", type=click.File(encoding="utf-8"), help="The document that was printed, changed; - for stdin.")
-@click.pass_context
-@errors_spoken
-def plan(context: click.Context, *, story_id: str, change: TextIO | None) -> None:
+@with_settings(_BOARD)
+async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> int | None:
     """Print the tasks of STORY as JSON, or put those of a document in their place, until its design is accepted.
 
     A task has an `id` among the others, a `role`, a `description`, `criteria` (numbers from 1 of the story's that it fulfils) and `after` (ids of the
     tasks that it builds on).
     """
-    given = change.read() if change else ""
-    run(_plan(settings_of(context, narrated=True), story_id, given, change=change is not None), _BOARD)
-
-
-async def _plan(settings: Settings, story_id: str, given: str, *, change: bool) -> int:
     from moothall.planning.outline import outlines_of, read_outlines
     from moothall.planning.planner import plan_of
     from moothall.wiring.tasks import open_stories
 
-    async with open_stories(settings, _say) as stories:
+    async with open_stories(settings, say) as stories:
         if change:
-            card = await stories.plans.change(story_id, *read_outlines(given), LOCAL)
+            card = await stories.plans.change(story_id, *read_outlines(change.read()), LOCAL)
         else:
             card = await stories.board.card(story_id, LOCAL)
     if card.plan is None:
-        _say(f"no tasks are derived for {story_id} yet: it is in {card.stand.state}")
+        say(f"no tasks are derived for {story_id} yet: it is in {card.stand.state}")
         return 2
     known = plan_of(card.plan)
     tasks = [outline.model_dump() for outline in outlines_of(known.tasks, card.story)]
-    click.echo(json.dumps({"version": 1, "story_id": story_id, "plan_id": known.plan_id, "tasks": tasks}, indent=2))
+    print_json({"version": 1, "story_id": story_id, "plan_id": known.plan_id, "tasks": tasks})
     return 0

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from moothall.cli import complete
 from moothall.cli.ask import Asking, show_answer
-from moothall.cli.asking import Door, opened
+from moothall.cli.door import Door, opened
 from moothall.cli.plain import plain, teller
-from moothall.cli.run import on_interrupt
+from moothall.cli.run import on_interrupt, say
 from moothall.domain.outcome import Outcome
 from moothall.errors import MoothallError
-from moothall.wiring.asking import take_over
+from moothall.wiring.repository import take_over
 
 _PROMPT = "> "
 _READ = 65_536
@@ -71,12 +71,8 @@ class _Lines:
 
 async def talk(asking: Asking, *, asked: bool) -> int:
     """Answer questions until the end of input. Returns the exit code."""
-
-    def note(words: str) -> None:
-        click.echo(plain(words), err=True)
-
-    async with opened(asking, teller(quiet=False), note, asked=asked) as door:
-        click.echo(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is", err=True)
+    async with opened(asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked) as door:
+        say(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is")
         await _Talk(asking, door).run()
     return 0
 
@@ -97,7 +93,7 @@ class _Talk:
                 try:
                     await self._do(line or "")
                 except MoothallError as error:
-                    click.echo(f"{plain(error.message, 1000)} [{error.code}]", err=True)
+                    say(f"{plain(error.message, 1000)} [{error.code}]")
 
     async def _do(self, line: str) -> None:
         if line == "/apply":
@@ -119,36 +115,36 @@ class _Talk:
                 ending = asyncio.current_task()
                 if not answering.cancelled() or (ending is not None and ending.cancelling()):
                     raise
-                click.echo("stopped; what you ask next goes on from here", err=True)
+                say("stopped; what you ask next goes on from here")
                 return
             finally:
                 if door.follows and not self._asking.server:
                     complete.remember(self._asking.settings.data_dir, door.follows)
         show_answer(self._out, self._last)
         if self._last.diff:
-            click.echo("/apply puts this into your files", err=True)
+            say("/apply puts this into your files")
 
     async def _apply(self) -> None:
         door = self._door
         if not door.changes or door.files is None:
             said = "there is no change to apply" if not door.changes else "the repository's files are not on this machine"
-            click.echo(f"not applied: {said}", err=True)
+            say(f"not applied: {said}")
             return
         paths = await take_over(self._asking.settings, door.files, *door.changes)
-        click.echo(f"applied to {', '.join(plain(path, 80) for path in paths)}", err=True)
+        say(f"applied to {', '.join(plain(path, 80) for path in paths)}")
 
     def _diff(self) -> None:
         if self._door.changes:
             click.echo(plain(self._door.changes[-1].diff, _READ))
         else:
-            click.echo("nothing was changed yet", err=True)
+            say("nothing was changed yet")
 
     def _new(self) -> None:
         self._door.begin()
-        click.echo("another conversation", err=True)
+        say("another conversation")
 
     def _help(self) -> None:
-        click.echo(_HELP, err=True)
+        say(_HELP)
 
     def _unknown(self) -> None:
-        click.echo("there is no such command; /help says which there are", err=True)
+        say("there is no such command; /help says which there are")

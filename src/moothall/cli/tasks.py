@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime
 
@@ -12,7 +11,7 @@ from moothall.cli import complete
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option, task_argument
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, result_of, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.overview import TaskView
 
@@ -21,40 +20,30 @@ _LOG = "reading the log of tasks"
 _SEAT = click.argument("seat", default="")
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
 @click.command("list", epilog=example("moothall list", "moothall list --state failed --json"))
 @click.option("--state", type=click.Choice(["live", "ended", "failed"]), default=None, help="Only these.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many, the latest first.")
 @json_option
-@click.pass_context
-@errors_spoken
-def list_(context: click.Context, *, state: str | None, limit: int, as_json: bool) -> None:
+@with_settings(_LOG)
+async def list_(settings: Settings, *, state: str | None, limit: int, as_json: bool) -> None:
     """List the tasks of this machine: those under way, then the latest."""
-    run(_list(settings_of(context, narrated=True), state or "", limit, as_json=as_json), _LOG)
-
-
-async def _list(settings: Settings, state: str, limit: int, *, as_json: bool) -> int:
     from moothall.cli.documents import TasksDocument
     from moothall.domain.codec import dump
     from moothall.wiring.tasks import open_tasks
 
-    async with open_tasks(settings, _say) as tasks:
-        views, served = await tasks.latest(state, limit), tasks.served
+    async with open_tasks(settings, say) as tasks:
+        views, served = await tasks.latest(state or "", limit), tasks.served
     complete.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
-        click.echo(json.dumps(dump(TasksDocument(served, tuple(views))), indent=2))
-        return 0
+        print_json(dump(TasksDocument(served, tuple(views))))
+        return
     width = max((len(view.task_id) for view in views), default=0)
     for view in views:
         click.echo(_row(view, min(width, 40)))
     if not views:
-        _say("no task yet; `moothall deliberate` makes one")
+        say("no task yet; `moothall deliberate` makes one")
     if not served and (waiting := sum(not view.status.ended for view in views)):
-        _say(f"nothing is at work on {waiting} of them now; they go on with the next `moothall deliberate` or `moothall serve`")
-    return 0
+        say(f"nothing is at work on {waiting} of them now; they go on with the next `moothall deliberate` or `moothall serve`")
 
 
 def _row(view: TaskView, width: int) -> str:
@@ -90,28 +79,23 @@ def _age(time: str) -> str:
 @click.command(epilog=example("moothall show", "moothall show task-0123456789ab --json"))
 @task_argument(required=False)
 @json_option
-@click.pass_context
-@errors_spoken
-def show(context: click.Context, *, task: str, as_json: bool) -> None:
+@with_settings(_LOG)
+async def show(settings: Settings, *, task: str, as_json: bool) -> None:
     """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by default."""
-    run(_show(settings_of(context, narrated=True), task, as_json=as_json), _LOG)
-
-
-async def _show(settings: Settings, task: str, *, as_json: bool) -> int:
     from rich.console import Console
 
     from moothall.cli.show import as_json as document
     from moothall.cli.show import show_outcome
     from moothall.wiring.tasks import open_tasks
 
-    async with open_tasks(settings, _say) as tasks:
+    async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find(task)
         outcome = await tasks.outcome(task_id)
         live = next((view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None)
         thread = await tasks.thread(task_id)
     if as_json:
         click.echo(document(outcome))
-        return 0
+        return
     for view in thread[:-1]:
         click.echo(f"after {view.task_id}: {' '.join(plain(view.description).split())}")
     if thread and thread[-1].forked:
@@ -122,18 +106,23 @@ async def _show(settings: Settings, task: str, *, as_json: bool) -> int:
         click.echo(_row(live, 40))
         for seat in live.seats:
             click.echo(f"  {seat.seat:<16} {seat.status}" + (f": {plain(seat.error_message)}" if seat.error_message else ""))
-        click.echo(f"follow it: moothall log tail --task {task_id} --follow", err=True)
-    return 0
+        say(f"follow it: moothall log tail --task {task_id} --follow")
 
 
 @click.command(epilog=example("moothall diff", "moothall diff task-0123456789ab 2 | git apply"))
 @task_argument(required=False)
 @_SEAT
-@click.pass_context
-@errors_spoken
-def diff(context: click.Context, *, task: str, seat: str) -> None:
+@with_settings(_LOG)
+async def diff(settings: Settings, *, task: str, seat: str) -> int:
     """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number."""
-    text = result_of(_diff(settings_of(context, narrated=True), task, seat), _LOG)
+    from moothall.wiring.tasks import choose_result, open_tasks
+
+    async with open_tasks(settings, say) as tasks:
+        result = choose_result(await tasks.outcome(await tasks.find(task)), seat)
+    text = result.diff
+    if not text:
+        say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
+        return EXIT_NONE
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
@@ -142,35 +131,20 @@ def diff(context: click.Context, *, task: str, seat: str) -> None:
     else:  # another program reads it: not a byte may differ
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
-    sys.exit(0 if text else EXIT_NONE)
-
-
-async def _diff(settings: Settings, task: str, seat: str) -> str:
-    from moothall.wiring.tasks import choose_result, open_tasks
-
-    async with open_tasks(settings, _say) as tasks:
-        result = choose_result(await tasks.outcome(await tasks.find(task)), seat)
-    if not result.diff:
-        _say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
-    return result.diff
+    return 0
 
 
 @click.command(epilog=example("moothall apply", "moothall apply task-0123456789ab agent-dev-002"))
 @task_argument(required=False)
 @_SEAT
-@click.pass_context
-@errors_spoken
-def apply(context: click.Context, *, task: str, seat: str) -> None:
+@with_settings(_LOG)
+async def apply(settings: Settings, *, task: str, seat: str) -> None:
     """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit."""
-    run(_apply(settings_of(context, narrated=True), task, seat), _LOG)
-
-
-async def _apply(settings: Settings, task: str, seat: str) -> int:
     from moothall.errors import InvalidRequest
-    from moothall.wiring.asking import Change, take_over
+    from moothall.wiring.repository import Diff, take_over
     from moothall.wiring.tasks import choose_result, files_for, open_tasks
 
-    async with open_tasks(settings, _say) as tasks:
+    async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find(task)
         result, about = choose_result(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
         this = next(reversed(await tasks.thread(task_id)), None)
@@ -180,63 +154,55 @@ async def _apply(settings: Settings, task: str, seat: str) -> int:
     files = await files_for(settings, about)
     if files is None:
         raise InvalidRequest("the repository's files are not on this machine; go to a clone of it, or use `moothall diff`")
-    paths = await take_over(settings, files, *before, Change(result.diff, this.base_sha if this else ""))
+    paths = await take_over(settings, files, *before, Diff(result.diff, this.base_sha if this else ""))
     click.echo(f"{task_id}, {result.seat}{'' if result.proven else ' (unproven)'}: applied to {files}")
     for path in paths:
         click.echo(f"  {plain(path, 200)}")
-    return 0
 
 
 @click.command(epilog=example("moothall cancel task-0123456789ab"))
 @task_argument(required=True)
 @click.option("--reason", default="cancelled on the command line", help="Why; kept with it.")
-@click.pass_context
-@errors_spoken
-def cancel(context: click.Context, *, task: str, reason: str) -> None:
+@with_settings(_LOG)
+async def cancel(settings: Settings, *, task: str, reason: str) -> None:
     """Stop TASK. One that has ended stays as it ended."""
     from moothall.wiring.tasks import cancel as cancel_task
 
-    task_id, status = result_of(cancel_task(settings_of(context, narrated=True), task, reason, _say), _LOG)
+    task_id, status = await cancel_task(settings, task, reason, say)
     click.echo(f"{task_id}: {status.value}")
 
 
 @click.command(epilog=example("moothall steer task-0123456789ab 'The date is in ISO format.'"))
 @task_argument(required=True)
 @click.argument("message")
-@click.pass_context
-@errors_spoken
-def steer(context: click.Context, *, task: str, message: str) -> None:
+@with_settings(_LOG)
+async def steer(settings: Settings, *, task: str, message: str) -> None:
     """Tell the seats of TASK, which is under way, MESSAGE; each hears it at its next turn."""
-    click.echo(f"{result_of(_steer(settings_of(context, narrated=True), task, message), _LOG)}: told")
-
-
-async def _steer(settings: Settings, task: str, message: str) -> str:
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import new_task_id
     from moothall.planning import saying
     from moothall.wiring.tasks import open_tasks
 
-    async with open_tasks(settings, _say) as tasks:
+    async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find(task)
         await saying.steer(tasks.desk, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
-            _say("nothing is at work on it now; its seats hear it when `moothall serve` goes on with it")
-    return task_id
+            say("nothing is at work on it now; its seats hear it when `moothall serve` goes on with it")
+    click.echo(f"{task_id}: told")
 
 
 @click.command(epilog=example("moothall rm task-0123456789ab"))
 @task_argument(required=True)
 @click.option("--force", is_flag=True, help="Also where its branch is merged nowhere.")
-@click.pass_context
-@errors_spoken
-def rm(context: click.Context, *, task: str, force: bool) -> None:
+@with_settings(_LOG)
+async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """Remove TASK, which has ended: its branch, if that is merged, its events and its status.
 
     The audit of its tool calls and what the graph knows of it stay. `moothall log prune` removes patches that nothing tells of.
     """
     from moothall.wiring.tasks import remove
 
-    gone = result_of(remove(settings_of(context, narrated=True), task, force=force, tell=_say), _LOG)
+    gone = await remove(settings, task, force=force, tell=say)
     click.echo(f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else ""))
     if gone.left:
-        _say(f"left: {gone.left}")
+        say(f"left: {gone.left}")

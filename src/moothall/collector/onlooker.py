@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from contextlib import aclosing
+
+from cachetools import FIFOCache
 
 from moothall.collector.fold import State, fold
 from moothall.domain.event import Event, EventType
@@ -30,7 +31,7 @@ class Onlooker:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._states: dict[str, State] = {}
-        self._decided: OrderedDict[str, None] = OrderedDict()
+        self._decided: FIFOCache[str, None] = FIFOCache(_REMEMBERED)
 
     @property
     def under_way(self) -> int:
@@ -96,5 +97,3 @@ class Onlooker:
     def _close(self, key: str) -> None:
         self._states.pop(key, None)
         self._decided[key] = None
-        while len(self._decided) > _REMEMBERED:
-            self._decided.popitem(last=False)

@@ -55,7 +55,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgressStep:
     """One step. `seq` is the event's place in the log; `agent` is empty where no seat acts."""
 
     seq: int
@@ -97,7 +97,7 @@ def _share(state: State, seat: str) -> float:
     )
 
 
-def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
+def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, ProgressStep]:
     """Return the progress with one event more and the step that it is. Begin with `Progress()`."""
     event = recorded.event
     agent = str(event.data.get("seat") or "")
@@ -116,7 +116,7 @@ def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Step]:
         said=said,
         seq=recorded.seq,
     )
-    step = Step(
+    step = ProgressStep(
         seq=recorded.seq,
         status=after.status,
         percent=after.percent,

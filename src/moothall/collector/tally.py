@@ -159,9 +159,9 @@ def _agents(council: Council | None) -> int:
     return DEFAULT_SEATS if council is None else len(council.agents)
 
 
-def _health(agents: int, busy: int, won: Sequence[bool]) -> Health:
+def _health(agents: int, busy: int, won: Sequence[bool]) -> CouncilHealth:
     status = "busy" if busy else "idle" if agents else "empty"
-    return Health(status, max(0, agents - busy), busy, sum(won) / len(won) if won else 0.0)
+    return CouncilHealth(status, max(0, agents - busy), busy, sum(won) / len(won) if won else 0.0)
 
 
 def _latencies(ended: Sequence[_Ended]) -> Latencies:
@@ -207,7 +207,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class CouncilHealth:
     """A council now. `status` is busy, idle, or empty where nobody sits; `success_rate` is winners among what ended, 0..1."""
 
     status: str
@@ -224,4 +224,4 @@ class Metrics:
     agents_by_role: Mapping[str, int]
     active_agents: int
     response_ms: float
-    councils: Mapping[str, Health]
+    councils: Mapping[str, CouncilHealth]

@@ -9,12 +9,22 @@ from datetime import datetime
 
 from moothall import telemetry
 from moothall.config import Limits, Llm
-from moothall.council.checking import State, look
+from moothall.council.checking import Standing, look
 from moothall.council.coding import Coding
 from moothall.council.context import is_test
 from moothall.council.conversation import Conversation, Voice
-from moothall.council.course import Course, Said, Workplace, brief_of, why_not
-from moothall.council.draft import Attempt, Draft, MalformedReplies, NoChanges, OutOfTurns
+from moothall.council.course import (
+    Attempt,
+    Course,
+    Draft,
+    MalformedReplies,
+    NoChanges,
+    OutOfTurns,
+    Said,
+    Workplace,
+    brief_of,
+    why_not,
+)
 from moothall.council.examples import broken
 from moothall.council.facts import Facts
 from moothall.council.function import Function
@@ -22,9 +32,8 @@ from moothall.council.measuring import check_bounds, measured
 from moothall.council.recording import RecordedModel
 from moothall.council.reply import Action, Turn
 from moothall.council.report import check_text, verdict_text
-from moothall.council.stuck import DOUBTED, FINISH, NOT_GREEN, TurnStep, again, stuck
 from moothall.council.text import CHARS_PER_TOKEN, fence
-from moothall.council.turns import Did, asked_of, do
+from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, again, asked_of, do, stuck
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -142,7 +151,7 @@ class Agent:
         Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and what model, budget and
         workspace raise. Changes that are not green are returned too: the gates decide.
         """
-        course = Course(place, State(start.patch, green=start.green) if start else State())
+        course = Course(place, Standing(start.patch, green=start.green) if start else Standing())
         turn = turns.start
         for turn in turns:
             at = Said(phase, round_, turn)
@@ -261,7 +270,7 @@ class Agent:
             joined_secrets(patch.diff, {}, tests, self._model.clean).certain
         )
 
-    async def _look(self, course: Course, did: Did, message: str) -> tuple[State, bool]:
+    async def _look(self, course: Course, did: Did, message: str) -> tuple[Standing, bool]:
         """Commit what changed and run the checks near it. Return how it stands, and whether checks were run."""
         state, context = course.state, course.place.context
         if not did.may_have_changed:
@@ -287,7 +296,7 @@ class Agent:
         )
         return found, True
 
-    def _report(self, did: Did, state: State, prepared: Prepared, *, ran: bool, again: bool) -> str:
+    def _report(self, did: Did, state: Standing, prepared: Prepared, *, ran: bool, again: bool) -> str:
         """Say what came of a turn, fenced, within a fifth of the window."""
         room = int(self._llm.context_tokens * CHARS_PER_TOKEN / 5)
         share = room // (len(did.texts) + 1)

@@ -12,7 +12,7 @@ from moothall.config.models import DEFAULT
 from moothall.council import prompts
 from moothall.council.agent import Agent
 from moothall.council.context import Shown, show
-from moothall.council.draft import Draft
+from moothall.council.course import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint

@@ -36,7 +36,7 @@ class Near:
 
 
 @dataclass(slots=True)
-class State:
+class Standing:
     """The workspace after its last change: its patch and what the checks said of it. `whole`: all that there is was run."""
 
     patch: Patch | None = None
@@ -138,7 +138,7 @@ def _stem(path: str) -> str:
 
 async def look(
     context: SeatContext, prepared: Prepared, patch: Patch, *, task: str, also: AbstractSet[str], seconds: float
-) -> State:
+) -> Standing:
     """Run what is near the change and return the workspace's state. `task` is what was asked for. Raises what the workspace
     raises.
     """
@@ -164,7 +164,7 @@ async def look(
         task=task,
     )
     candidate = Candidate(Proposal(context.seat, context.role, "", patch.diff), found)
-    return State(
+    return Standing(
         patch=patch,
         runs=runs,
         green=passes_gates(candidate),

@@ -12,7 +12,7 @@ from moothall.council.recording import RecordedModel
 from moothall.council.reply import MalformedReplyError, Turn, read_turn, turn_schema
 from moothall.council.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.chat import ChatRequest, Message, ReplyMode
-from moothall.domain.ids import digest
+from moothall.domain.ids import seed_of
 from moothall.errors import DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
 
@@ -75,7 +75,7 @@ class Voice:
         if attempt == 1:
             return self
         warmer = round(min(self.temperature + _WARMER * (attempt - 1), _WARMEST), 3)
-        seed = int(digest(str(self.seed), str(attempt))[:7], 16)
+        seed = seed_of(self.seed, attempt)
         return replace(self, temperature=max(self.temperature, warmer), seed=seed, way=self.way + attempt - 1)
 
 
@@ -161,7 +161,7 @@ class Conversation:
                 if voice.mode == "json" and not function
                 else None,
                 temperature=voice.temperature,
-                seed=int(digest(str(voice.seed), f"{self._seat.partition('/')[2]}/{step}")[:7], 16),
+                seed=seed_of(voice.seed, f"{self._seat.partition('/')[2]}/{step}"),
             )
         )
         try:

@@ -14,8 +14,6 @@ from typing import Any
 from moothall.config import Limits
 from moothall.council.facts import Facts
 from moothall.council.runs import TEXT_LIMIT, FreshRuns
-from moothall.domain.codec import dump
-from moothall.domain.event import EventType
 from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
@@ -119,14 +117,7 @@ class CounterProof:
     ) -> Evidence:
         """Record what a counter-proof came to; a forged verdict raises an alert."""
         evidence = Evidence(COUNTER, verdict, failed=len(forged), duration_ms=duration_ms, red=tuple(forged[:20]), why=why)
-        await self.facts.say(
-            EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/{proposal.fingerprint}/check/{COUNTER}",
-            seat=proposal.seat,
-            candidate=proposal.candidate,
-            fingerprint=proposal.fingerprint,
-            evidence=dump(evidence),
-        )
+        await self.facts.show(proposal, evidence)
         if verdict is Verdict.FAILED:
             await self._alert(proposal, why)
         return evidence

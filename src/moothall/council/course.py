@@ -1,17 +1,16 @@
-"""An attempt of an agent while it is under way: where it works, how far it came, and why it may not end yet."""
+"""An attempt of an agent: where it works, how far it came, why it may not end yet, and what it came to."""
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from moothall.council.checking import State
+from moothall.council.checking import Standing
 from moothall.council.coding import TurnContext
-from moothall.council.draft import Draft
-from moothall.council.stuck import TurnStep
 from moothall.council.text import fence
-from moothall.council.turns import Did
-from moothall.domain.repository import Prepared
+from moothall.council.turns import Did, TurnStep
+from moothall.domain.repository import Patch, Prepared
+from moothall.errors import PatchRefused, Permanent
 from moothall.guard.gate import Gate
 from moothall.guard.seat import SeatContext
 
@@ -37,7 +36,7 @@ class Course:
     """An attempt under way. `over`: it ends with this turn; `circle`: because it goes in circles."""
 
     place: Workplace
-    state: State
+    state: Standing
     steps: list[TurnStep] = field(default_factory=list)
     best: Draft | None = None
     malformed: int = 0
@@ -83,7 +82,55 @@ def why_not(course: Course, *, answered: bool) -> str:
     return ""
 
 
-def brief_of(did: Did, state: State) -> str:
+def brief_of(did: Did, state: Standing) -> str:
     """Return what a turn did and what its checks said, in a line."""
     checks = ", ".join(f"{name} {run.verdict}" for name, run in state.runs.items())
     return f"{did.brief}; {checks}" if checks else did.brief
+
+
+class NoChanges(Permanent):
+    """A seat ended without having changed anything: never a proposal."""
+
+    code = "NO_CHANGES"
+
+
+class MalformedReplies(Permanent):
+    """The model kept replying with what is no turn."""
+
+    code = "MALFORMED_REPLIES"
+
+
+class OutOfTurns(Permanent):
+    """All turns are used and nothing was changed."""
+
+    code = "OUT_OF_TURNS"
+
+
+class InCircles(Permanent):
+    """Every attempt went in circles, and nothing was changed."""
+
+    code = "IN_CIRCLES"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth` (more is better) as the
+    seat's own workspace saw it.
+    """
+
+    content: str
+    patch: Patch | None = None
+    green: bool = False
+    worth: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an attempt ended: the best that came of it, if anything; its last turn; where it went in circles, how; and why its last
+    change could not be taken over, if it could not.
+    """
+
+    draft: Draft | None
+    turn: int
+    stuck: str
+    refused: PatchRefused | None = None

@@ -10,8 +10,6 @@ from moothall.council.counter import Proving
 from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns
 from moothall.council.text import clip
-from moothall.domain.codec import dump
-from moothall.domain.event import EventType
 from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
@@ -98,13 +96,5 @@ class CrossTests:
             output=clip(run.output, _OUTPUT),
             proven=run.verdict is Verdict.PASSED,
         )
-        await self.facts.say(
-            EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/{proposal.fingerprint}/cross/{author.seat}/{author.fingerprint}",
-            seat=proposal.seat,
-            candidate=proposal.candidate,
-            fingerprint=proposal.fingerprint,
-            evidence=dump(evidence),
-            cross_author=author.seat,
-            cross_fingerprint=author.fingerprint,
-        )
+        at = f"cross/{author.seat}/{author.fingerprint}"
+        await self.facts.show(proposal, evidence, at, cross_author=author.seat, cross_fingerprint=author.fingerprint)

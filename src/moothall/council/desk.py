@@ -25,7 +25,7 @@ from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of, own_id, read_role
+from moothall.domain.ids import check_id, digest, key_of, own_id, read_role, seed_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork, RepositoryRef, check_deliberation
@@ -124,7 +124,7 @@ class Desk:
             name = request.task_id or f"{fork.task_id[: _ID_CHARS - len(end)]}{end}"
             if not request.task_id and await requested(self._bus, key_of(name, who.tenant)):
                 continue
-            seed = int(digest(str(made.seed), name)[:7], 16) if request.seed is None else request.seed
+            seed = seed_of(made.seed, name) if request.seed is None else request.seed
             try:
                 return await self._record(replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest)
             except AlreadyExists:

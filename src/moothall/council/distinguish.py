@@ -22,8 +22,6 @@ from moothall.council.examples import examples_of
 from moothall.council.facts import Facts
 from moothall.council.outcomes import GO, NODE, PYTHON
 from moothall.council.runs import TEXT_LIMIT, FreshRuns
-from moothall.domain.codec import dump
-from moothall.domain.event import EventType
 from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
@@ -157,18 +155,8 @@ class DistinguishingInputs:
         told = _Told(asked, steady, apart, ran, {diff: {item.seat for item in proposals if item.diff == diff} for diff in ran})
         evidence = {item.candidate: replace(told.evidence(item.diff), duration_ms=took) for item in proposals}
         for item in proposals:
-            await self._publish(item, evidence[item.candidate])
+            await self.facts.show(item, evidence[item.candidate])
         return evidence
-
-    async def _publish(self, proposal: Proposal, evidence: Evidence) -> None:
-        await self.facts.say(
-            EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/{proposal.fingerprint}/check/{INPUTS}",
-            seat=proposal.seat,
-            candidate=proposal.candidate,
-            fingerprint=proposal.fingerprint,
-            evidence=dump(evidence),
-        )
 
     async def _changed(self, proposals: Sequence[Proposal]) -> list[tuple[str, str, list[str], tuple[str, ...]]]:
         """Return of changed files the path, the text on the base and with each candidate, and the names of what differs."""

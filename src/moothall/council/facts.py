@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moothall.council.measuring import Advance
+from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
+from moothall.domain.evidence import Evidence
+from moothall.domain.proposal import Proposal
 from moothall.domain.task import Deliberation
 from moothall.ports import Log, Receipt
 from moothall.telemetry.events import write_of
@@ -25,9 +28,9 @@ class Facts:
     d: Deliberation
     source: str = "host"
     known: frozenset[str] = frozenset()
+    """The ids of what an earlier run recorded: it is not said again."""
     advance: Advance | None = None
     """What tells how far its agent is, where it has one."""
-    """The ids of what an earlier run recorded: it is not said again."""
     _sent: deque[Receipt] = field(default_factory=deque)
 
     async def say(self, kind: EventType, ordinal: str, **data: Any) -> None:
@@ -41,6 +44,18 @@ class Facts:
         await self._post(event)
         if self.advance is not None and (told := self.advance.after(kind, data)) is not None:
             await self._post(write_of(self.d, EventType.AGENT_PROGRESS, told, ordinal=event.id, source=self.source))
+
+    async def show(self, proposal: Proposal, evidence: Evidence, at: str = "", **data: Any) -> None:
+        """Publish what was found of a proposal, once each `at`: by default the check that the evidence is of."""
+        await self.say(
+            EventType.CHECK_FINISHED,
+            f"{proposal.candidate}/{proposal.fingerprint}/{at or f'check/{evidence.check}'}",
+            seat=proposal.seat,
+            candidate=proposal.candidate,
+            fingerprint=proposal.fingerprint,
+            evidence=dump(evidence),
+            **data,
+        )
 
     async def _post(self, event: Event) -> None:
         if event.id not in self.known:

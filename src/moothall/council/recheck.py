@@ -17,7 +17,6 @@ from moothall.council.facts import Facts
 from moothall.council.runs import FreshRuns, Ran
 from moothall.council.text import clip
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType
 from moothall.domain.evidence import APART, RED, SECRETS, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
@@ -236,35 +235,12 @@ class Bench:
 
     async def _publish(self, judged: Judged) -> None:
         found, proposal = judged.assessment, judged.proposal
-        about = {"seat": proposal.seat, "candidate": proposal.candidate, "fingerprint": proposal.fingerprint}
-        await self._facts.say(
-            EventType.CHECK_FINISHED,
-            f"{proposal.candidate}/{proposal.fingerprint}/applies",
-            **about,
-            evidence=dump(
-                Evidence("applies", Verdict.PASSED if found.applies else Verdict.FAILED, proven=found.proven, look=found.look)
-            ),
-            assessment={
-                "applies": found.applies,
-                "required": list(found.required),
-                "regressions": list(found.regressions),
-                "proven": found.proven,
-                "behaviour": found.behaviour,
-                "fixed": list(found.fixed),
-                "still_red": list(found.still_red),
-                "look": list(found.look),
-                "change": found.change,
-                "idle": found.idle,
-            },
-        )
+        applies = Verdict.PASSED if found.applies else Verdict.FAILED
+        whole = Evidence("applies", applies, proven=found.proven, look=found.look)
+        told = {name: value for name, value in dump(found).items() if name != "evidence"}
+        await self._facts.show(proposal, whole, "applies", assessment=told)
         for item in found.evidence:
-            shown = replace(item, output=clip(item.output, _OUTPUT))
-            await self._facts.say(
-                EventType.CHECK_FINISHED,
-                f"{proposal.candidate}/{proposal.fingerprint}/check/{item.check}",
-                **about,
-                evidence=dump(shown),
-            )
+            await self._facts.show(proposal, replace(item, output=clip(item.output, _OUTPUT)))
 
     async def confirm(self, judged: Judged, *, time_left: bool = True) -> Judged:
         """Put the proof of a would-be winner to the test, once a diff; where only tests of other seats prove it, by these."""

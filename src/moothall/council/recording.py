@@ -11,9 +11,9 @@ from moothall.aio import beside
 from moothall.config import Llm
 from moothall.council.facts import Facts
 from moothall.council.growing import Growing, Hint
+from moothall.council.metering import model_call
 from moothall.council.text import fence, tokens
 from moothall.council.turnstile import Turnstile
-from moothall.council.watching import model_call
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message
 from moothall.domain.codec import dump, load

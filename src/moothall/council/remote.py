@@ -7,7 +7,7 @@ import re
 import shlex
 
 from moothall.council.assembly import Council, Sitting, grant_of
-from moothall.council.draft import Draft, MalformedReplies, NoChanges
+from moothall.council.course import Draft, MalformedReplies, NoChanges
 from moothall.council.recording import REMOTE
 from moothall.council.runs import workspace_name
 from moothall.domain.chat import ChatRequest, Message

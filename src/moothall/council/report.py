@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from moothall.council.checking import State
+from moothall.council.checking import Standing
 from moothall.council.text import clip, fence
 from moothall.domain.code import CodeRun
 from moothall.domain.evidence import RED, CheckRun
@@ -80,7 +80,7 @@ def _cases_text(title: str, cases: Sequence[str], details: Mapping[str, str], ro
     return "\n".join([f"{title}: {names}", *(f"{case}:\n{clip(details[case].strip(), share)}" for case in told)])
 
 
-def verdict_text(state: State) -> str:
+def verdict_text(state: Standing) -> str:
     """What a seat may conclude from its checks, in a sentence or two."""
     if not state.green:
         return "Repair this."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.council.watching import checked
+from moothall.council.metering import checked
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest

@@ -14,20 +14,19 @@ from moothall.council.agent import Agent
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
-from moothall.council.course import Workplace
-from moothall.council.draft import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
+from moothall.council.course import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns, Workplace
 from moothall.council.recheck import Judged, facts_text
 from moothall.council.remote import ask_remote
 from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.reviews import review_text
 from moothall.council.runs import workspace_name
-from moothall.council.stuck import TOO_EARLY, UNUSABLE
 from moothall.council.subagents import SubAgents
+from moothall.council.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolUsage
@@ -78,7 +77,7 @@ async def find_approaches(council: Council, count: int) -> None:
         deadline=council.work_until,
         schema=approaches_schema(count) if council.mode == "json" else None,
         temperature=llm.temperature,
-        seed=int(digest(str(council.d.seed), "-/plan/0.1")[:7], 16),
+        seed=seed_of(council.d.seed, "-/plan/0.1"),
     )
     try:
         council.approaches = read_approaches(await council.model.ask(request), count)

@@ -13,9 +13,8 @@ from moothall.council import prompts
 from moothall.council.coding import Block, Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
 from moothall.council.recording import RecordedModel
-from moothall.council.stuck import TurnStep, stuck
 from moothall.council.text import CHARS_PER_TOKEN
-from moothall.council.turns import asked_of, do
+from moothall.council.turns import TurnStep, asked_of, do, stuck
 from moothall.domain.code import AGENTS_RUN
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation

@@ -23,7 +23,7 @@ _BRIEF = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedTask:
     """A deliberation that was decided."""
 
     d: Deliberation
@@ -56,15 +56,15 @@ async def decided(log: Log, key: str) -> Recorded | None:
     return None
 
 
-async def conversation(log: Log, follows: str, who: Principal) -> Sequence[Ended]:
+async def conversation(log: Log, follows: str, who: Principal) -> Sequence[EndedTask]:
     """Return what came before a question, the latest first. Raises `NotFound`, and `InvalidRequest` where the latest has not ended."""
-    found: list[Ended] = []
+    found: list[EndedTask] = []
     key = key_of(check_id(follows, "follows"), who.tenant)
     while key and len(found) < _LONGEST:
         asked = await requested(log, key)
         end = await decided(log, key) if asked is not None and asked.event.tenant == who.tenant else None
         if asked is not None and end is not None:
-            found.append(Ended(load(Deliberation, asked.event.data), load(Outcome, end.event.data)))
+            found.append(EndedTask(load(Deliberation, asked.event.data), load(Outcome, end.event.data)))
         elif found:
             break  # what is older was removed
         elif asked is None or asked.event.tenant != who.tenant:
@@ -77,20 +77,20 @@ async def conversation(log: Log, follows: str, who: Principal) -> Sequence[Ended
     return found
 
 
-def going_on(request: DeliberationRequest, before: Ended) -> DeliberationRequest:
+def going_on(request: DeliberationRequest, before: EndedTask) -> DeliberationRequest:
     """Return a request that begins where the one before it ended, unless it says itself where."""
     if request.repository is not None or request.about_text:
         return request
     return replace(request, repository=before.files, about_text=before.files is None)
 
 
-def told_of(before: Sequence[Ended], budget: int) -> str:
+def told_of(before: Sequence[EndedTask], budget: int) -> str:
     """Return questions and answers, oldest first, within about `budget` tokens: the older are condensed, the oldest left out."""
     said = [Exchange(fence("asked", one.d.description), fence("answered", _answer(one)), _brief(one)) for one in reversed(before)]
     return "\n\n".join(message.content for message in window((), said, budget))
 
 
-def _answer(one: Ended) -> str:
+def _answer(one: EndedTask) -> str:
     outcome = one.outcome
     if not outcome.winner_id or not outcome.results:
         return f"(no answer: {outcome.error_message})"
@@ -98,6 +98,6 @@ def _answer(one: Ended) -> str:
     return f"{result.content}\n\nwith this change, which the files have now:\n{result.diff}" if result.diff else result.content
 
 
-def _brief(one: Ended) -> str:
+def _brief(one: EndedTask) -> str:
     words = " ".join(_answer(one).split())
     return fence("answered", words if len(words) <= _BRIEF else f"{words[: _BRIEF - 1]}…")

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from moothall.disk import write_private
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -60,8 +61,7 @@ def registered(folder: Path, house: Process) -> Iterator[None]:
     me = this_process()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     record = folder / f"{me.pid}-{me.started}.json"
-    with os.fdopen(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        json.dump(asdict(me), file)
+    write_private(record, json.dumps(asdict(me)))
     if house.place and house.place == me.place:
         _end_with(house)
     try:

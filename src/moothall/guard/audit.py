@@ -11,7 +11,6 @@ One thread writes, so that calls side by side make one chain. A record is with t
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hmac
 import os
 from collections.abc import Awaitable, Callable
@@ -24,6 +23,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from moothall.aio import beside
+from moothall.disk import try_lock
 from moothall.domain.event import Event
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolStatus
@@ -161,10 +161,8 @@ class _Chain:
         self._unsynced = 0
         with ExitStack() as opened:
             self._file = _open_for(opened, path, os.O_APPEND)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise AuditUnavailable(f"another process writes {path}; give this one a writer name of its own") from error
+            if not try_lock(self._file):
+                raise AuditUnavailable(f"another process writes {path}; give this one a writer name of its own")
             self._head = _open_for(opened, head_path(path), 0)
             self._resume(path)
             self._files = opened.pop_all()

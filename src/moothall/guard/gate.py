@@ -25,9 +25,8 @@ from moothall.errors import AuditUnavailable
 from moothall.guard.alerts import Alerts, alert_event
 from moothall.guard.audit import AuditLog, Entry
 from moothall.guard.breaker import Breakers
-from moothall.guard.budget import book_time, check_budget, reserve
 from moothall.guard.cache import ResultCache, cache_key
-from moothall.guard.limits import check_limits, cut_output, cut_text
+from moothall.guard.limits import book_time, check_budget, check_limits, cut_output, cut_text, reserve
 from moothall.guard.parking import check_approval
 from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules

@@ -25,8 +25,7 @@ from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encode
-from moothall.model.dialect import Dialect
-from moothall.model.figures import ServerFigures, read_figures
+from moothall.model.dialect import Dialect, ServerFigures, read_figures
 from moothall.model.pool import Pool, open_pool
 from moothall.model.retry import Failed, Rejected, translate_refusal
 from moothall.model.said import plain, read_models

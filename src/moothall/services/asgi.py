@@ -30,7 +30,7 @@ _LAST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Of connections. `head_seconds` is from a connection's beginning, or its first byte after an answer, to the end of a request's
     head; `keep_seconds` how long it may ask for nothing after an answer; `stall_seconds` how long it may take nothing of one.
     """
@@ -57,7 +57,7 @@ class Address:
 class Connection(HttpToolsProtocol):
     """A client. uvicorn itself has no limit on heads, on the time that one takes, nor on a client that takes no answer."""
 
-    def __init__(self, config: Config, state: ServerState, limits: Limits) -> None:
+    def __init__(self, config: Config, state: ServerState, limits: ServerLimits) -> None:
         super().__init__(config, state, {})
         self._limits = limits
         self._timers: dict[str, TimerHandle] = {}
@@ -127,7 +127,9 @@ class Connection(HttpToolsProtocol):
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, address: Address, limits: Limits, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+async def serving(
+    app: ASGIApp, address: Address, limits: ServerLimits, context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     """Serve until the context ends; yields the port, 0 where the default one is taken, which is logged.
 
     Then requests under way get `limits.grace_seconds`. Raises `ConfigurationError` where a chosen port cannot be listened on.
@@ -177,7 +179,7 @@ def _make_room(connections: int) -> None:
 
 
 async def _listen(
-    config: Config, state: ServerState, address: Address, limits: Limits, context: ssl.SSLContext | None
+    config: Config, state: ServerState, address: Address, limits: ServerLimits, context: ssl.SSLContext | None
 ) -> asyncio.Server | None:
     wanted = address.default if address.port is None else address.port
     try:

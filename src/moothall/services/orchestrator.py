@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from moothall import telemetry
-from moothall.collector.progress import Progress, Step, describe
+from moothall.collector.progress import Progress, ProgressStep, describe
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
@@ -137,7 +137,7 @@ def _with_id(request: DeliberationRequest) -> DeliberationRequest:
     return request if request.task_id else replace(request, task_id=new_task_id())
 
 
-def _update(task_id: str, recorded: Recorded, step: Step) -> pb.DeliberationUpdate:
+def _update(task_id: str, recorded: Recorded, step: ProgressStep) -> pb.DeliberationUpdate:
     return pb.DeliberationUpdate(
         status=step.status.value,
         progress_percent=step.percent,

@@ -42,7 +42,8 @@ _KINDS: dict[grpc.StatusCode, type[errors.Permanent]] = {
 _NOTHING = DeliberationRequest("", "")
 _SAID = {"description", *council_pb.DeliberateRequest.DESCRIPTOR.fields_by_name}
 _UNSAID = tuple(field.name for field in fields(DeliberationRequest) if field.name not in _SAID)
-_PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+"""Codes of what may pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def _translate_errors() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         code, said = error.code(), str(error.details() or "")[:1000]
-        if code in _PASSING:
+        if code in PASSING:
             raise errors.Temporary(f"the server cannot be reached or has too much to do: {said}") from error
         kind = _KINDS.get(code, errors.Permanent)
         wrong = kind(said or f"the server answered {code.name}")
@@ -194,14 +195,15 @@ async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
         raise errors.ConfigurationError(f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055")
     if is_loopback(host):
         return grpc.aio.insecure_channel(server)
+    return await asyncio.to_thread(_secure_channel, server, ca)
+
+
+def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
     try:
-        roots = await asyncio.to_thread(ca.read_bytes) if ca is not None else None
+        roots = ca.read_bytes() if ca is not None else None
     except OSError as error:
-        raise errors.ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
     return grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
-
-
-_AGAIN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 @asynccontextmanager
@@ -216,20 +218,11 @@ async def calling(
     token = next(tokens, None)
     if token is None:
         raise ConfigurationError(f"no token of the gRPC server stands for tenant {LOCAL.tenant}: a command cannot call it")
+    cert = settings.tls_cert
     target = f"127.0.0.1:{port}" if settings.host in {"0.0.0.0", "::", ""} else f"{settings.host}:{port}"  # noqa: S104 - not bound here
     try:
-        async with _channel(settings, target) as channel:
+        async with grpc.aio.insecure_channel(target) if cert is None else _secure_channel(target, cert) as channel:
             yield channel, (("authorization", f"Bearer {token}"),)
     except grpc.aio.AioRpcError as error:
-        kind = Temporary if error.code() in _AGAIN else Permanent
+        kind = Temporary if error.code() in PASSING else Permanent
         raise kind(f"the process that serves says: {error.details()}") from error
-
-
-def _channel(settings: config.Grpc, target: str) -> grpc.aio.Channel:
-    if settings.tls_cert is None:
-        return grpc.aio.insecure_channel(target)
-    try:
-        root = settings.tls_cert.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"the certificate {settings.tls_cert} cannot be read: {error.strerror}") from error
-    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(root))

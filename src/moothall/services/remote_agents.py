@@ -25,14 +25,13 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.services import convert
-from moothall.services.remote import open_channel
+from moothall.services.remote import PASSING, open_channel
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
 _LOOK_SECONDS, _LOOK_EVERY = 2.0, 5.0
 _BREAKER_CALLS = 2
-_PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class RemoteAgent:
                 why = f"{replica.target}: {error.code().name}: {str(error.details() or '')[:300]}"
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise DeadlineExceeded(f"the agent at {self._endpoint} was not done in time") from error
-                if error.code() not in _PASSING:
+                if error.code() not in PASSING:
                     raise ModelReplyInvalid(f"the agent at {self._endpoint} refused: {why}") from error
                 log.warning("a remote agent is gone; asking another of its replicas", endpoint=self._endpoint, reason=why)
         raise ModelUnavailable(f"no replica of the agent at {self._endpoint} answers; {why}")
@@ -142,7 +141,7 @@ class RemoteAgent:
             answer = await replica.stub.ExecuteTask(asked, metadata=self._metadata, timeout=left)
             failed = False
         except grpc.aio.AioRpcError as error:
-            failed = error.code() in _PASSING
+            failed = error.code() in PASSING
             replica.looked = float("-inf")
             raise
         finally:

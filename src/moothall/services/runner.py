@@ -8,7 +8,7 @@ from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.runner.v1 import runner_pb2_grpc as pb_grpc
 from moothall.services import convert
 from moothall.services.identity import caller
-from moothall.visits.executions import Executions, Order
+from moothall.visits.executions import ExecutionOrder, Executions
 
 
 class SecureRunner(pb_grpc.SecureRunnerServicer):
@@ -20,7 +20,7 @@ class SecureRunner(pb_grpc.SecureRunnerServicer):
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> pb.ExecuteResponse:
         """Run code once; it stops when the call does."""
         limits = request.limits
-        order = Order(
+        order = ExecutionOrder(
             workspace=request.task_id,
             execution_id=request.execution_id,
             code=request.code,

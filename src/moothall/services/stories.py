@@ -17,7 +17,7 @@ from moothall.planning.coach import Draft
 from moothall.planning.lifecycle import Blocked
 from moothall.planning.outline import outline_of, outlines_of
 from moothall.planning.planner import plan_of
-from moothall.planning.saying import Place, remark
+from moothall.planning.saying import Spot, remark
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 
@@ -90,7 +90,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             await self._board.comment(request.story_id, request.comment, who, key=key)
             return
         on = request.on
-        place = Place(on.path, on.line, on.removed, on.task_id, on.rank)
+        place = Spot(on.path, on.line, on.removed, on.task_id, on.rank)
         await remark(self._board, self._desk, request.story_id, request.comment, who, place=place, key=key)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:

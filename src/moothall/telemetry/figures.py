@@ -136,7 +136,7 @@ Snapshot = dict[str, list[list[Any]]]
 """By the figure's name: rows of [labels, value], for a histogram [labels, counts and sum]."""
 
 
-class Registry:
+class Figures:
     """All figures of a process, by name."""
 
     def __init__(self) -> None:

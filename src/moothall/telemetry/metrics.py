@@ -6,9 +6,9 @@ with one more label, `process`.
 
 from __future__ import annotations
 
-from moothall.telemetry.figures import BYTES, Registry
+from moothall.telemetry.figures import BYTES, Figures
 
-REGISTRY = Registry()
+REGISTRY = Figures()
 _counter, _gauge, _histogram = REGISTRY.counter, REGISTRY.gauge, REGISTRY.histogram
 
 # deliberations

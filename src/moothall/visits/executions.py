@@ -28,7 +28,7 @@ _READS = "files.read"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ExecutionOrder:
     """What a caller wants run. Zeros are the configured limits, which nothing exceeds. Times in milliseconds."""
 
     workspace: str
@@ -64,7 +64,7 @@ class Executions:
             slim=lambda ended: replace(ended, run=replace(ended.run, value=None, printed="", error=GONE)),
         )
 
-    async def execute(self, who: Principal, order: Order) -> Execution:
+    async def execute(self, who: Principal, order: ExecutionOrder) -> Execution:
         """Return the one answer to an execution id; the same order again has the same answer and runs nothing.
 
         Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as `Visits.ready` does, `AlreadyExists`
@@ -134,7 +134,7 @@ def _only(block: CodeBlock, calls: BlockCalls) -> Ask:
     return ask
 
 
-def _check(order: Order) -> None:
+def _check(order: ExecutionOrder) -> None:
     if not 0 < len(order.execution_id) <= _ID_CHARS:
         raise InvalidRequest(f"execution_id has {len(order.execution_id)} characters; it needs 1 to {_ID_CHARS}")
     if not order.code.strip() or len(order.code) > _CODE_CHARS:
@@ -148,7 +148,7 @@ def _check(order: Order) -> None:
             raise InvalidRequest(f"inputs: {name[:60]!r} cannot be a variable; use a name that is no keyword, tool or ws")
 
 
-def _digest(order: Order, tools: Iterable[str]) -> str:
+def _digest(order: ExecutionOrder, tools: Iterable[str]) -> str:
     """Return what tells one execution from another: also by the tools that its token covers."""
     limits = (order.timeout_ms, order.memory_mb, order.tool_calls)
     return digest(order.code, arguments_digest(order.inputs), repr(order.tools), repr(sorted(tools)), repr(limits))

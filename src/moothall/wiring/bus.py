@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from moothall.bus.nats.jetstream import JetStreamBus as Bus
 from moothall.bus.nats.jetstream import open_bus
 from moothall.config import Bus as BusSettings
 from moothall.config import Settings
+from moothall.disk import write_private
 from moothall.domain.causes import requested_id
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
@@ -138,7 +138,7 @@ async def look(data_dir: Path, bus: Bus) -> LogReport:
     """Check the log against where it ended before, and remember where it ends. A lost end is remembered as lost."""
     path = data_dir / "log-end.json"
     report = await check_log(bus, await asyncio.to_thread(_read, path))
-    await asyncio.to_thread(_write, path, max(report.last, report.before))
+    await asyncio.to_thread(write_private, path, json.dumps({"last_seq": max(report.last, report.before)}))
     return report
 
 
@@ -168,10 +168,3 @@ def _read(path: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError):
         return 0
     return last if isinstance(last, int) else 0
-
-
-def _write(path: Path, last: int) -> None:
-    fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        json.dump({"last_seq": last}, file)
-    fresh.replace(path)

@@ -13,8 +13,7 @@ from moothall.domain.identity import LOCAL
 from moothall.wiring import lock
 from moothall.wiring.trusted import trusted_repositories
 from moothall.workspace.box import remove_tree
-from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept
-from moothall.workspace.pruning import prune_preparations
+from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept, prune_preparations
 
 
 @dataclass(frozen=True, slots=True)

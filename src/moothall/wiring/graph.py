@@ -16,7 +16,7 @@ from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
 from moothall.config import Settings
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.graph.asking import Elsewhere, OverBus, answer_on, answering
+from moothall.graph.elsewhere import Elsewhere, OverBus, answer_on, answering
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger

@@ -34,8 +34,8 @@ from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.lending import Home, disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import open_rules
+from moothall.wiring.telemetry import report_figures, settle, spans
 from moothall.wiring.trusted import Leaving, open_hands
-from moothall.wiring.watching import report_figures, settle, spans
 
 
 async def host_main(

@@ -28,8 +28,8 @@ from moothall.wiring.bus import Bus, Tell, bus_url, hold_or_find, hosts_on, open
 from moothall.wiring.early import defaults
 from moothall.wiring.lending import lending
 from moothall.wiring.roles import ALL, Deciding, embedded, instance, roles_of
+from moothall.wiring.telemetry import settle, spans
 from moothall.wiring.trusted import trusted_repositories
-from moothall.wiring.watching import settle, spans
 
 _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _ASK_SECONDS = 0.1, 0.5, 1.0, 0.3
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from moothall.aio import beside
 from moothall.config import Forge, Oidc, Settings, Webhook
+from moothall.disk import write_private
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel
 from moothall.guard.keys import Keys, ensure_token, keys_of
@@ -40,9 +41,7 @@ def home_of(settings: Settings) -> Home | None:
     if settings.ray.address is None:
         return None
     home = Home(secrets.token_hex(16), keys_of(settings).of_hosts())
-    fresh = settings.data_dir / f".{_MARK}"
-    fresh.write_text(home.mark, encoding="ascii")
-    fresh.replace(settings.data_dir / _MARK)
+    write_private(settings.data_dir / _MARK, home.mark)
     return home
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from moothall.disk import locked, write_private
 from moothall.errors import ConfigurationError
 
 
@@ -34,20 +33,16 @@ class Taken(Exception):
 @contextmanager
 def hold(data_dir: Path) -> Iterator[None]:
     """Hold the data directory, or raise `Taken`. The kernel lets go when the process ends, however it ends."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Taken from error
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free = stack.enter_context(locked(data_dir / "lock"))
+        except OSError as error:
+            raise ConfigurationError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
+        if not free:
+            raise Taken
         withdraw(data_dir)  # of one who was killed
         yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -56,40 +51,24 @@ def numbered(data_dir: Path) -> Iterator[int]:
     folder = data_dir / "processes"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in itertools.count(1):
-        handle = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            continue
-        try:
-            yield number
-        finally:
-            os.close(handle)
-        return
+        with locked(folder / str(number)) as free:
+            if free:
+                yield number
+                return
 
 
 def shared(data_dir: Path) -> bool:
     """Whether processes work here that have a number, and may not hold the directory."""
     for path in (data_dir / "processes").glob("*"):
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
+        with locked(path) as free:
+            if not free:
+                return True
     return False
 
 
 def announce(data_dir: Path, address: Address) -> None:
     """Say where this process can be reached."""
-    path = data_dir / "serving.json"
-    fresh = path.with_suffix(".new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(address), file)
-    fresh.replace(path)
+    write_private(data_dir / "serving.json", json.dumps(asdict(address)))
 
 
 def withdraw(data_dir: Path) -> None:

@@ -14,15 +14,12 @@ from moothall.errors import ConfigurationError
 from moothall.guard.approvals import Approvals
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
 from moothall.guard.keys import Keys, keys_of
+from moothall.guard.orders import REVOKED, SWITCHES, Revocations, Switches
 from moothall.guard.parking import BUCKET as PARKED_BUCKET
 from moothall.guard.parking import SPENT_BUCKET, Parking
 from moothall.guard.policy import Policy
 from moothall.guard.rates import SharedRates
-from moothall.guard.revocations import BUCKET as REVOKED_BUCKET
-from moothall.guard.revocations import Revocations
 from moothall.guard.rules import Rules
-from moothall.guard.switches import BUCKET as SWITCHES_BUCKET
-from moothall.guard.switches import Switches
 from moothall.guard.tokens import Tokens
 from moothall.ports import Bus, Toolkit
 from moothall.toolkits.families import FAMILIES, Families, family_tools, unset_tools
@@ -42,8 +39,8 @@ async def open_rules(
     given. Raises `ConfigurationError`, `BusUnavailable`.
     """
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
-    off = Switches(bus.bucket(SWITCHES_BUCKET), catalogue)
-    revoked = Revocations(bus.bucket(REVOKED_BUCKET))
+    off = Switches(bus.bucket(SWITCHES), catalogue)
+    revoked = Revocations(bus.bucket(REVOKED))
     own = await asyncio.to_thread(keys_of, settings) if keys is None else keys
     waiting = parking_of(settings.guard, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
@@ -153,7 +150,7 @@ async def switches(settings: Settings) -> AsyncIterator[Switches]:
     from moothall.wiring.bus import open_log
 
     async with open_log(settings, lambda _: None) as bus:
-        known = Switches(bus.bucket(SWITCHES_BUCKET), await asyncio.to_thread(catalogue_of, settings))
+        known = Switches(bus.bucket(SWITCHES), await asyncio.to_thread(catalogue_of, settings))
         await known.refresh()
         yield known
 

@@ -48,9 +48,9 @@ from moothall.wiring.bus import Bus, Tell, watch_log
 from moothall.wiring.graph import Answers
 from moothall.wiring.roles import alone, sending_webhooks
 from moothall.wiring.rules import open_rules
+from moothall.wiring.telemetry import figures
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
-from moothall.wiring.watching import figures
 
 Found = tuple[Condition, str]
 

@@ -26,8 +26,8 @@ from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.ports import Bus, Repositories
 from moothall.wiring import lock
-from moothall.wiring.asking import Change, files_here, files_of
 from moothall.wiring.bus import Tell, is_served, open_log
+from moothall.wiring.repository import Diff, files_here, files_of
 from moothall.wiring.trusted import trusted_repositories
 
 if TYPE_CHECKING:  # whoever has a house has imported it
@@ -74,10 +74,10 @@ class Tasks:
         except NotFound:
             return ()
 
-    async def changes(self, task_id: str) -> Sequence[Change]:
+    async def changes(self, task_id: str) -> Sequence[Diff]:
         """Return the diffs of its conversation, the first first."""
         ends = [(await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)]
-        return [Change(diff, base) for outcome, base in ends if (diff := outcome.diff)]
+        return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
         """Return how tasks stand, by id; what is not known is left out."""

@@ -27,8 +27,8 @@ from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
 from moothall.wiring.bus import Bus, bus_url, hold_or_find, open_bus
 from moothall.wiring.trusted import Leaving, open_hands, trusted_repositories
-from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.plan import document_digest
+from moothall.workflows.record import Chronicle
 from moothall.workflows.running import BUCKET, Begun, Workflows, entries
 
 WRITER = "serve"

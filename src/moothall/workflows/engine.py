@@ -17,7 +17,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, PatchRefused, Permanent, Refused, WorkspaceFailed
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.workflows.hands import VisitHands
-from moothall.workflows.plan import Call, Plan, Step
+from moothall.workflows.plan import Call, Step, Workflow
 from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, filled, found_in, references
 
@@ -57,7 +57,7 @@ class _Work:
 class Engine:
     """One run of one plan from where its record stands."""
 
-    def __init__(self, plan: Plan, record: Record, hands: VisitHands, tell: Tell, catalogue: Mapping[str, ToolSpec]) -> None:
+    def __init__(self, plan: Workflow, record: Record, hands: VisitHands, tell: Tell, catalogue: Mapping[str, ToolSpec]) -> None:
         self._plan = plan
         self._record = record
         self._hands = hands
@@ -246,7 +246,7 @@ class Engine:
         return left
 
 
-def _request_id(plan: Plan, work: _Work, attempt: int) -> str:
+def _request_id(plan: Workflow, work: _Work, attempt: int) -> str:
     return f"{plan.id}/{work.step.id}/{'undo/' if work.compensation else ''}{attempt}"
 
 

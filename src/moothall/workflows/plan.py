@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Workflow:
     """A workflow whose steps are in an order in which they could run one by one."""
 
     id: str
@@ -123,7 +123,7 @@ def read_yaml(text: str) -> Mapping[str, Any]:
     return document
 
 
-def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Plan:
+def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Workflow:
     """Return the plan of a document. Raises `InvalidRequest` that names the step and what would be right."""
     told = _of(_Workflow, document, "workflow")
     if len(told.steps) > allowed.steps:
@@ -139,7 +139,7 @@ def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Plan:
     order = _sort(steps)
     for step in order:
         _check_compensation(step, steps, known, allowed)
-    return Plan(
+    return Workflow(
         id=check_id(told.id, "workflow id") if told.id is not None else f"wf-{secrets.token_hex(8)}",
         name=told.name,
         steps=order,

@@ -19,13 +19,12 @@ from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, 
 from moothall.guard.gate import Gate
 from moothall.ports import Bucket, Log
 from moothall.telemetry import get_logger
-from moothall.visits.lending import Loan, Returning
+from moothall.visits.loans import Loan, Returning
 from moothall.visits.visits import Visits
-from moothall.workflows.chronicle import Chronicle
 from moothall.workflows.engine import Engine
 from moothall.workflows.hands import VisitHands
-from moothall.workflows.plan import Allowed, Plan, read_plan
-from moothall.workflows.record import End, Record
+from moothall.workflows.plan import Allowed, Workflow, read_plan
+from moothall.workflows.record import Chronicle, End, Record
 
 log = get_logger(__name__)
 
@@ -76,7 +75,7 @@ class _Start:
     chronicle: Chronicle
     who: Principal
     token: str
-    plan: Plan
+    plan: Workflow
     document: Mapping[str, Any]
 
 
@@ -165,7 +164,7 @@ class Workflows:
             self._gate.catalogue, refusal, limits.workflow_steps, limits.workflow_parallelism, limits.workflow_attempts
         )
 
-    async def _begin(self, chronicle: Chronicle, who: Principal, token: str, plan: Plan, document: Mapping[str, Any]) -> None:
+    async def _begin(self, chronicle: Chronicle, who: Principal, token: str, plan: Workflow, document: Mapping[str, Any]) -> None:
         """Have it begun, unless it was."""
         key = (chronicle.workspace, plan.id)
         begun = self._held.get(key)
@@ -235,7 +234,7 @@ class Workflows:
         if waiting := self._returning.pop(workspace, None):
             waiting.set()
 
-    async def _carry_out(self, chronicle: Chronicle, plan: Plan, entry: Begun, loan: Loan) -> None:
+    async def _carry_out(self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan) -> None:
         """Run to the end and tell it; again from the log where the bus was away."""
         pause, over = _FIRST_PAUSE, False
         while not over:
@@ -256,7 +255,9 @@ class Workflows:
                 await self._over(entry)
                 over = True
 
-    async def _until_closed(self, chronicle: Chronicle, plan: Plan, entry: Begun, loan: Loan, record: Record) -> tuple[End, str]:
+    async def _until_closed(
+        self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan, record: Record
+    ) -> tuple[End, str]:
         hands = VisitHands(self._visits, loan, entry.token, plan.id, self._bus)
         engine = Engine(plan, record, hands, partial(chronicle.step, plan, record), self._gate.catalogue)
         async with asyncio.TaskGroup() as group:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from moothall import disk
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
@@ -18,7 +15,6 @@ from moothall.workspace.box import Place
 from moothall.workspace.toolchains import Chosen, choose
 
 _KEY_CHARS = 32
-_LOCK_PAUSE = 0.1
 _PYTHON = frozenset({"python", "python3", "pip", "pip3"})
 
 
@@ -54,27 +50,9 @@ class Layout:
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
         return Place(key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=foreign_python(chosen))
 
-    @asynccontextmanager
-    async def lock(self, name: str) -> AsyncIterator[None]:
+    def lock(self, name: str) -> AbstractAsyncContextManager[None]:
         """Hold a lock against all processes that share the data directory."""
-        folder = self.data_dir / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not try_lock(descriptor):  # noqa: ASYNC110 - what is waited for happens in another process
-                await asyncio.sleep(_LOCK_PAUSE)
-            yield
-        finally:
-            os.close(descriptor)
-
-
-def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file, unless another holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return disk.lock(self.data_dir / "locks" / name)
 
 
 def uses_environment(base: Base) -> bool:

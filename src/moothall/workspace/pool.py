@@ -16,6 +16,7 @@ from typing import Self
 
 from moothall import telemetry
 from moothall.config import Settings
+from moothall.disk import try_lock
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
@@ -24,7 +25,7 @@ from moothall.sandbox import cgroups, orphans
 from moothall.workspace import boxlog
 from moothall.workspace.box import Box, Place, remove_tree
 from moothall.workspace.bundle import bundle
-from moothall.workspace.layout import Layout, try_lock
+from moothall.workspace.layout import Layout
 from moothall.workspace.localbox import LocalBox
 
 _KEYS_KEPT = 4

@@ -15,7 +15,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
 from moothall.ranking.base import diagnose
-from moothall.wiring.asking import Checked
+from moothall.wiring.repository import Checked
 
 RED = "tests/test_a.py::test_red"
 RUN = CheckRun(

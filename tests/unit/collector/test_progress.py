@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.collector import Progress, Step, describe
+from moothall.collector import Progress, ProgressStep, describe
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import live_view
 from moothall.domain.event import Event, EventType, Recorded, new_event
@@ -11,7 +11,7 @@ from moothall.domain.outcome import DeliberationStatus
 from support.story import SEATS, Story, full
 
 
-def steps_of(events: list[Event]) -> list[Step]:
+def steps_of(events: list[Event]) -> list[ProgressStep]:
     progress, steps = Progress(), []
     for seq, event in enumerate(events, 1):
         progress, step = describe(progress, Recorded(seq, event))

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from moothall.collector.tally import Health, Latencies, Tally, Totals
+from moothall.collector.tally import CouncilHealth, Latencies, Tally, Totals
 from moothall.config import Limits
 from moothall.council.roster import Roster
 from moothall.domain.codec import dump
@@ -93,9 +93,9 @@ async def test_councils_are_busy_idle_or_empty() -> None:
     await ended(bus, 4, 10, role="qa")
     found = await (await tally_of(bus, running(9))).metrics(LOCAL)
     assert found.councils == {
-        "council-data": Health("empty", 0, 0, 0.0),
-        "council-dev": Health("busy", 2, 2, 0.5),
-        "council-qa": Health("idle", 3, 0, 1.0),
+        "council-data": CouncilHealth("empty", 0, 0, 0.0),
+        "council-dev": CouncilHealth("busy", 2, 2, 0.5),
+        "council-qa": CouncilHealth("idle", 3, 0, 1.0),
     }
     assert (found.agents_by_role, found.active_agents) == ({"data": 0, "dev": 4, "qa": 3}, 2)
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.checking import Near, State, near
+from moothall.council.checking import Near, Standing, near
 from moothall.council.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
@@ -111,13 +111,13 @@ def test_a_limit_that_was_hit_is_named() -> None:
 
 
 def test_nobody_is_told_to_repair_what_is_green() -> None:
-    mended = State(patch("x"), green=True, proven=True, fixed=("a",))
+    mended = Standing(patch("x"), green=True, proven=True, fixed=("a",))
     assert verdict_text(mended) == "All checks are green. If the task is done, finish."
-    assert "the whole suite runs in the clean re-check" in verdict_text(State(patch("x"), green=True, whole=False))
-    before = State(patch("x"), green=True, still_red=("a",))
+    assert "the whole suite runs in the clean re-check" in verdict_text(Standing(patch("x"), green=True, whole=False))
+    before = Standing(patch("x"), green=True, still_red=("a",))
     assert verdict_text(before) == "Nothing is red that was not red before your change (a). If the task is done, finish."
-    assert verdict_text(State(patch("x"))) == "Repair this."
-    partly = State(patch("x"), green=True, fixed=("a",), still_red=("b",))
+    assert verdict_text(Standing(patch("x"))) == "Repair this."
+    partly = Standing(patch("x"), green=True, fixed=("a",), still_red=("b",))
     assert verdict_text(partly).endswith("these are red yet: b. Repair those too.")
 
 

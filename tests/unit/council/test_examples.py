@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.council.examples import broken, examples_of
-from moothall.council.stuck import DOUBTED, NOT_GREEN
+from moothall.council.turns import DOUBTED, NOT_GREEN
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.guard.grants import grant_for

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.stuck import FINISH, TOO_EARLY, UNUSABLE, TurnStep, again, stuck
+from moothall.council.turns import FINISH, TOO_EARLY, UNUSABLE, TurnStep, again, stuck
 
 A, B = frozenset({"t::a"}), frozenset({"t::b"})
 

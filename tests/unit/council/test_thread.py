@@ -12,7 +12,7 @@ from moothall.council.desk import Desk
 from moothall.council.prompts import shared_text
 from moothall.council.request import Defaults
 from moothall.council.text import tokens
-from moothall.council.thread import Ended, told_of
+from moothall.council.thread import EndedTask, told_of
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
@@ -86,7 +86,8 @@ async def test_a_conversation_about_text_stays_about_text() -> None:
 async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
     one = deliberation("one")
     before = [
-        Ended(replace(one, description=f"question {n}"), answered(one, f"answer {n} " + "word " * 400)) for n in range(30, 0, -1)
+        EndedTask(replace(one, description=f"question {n}"), answered(one, f"answer {n} " + "word " * 400))
+        for n in range(30, 0, -1)
     ]
     told = told_of(before, 2000)
     assert tokens(told) <= 2000
@@ -99,7 +100,7 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
 
 async def test_what_has_no_answer_says_why() -> None:
     one = deliberation("one")
-    told = told_of([Ended(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))], 1000)
+    told = told_of([EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))], 1000)
     assert "(no answer: out of turns)" in told
 
 

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from moothall.config import Graph
 from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
-from moothall.graph.asking import Elsewhere, answering
+from moothall.graph.elsewhere import Elsewhere, answering
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.store import CypherGraph, schema

@@ -11,9 +11,8 @@ from moothall.config import Guard
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.guard.budget import book_time, check_budget, reserve
 from moothall.guard.grants import grant_for, intersection, read_grants, shipped_grants
-from moothall.guard.limits import check_limits, cut_output, cut_text
+from moothall.guard.limits import book_time, check_budget, check_limits, cut_output, cut_text, reserve
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema

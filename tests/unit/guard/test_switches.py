@@ -12,7 +12,7 @@ from moothall.config import Bus
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest
 from moothall.guard.grants import grant_for
-from moothall.guard.switches import BUCKET, Switches
+from moothall.guard.orders import SWITCHES, Switches
 from moothall.ports import Bucket
 from moothall.testing.bus import MemoryBus
 from support.gate import open_house, tool_call
@@ -21,10 +21,10 @@ from support.gate import open_house, tool_call
 @pytest.fixture(params=["memory", "jetstream"])
 async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bucket]:
     if request.param == "memory":
-        yield MemoryBus().bucket(BUCKET)
+        yield MemoryBus().bucket(SWITCHES)
         return
     async with embedded_server(Bus(), tmp_path / "bus") as url, open_bus(Bus(), url) as bus:
-        yield bus.bucket(BUCKET)
+        yield bus.bucket(SWITCHES)
 
 
 async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None:
@@ -49,11 +49,11 @@ async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None
 
 async def test_an_unknown_tool_is_not_switched() -> None:
     with pytest.raises(InvalidRequest, match=r"there is no tool 'files\.reed'"):
-        await Switches(MemoryBus().bucket(BUCKET)).switch("local", "files.reed", enabled=False, who="ann")
+        await Switches(MemoryBus().bucket(SWITCHES)).switch("local", "files.reed", enabled=False, who="ann")
 
 
 async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
-    bucket = MemoryBus().bucket(BUCKET)
+    bucket = MemoryBus().bucket(SWITCHES)
     await bucket.put("local.files.read", {"enabled": "yes"})
     known = Switches(bucket)
     await known.refresh()
@@ -61,7 +61,7 @@ async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
 
 
 async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
-    known = Switches(MemoryBus().bucket(BUCKET))
+    known = Switches(MemoryBus().bucket(SWITCHES))
     async with open_house(tmp_path, off=known.off) as house:
         grant = grant_for("dev")
         assert "files.append" in [spec.name for spec in house.gate.offered("local", grant)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import ConfigurationError, ModelReplyInvalid
-from moothall.model.figures import read_figures
+from moothall.model.dialect import read_figures
 from moothall.testing.chat import talking
 
 TOLD = """# HELP vllm:num_requests_running Number of requests

@@ -14,7 +14,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.planning.board import Board
 from moothall.planning.coach import Draft
-from moothall.planning.saying import Place, remark, steer
+from moothall.planning.saying import Spot, remark, steer
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
@@ -39,7 +39,7 @@ class House:
         )
         await self.desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results))
 
-    async def say(self, place: Place, text: str = "Not so.", key: str = "k") -> None:
+    async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
         await remark(self.board, self.desk, self.story, text, LOCAL, place=place, key=key)
 
     async def remarks(self) -> tuple[Remark, ...]:
@@ -55,10 +55,10 @@ async def house() -> House:
 
 async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(house: House) -> None:
     for key, place in enumerate(
-        (Place("u.py", 2, task_id="task-1"), Place("u.py", 2, True, "task-1"), Place("v.py", 1, task_id="task-1", rank=2))
+        (Spot("u.py", 2, task_id="task-1"), Spot("u.py", 2, True, "task-1"), Spot("v.py", 1, task_id="task-1", rank=2))
     ):
         await house.say(place, key=str(key))
-    await house.say(Place("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
+    await house.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
     assert [(said.path, said.line, said.quoted) for said in await house.remarks()] == [
         ("u.py", 2, "+new"),
         ("u.py", 2, "-old"),
@@ -68,25 +68,25 @@ async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(house: H
 
 async def test_without_a_task_it_is_the_last_check_of_the_whole(house: House) -> None:
     with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
-        await house.say(Place("u.py", 2))
+        await house.say(Spot("u.py", 2))
     data = {"story_id": house.story, "status": "passed", "task_id": "task-1", "moved": ""}
     await house.bus.publish(write(EventType.STORY_CHECKED, house.story, data))
-    await house.say(Place("u.py", 2))
+    await house.say(Spot("u.py", 2))
     assert [said.task_id for said in await house.remarks()] == ["task-1"]
 
 
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (Place("x.py", 1), "the diff changes u.py"),
-        (Place("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
-        (Place("u.py", 1, removed=True), "no such removed line 1 of that file in the diff; it shows 2 to 2"),
-        (Place("v.py", 1, removed=True, rank=2), "it removes none there"),
-        (Place("u.py", 2, rank=3), "has no candidate 3; it has 2"),
-        (Place("u.py", -1, rank=-1), "has no candidate -1"),
+        (Spot("x.py", 1), "the diff changes u.py"),
+        (Spot("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
+        (Spot("u.py", 1, removed=True), "no such removed line 1 of that file in the diff; it shows 2 to 2"),
+        (Spot("v.py", 1, removed=True, rank=2), "it removes none there"),
+        (Spot("u.py", 2, rank=3), "has no candidate 3; it has 2"),
+        (Spot("u.py", -1, rank=-1), "has no candidate -1"),
     ],
 )
-async def test_what_is_no_line_of_the_diff_is_refused_in_words(house: House, place: Place, said: str) -> None:
+async def test_what_is_no_line_of_the_diff_is_refused_in_words(house: House, place: Spot, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await house.say(replace(place, task_id="task-1"))
     assert await house.remarks() == ()
@@ -95,12 +95,12 @@ async def test_what_is_no_line_of_the_diff_is_refused_in_words(house: House, pla
 async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(house: House) -> None:
     eve = Principal("eve", "elsewhere")
     with pytest.raises(NotFound):
-        await remark(house.board, house.desk, house.story, "x", eve, place=Place("u.py", 2, task_id="task-1"), key="k")
+        await remark(house.board, house.desk, house.story, "x", eve, place=Spot("u.py", 2, task_id="task-1"), key="k")
     with pytest.raises(NotFound):
-        await house.say(Place("u.py", 2, task_id="task-9"))
+        await house.say(Spot("u.py", 2, task_id="task-9"))
     house.story = (await house.board.create(Draft("Another", "", ()), LOCAL, key="2")).story.id
     with pytest.raises(InvalidRequest, match="task task-1 is not of story"):
-        await house.say(Place("u.py", 2, task_id="task-1"))
+        await house.say(Spot("u.py", 2, task_id="task-1"))
 
 
 async def test_only_who_has_a_role_tells_the_seats_something(house: House) -> None:

@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from moothall.config import Sandbox
+from moothall.disk import try_lock
 from moothall.sandbox import orphans
 from moothall.sandbox.spawn import sandboxed, spawn
 from moothall.sandbox.spec import SandboxSpec, interpreter_binds
-from moothall.workspace.layout import Layout, try_lock
+from moothall.workspace.layout import Layout
 from moothall.workspace.pool import sweep
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

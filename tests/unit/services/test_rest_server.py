@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 from moothall import config
 from moothall.domain.overview import Condition
 from moothall.errors import ConfigurationError
-from moothall.services.asgi import Address, Connection, Limits, serving
+from moothall.services.asgi import Address, Connection, ServerLimits, serving
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.page.sessions import Sessions
@@ -339,7 +339,10 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
 
     app = application(config.Web(), doors(behind), TOKENS, Sessions(1, 1, 1))
     app.router.routes.append(Route("/stream", stream))
-    async with serving(app, Address("HTTP", "web", "127.0.0.1", 0, 0), Limits()) as port, aiohttp.ClientSession() as session:
+    async with (
+        serving(app, Address("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
+        aiohttp.ClientSession() as session,
+    ):
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with session.get(f"http://127.0.0.1:{port}/stream", headers=headers) as response:
             assert await response.content.readline() == b"1\n"

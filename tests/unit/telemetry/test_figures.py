@@ -18,12 +18,12 @@ from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.services.figures import figures_page
 from moothall.telemetry import metrics, reports
-from moothall.telemetry.figures import MOST, OTHER, Registry
+from moothall.telemetry.figures import MOST, OTHER, Figures
 from moothall.telemetry.reports import Reports
 
 
 def test_counting() -> None:
-    registry = Registry()
+    registry = Figures()
     calls = registry.counter("calls_total", "…", "tool")
     busy = registry.gauge("busy", "…")
     took = registry.histogram("took_seconds", "…", buckets=(1.0, 2.0))
@@ -42,18 +42,18 @@ def test_counting() -> None:
 
 def test_a_wrong_number_of_labels_is_a_bug() -> None:
     with pytest.raises(TypeError, match="has the labels"):
-        Registry().counter("x", "…", "tool").add("a", "b")
+        Figures().counter("x", "…", "tool").add("a", "b")
 
 
 def test_a_name_is_taken_once() -> None:
-    registry = Registry()
+    registry = Figures()
     registry.counter("x", "…")
     with pytest.raises(ValueError, match="already"):
         registry.gauge("x", "…")
 
 
 def test_hostile_names_fill_no_memory() -> None:
-    registry = Registry()
+    registry = Figures()
     calls, took = registry.counter("calls_total", "…", "model"), registry.histogram("took", "…", "model")
     for number in range(10_000):
         calls.add(f"{number}" + "x" * 10_000)
@@ -65,7 +65,7 @@ def test_hostile_names_fill_no_memory() -> None:
 
 
 def test_what_is_looked_up_is_looked_up_at_each_reading() -> None:
-    registry = Registry()
+    registry = Figures()
     gauge = registry.gauge("under_way", "…")
     seen = iter((1, 2))
     with registry.looking(lambda: gauge.set(next(seen))):

@@ -16,7 +16,7 @@ from moothall.guard.approvals import Approvals, Subject
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.keys import keys_of
-from moothall.guard.revocations import BUCKET, Revocations
+from moothall.guard.orders import REVOKED, Revocations
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.wiring.lending import disk_of, for_hosts, home_of, sees
@@ -38,7 +38,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
         everything = house.seat(grant=Grant(tools=("*",)))
         pushed = await house.gate.call(everything, tool_call("git.push", number=2, branch="main"))
         assert (pushed.status, "acts beyond the workspace" in pushed.error) == (ToolStatus.PARKED, True)
-        await Revocations(bus.bucket(BUCKET)).revoke("ws-1", who="ann")
+        await Revocations(bus.bucket(REVOKED)).revoke("ws-1", who="ann")
         async with asyncio.timeout(20):
             number = 3
             while (await house.gate.call(seat, tool_call(path="a", number=number))).status is not ToolStatus.BLOCKED:

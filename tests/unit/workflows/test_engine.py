@@ -16,7 +16,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.workflows.engine import Engine
-from moothall.workflows.plan import Allowed, Plan, read_plan
+from moothall.workflows.plan import Allowed, Workflow, read_plan
 from moothall.workflows.record import End, Record, StepState
 from support.gate import in_seconds
 from support.tools import CATALOGUE
@@ -33,7 +33,7 @@ class Killed(Exception):
 class World:
     """A workspace, what lies beyond it, and the log; `kill` is how many more facts or calls the process lives for."""
 
-    plan: Plan
+    plan: Workflow
     answers: dict[str, list[ToolStatus]] = field(default_factory=dict)
     kill: int = 10**9
     lines: list[str] = field(default_factory=list)

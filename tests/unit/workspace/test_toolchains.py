@@ -6,7 +6,7 @@ import pytest
 
 from moothall.domain.repository import Base, Profile
 from moothall.sandbox.spec import interpreter
-from moothall.wiring.asking import Checked
+from moothall.wiring.repository import Checked
 from moothall.workspace.layout import environment_key
 from moothall.workspace.toolchains import choose, own_python, pythons
 

@@ -11,8 +11,7 @@ from nats.aio.msg import Msg
 
 from moothall.bus import registry
 from moothall.bus.nats.connection import connection, log, translate_errors
-from moothall.bus.nats.heeding import heed_cancel
-from moothall.bus.nats.lean import LeanClient
+from moothall.bus.nats.lean import LeanClient, heed_cancel
 from moothall.config import Bus
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable

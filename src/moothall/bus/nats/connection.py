@@ -14,8 +14,7 @@ import nats.errors
 from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
-from moothall.bus.nats.heeding import heed_cancel
-from moothall.bus.nats.lean import LeanClient
+from moothall.bus.nats.lean import LeanClient, heed_cancel
 from moothall.config import Bus
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger

@@ -15,8 +15,8 @@ from moothall.bus import batching, dead, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
 from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
-from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH
+from moothall.bus.nats.lean import heed_cancel
 from moothall.bus.nats.stored import Stored
 from moothall.bus.packing import Packer
 from moothall.bus.registry import WORK, DurableSpec

@@ -22,9 +22,8 @@ from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.bucket import KvBucket
 from moothall.bus.nats.connection import connection, log, translate_errors
 from moothall.bus.nats.consuming import Taking
-from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
-from moothall.bus.nats.lean import LeanClient
+from moothall.bus.nats.lean import LeanClient, heed_cancel
 from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.stored import Stored
 from moothall.bus.nats.tail import Tail

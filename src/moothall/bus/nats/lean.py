@@ -8,14 +8,13 @@ other file touches it: its version is locked, and `tests/unit/bus/nats/test_lean
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-
-from moothall.bus.nats.heeding import heed_cancel
 
 Hear = Callable[[Msg], None]
 _LINE_ENDS = str.maketrans("\r\n", "  ")
@@ -104,3 +103,23 @@ def _words(subject: str, reply: str, sizes: str) -> bytes:
     if not subject or " " in names or not names.isprintable():  # it would be another command
         raise nats.errors.BadSubjectError
     return f"{subject} {reply} {sizes}".encode()
+
+
+T = TypeVar("T")
+
+
+async def heed_cancel(call: Awaitable[T]) -> T:
+    """Return what a call of the client returns; a cancellation that got lost in it is raised all the same.
+
+    Every call of the client that may wait goes through here. The client waits with `asyncio.wait_for`, which
+    on Python 3.11 returns the answer and forgets the cancellation when both come in the same turn of the
+    loop, and its writes swallow one outright. What is lost so never comes again, and a loop goes on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        return await call
+    finally:
+        # Compared, not just asked: a task that cleans up after its cancellation may still call.
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from moothall.config import Bus
+from moothall.disk import try_lock, write_private
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
 
@@ -65,29 +65,18 @@ def _lock(directory: Path) -> int:
     """
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > until:
-                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(descriptor)
-                raise ConfigurationError(
-                    f"the bus directory {directory} is in use by another Moothall (process {holder}): stop that one, "
-                    "attach to it, or choose another data directory"
-                ) from error
-            time.sleep(0.05)
-        else:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            return descriptor
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(text)
+    while not try_lock(descriptor):
+        if time.monotonic() > until:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"the bus directory {directory} is in use by another Moothall (process {holder}): stop that one, "
+                "attach to it, or choose another data directory"
+            )
+        time.sleep(0.05)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
 
 
 def _token(directory: Path) -> str:
@@ -99,7 +88,7 @@ def _token(directory: Path) -> str:
             path.chmod(0o600)
             return token
     token = secrets.token_hex(24)
-    _write_private(path, token)
+    write_private(path, token)
     return token
 
 
@@ -118,7 +107,7 @@ def _configure(settings: Bus, directory: Path, token: str, port: int) -> Path:
         return json.dumps(text, ensure_ascii=False)  # the server's own escapes are fewer
 
     path = directory / "nats-server.conf"
-    _write_private(
+    write_private(
         path,
         f"""# written at every start
 listen: "127.0.0.1:{port}"

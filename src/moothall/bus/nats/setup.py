@@ -11,8 +11,8 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from moothall.bus.buckets import BUCKETS, BucketSpec
 from moothall.bus.nats.connection import reason
-from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
+from moothall.bus.nats.lean import heed_cancel
 from moothall.bus.registry import (
     DUPLICATE_WINDOW,
     DURABLES,

@@ -21,9 +21,8 @@ from nats.js.object_store import ObjectStore
 from moothall.bus import codec
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.connection import ConsumerGone, Pull, reason, translate_errors
-from moothall.bus.nats.heeding import heed_cancel
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
-from moothall.bus.nats.lean import LeanClient
+from moothall.bus.nats.lean import LeanClient, heed_cancel
 from moothall.bus.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.bus.registry import covers

@@ -21,7 +21,7 @@ from starlette.types import Scope
 from moothall import config, telemetry
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError, Temporary
-from moothall.services.asgi import Address, Limits, serving
+from moothall.services.asgi import Address, ServerLimits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, caller, is_loopback
 from moothall.services.page.people import People
@@ -69,7 +69,7 @@ async def http_server(
     context = _tls(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
-    limits = Limits(
+    limits = ServerLimits(
         connections=settings.connections,
         head_bytes=settings.head_bytes,
         head_seconds=settings.head_seconds,

@@ -21,7 +21,7 @@ from moothall.domain.event import EventType
 from moothall.domain.outcome import Outcome
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import GraphUnavailable
-from moothall.graph.asking import OverBus
+from moothall.graph.elsewhere import OverBus
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub

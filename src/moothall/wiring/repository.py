@@ -114,14 +114,14 @@ def _token(settings: Settings, token_file: Path | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Diff:
     """A diff, and the commit on which it was made."""
 
     diff: str
     base: str = ""
 
 
-async def take_over(settings: Settings, top: Path, *changes: Change) -> tuple[str, ...]:
+async def take_over(settings: Settings, top: Path, *changes: Diff) -> tuple[str, ...]:
     """Apply the last of a conversation's changes to the files there, with those before it as far as it does not fit without them. Return
     the paths. Raises `RepositoryError`; nothing is changed then.
     """

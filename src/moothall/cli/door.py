@@ -17,7 +17,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.wiring.asking import Change, asked_about, files_here, files_of, kernel_of, names, unseen
+from moothall.wiring.repository import Diff, asked_about, files_here, files_of, kernel_of, names, unseen
 
 if TYPE_CHECKING:
     from moothall.council.desk import Desk
@@ -38,7 +38,7 @@ class Door:
     files: Path | None = None
     follows: str = ""
     own_base: bool = False
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Diff] = field(default_factory=list)
 
     def begin(self) -> None:
         """Begin another conversation."""
@@ -53,7 +53,7 @@ class Door:
             with said(narrator.note, f"{self.follows}, which is under way"):
                 before = (await self.desk.wait(self.follows, LOCAL)).diff
             if before and before not in {change.diff for change in self.changes}:
-                self.changes.append(Change(before))
+                self.changes.append(Diff(before))
         request, base = replace(self.request, description=prompt, follows=self.follows), ""
         if self.follows and not self.own_base:
             request = replace(request, repository=None, about_text=False)
@@ -67,7 +67,7 @@ class Door:
 
         outcome = await hold_council(self.desk, request, take)
         if outcome.diff:
-            self.changes.append(Change(outcome.diff, base))
+            self.changes.append(Diff(outcome.diff, base))
         return outcome
 
 

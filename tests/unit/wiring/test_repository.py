@@ -11,8 +11,8 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
 from moothall.settings import load_settings
-from moothall.wiring.asking import asked_about, unseen
 from moothall.wiring.early import Named
+from moothall.wiring.repository import asked_about, unseen
 from moothall.wiring.trusted import trusted_repositories
 from support.repos import Repo, make_sample
 

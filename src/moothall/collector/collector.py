@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+
+from cachetools import FIFOCache
 
 from moothall import telemetry
 from moothall.collector.decide import decide, ready, standing
@@ -107,7 +108,7 @@ class Collector:
         self._clock = clock
         self._cases: dict[str, _Case] = {}
         self._loading: dict[str, asyncio.Event] = {}
-        self._decided: OrderedDict[str, None] = OrderedDict()
+        self._decided: FIFOCache[str, None] = FIFOCache(_REMEMBERED)
         self._untold = 0
         self._place = self._seq = 0
 
@@ -307,8 +308,6 @@ class Collector:
         if (case := self._cases.pop(task_id, None)) is not None:
             case.tell()
         self._decided[task_id] = None
-        while len(self._decided) > _REMEMBERED:
-            self._decided.popitem(last=False)
 
     def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
         time = self._clock().isoformat()
