@@ -5,9 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from fnmatch import translate
 
+COMPARED = (
+    "**/testdata/**",
+    "**/__snapshots__/**",
+    "**/__mocks__/**",
+    "**/__fixtures__/**",
+    "*.snap",
+    "*.golden",
+    "*.approved.*",
+)
+"""What tests compare with, or stands in for what they do not test, in gitignore style: it holds no case, and is as on the base in a proof."""
 _SEPARATOR = re.compile(r"::| > |[./\[]")
-_COMPARED = re.compile(r"(?:^|/)(?:testdata|__snapshots__|__mocks__|__fixtures__)/|\.snap$|\.golden$|\.approved\.")
+_COMPARED = re.compile("|".join(map(translate, COMPARED)))
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
 
 
@@ -31,7 +42,7 @@ def may_be_own(case: str, own_tests: Sequence[str], packages: AbstractSet[str] =
 
 
 def _may_lie_in(place: str, path: str, packages: AbstractSet[str]) -> bool:
-    if _COMPARED.search(path):  # it holds no case, and is as on the base in a proof
+    if _COMPARED.match(f"/{path}"):
         return False
     if path.endswith(".go"):
         return _in_package(place, path.rpartition("/")[0], packages)

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from moothall.errors import PatchRefused
 from moothall.inside.checks import INSTEAD
+from moothall.ranking.authors import COMPARED
 
 FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
 MODES = (FILE, EXECUTABLE, SYMLINK)
@@ -49,7 +50,7 @@ TEST_PATTERNS: tuple[str, ...] = (
     ),
     *(f"{name}.{kind}js" for name in ("/test", "**/test-*", "**/*-test", "**/*_test") for kind in ("", "c", "m")),
     *(f"**/spec/**/*.{kind}{script}s" for kind in ("", "c", "m") for script in "jt"),
-    *("**/testdata/**", "**/__snapshots__/**", "**/__mocks__/**", "**/__fixtures__/**", "*.snap", "*.golden", "*.approved.*"),
+    *COMPARED,
 )
 """Files of tests, and what they compare with, by the conventions of Python, Node, Go and Rust."""
 

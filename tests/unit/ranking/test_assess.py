@@ -228,6 +228,11 @@ def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
         ("test/a.js::outer > inner", "test/a.js", True),
         ("test/a.js::outer > inner", "test/b.js", False),
         ("outer > inner", "test/b.js", True),
+        ("suite::inner", "testdata/b.json", False),
+        ("suite::inner", "test/__snapshots__/b.js.snap", False),
+        ("github.com/google/uuid::TestParse", "sub/parse.golden", False),
+        ("github.com/google/uuid::TestParse", "parse.approved.txt", False),
+        ("suite::inner", "mytestdata/b.json", True),
     ],
 )
 def test_who_may_have_written_a_case(case: str, own: str, *, maybe: bool) -> None:
