@@ -100,7 +100,7 @@ async def test_cancel_stops_calls_and_workspaces(
     last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
     assert last.status == "CANCELLED"
     async with asyncio.timeout(10):  # the calls end at the model server, and no sandbox works for it any more
-        while model._in_flight or any(submitted.task_id in command_line(child) for child in descendants(command.server_pid)):
+        while model.in_flight or any(submitted.task_id in command_line(child) for child in descendants(command.server_pid)):
             await asyncio.sleep(0.05)
     assert git(repo, "branch", "--list", "moothall/*") == ""
 

@@ -135,13 +135,13 @@ async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, r
     args = ("ask", "--repo", str(repo), "--task-id", "interrupted-1", "--json", f"HANG {TASK}")
     process = await command.start(*args)
     async with asyncio.timeout(120):
-        while not model._in_flight:
+        while not model.in_flight:
             await asyncio.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
     assert (process.returncode, out) == (130, b""), err.decode()
     async with asyncio.timeout(20):
-        while model._in_flight:
+        while model.in_flight:
             await asyncio.sleep(0.05)
     again = await command(*args)
     assert (again.code, again.document["status"]) == (1, "CANCELLED"), again.err

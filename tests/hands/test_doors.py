@@ -197,14 +197,14 @@ async def test_a_task_of_the_kernel_that_is_cancelled(house: Served, model: Scri
     stub: Any = AgentKernelStub(house.channel)
     task = await stub.CreateTask(kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(house))), **as_(ALICE))
     async with asyncio.timeout(60):
-        while not model._in_flight:
+        while not model.in_flight:
             await asyncio.sleep(0.05)
     with pytest.raises(grpc.aio.AioRpcError, match="no deliberation"):
         await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(EVE))
     assert (await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(ALICE))).status == "CANCELLED"
     assert dict((await events(stub, task.task_id))[-1].payload)["status"] == "CANCELLED"
     async with asyncio.timeout(20):
-        while model._in_flight:
+        while model.in_flight:
             await asyncio.sleep(0.05)
     request = kernel.ExecuteToolRequest(
         task_id=task.task_id, execution_id="late", capability_token=task.capability_token, tool="files.list"

@@ -214,7 +214,7 @@ async def test_on_a_terminal_one_question_comes_after_the_other(command: Command
         await person.until("+def hello_world")
         person.type("HANG for ever\n")
         async with asyncio.timeout(120):
-            while not model._in_flight:
+            while not model.in_flight:
                 await asyncio.sleep(0.05)
         person.process.send_signal(signal.SIGINT)
         await person.until("stopped; what you ask next goes on from here")

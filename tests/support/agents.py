@@ -37,6 +37,9 @@ from support.desk import MemoryDesk
 from support.visits import Visiting, visiting
 
 PONDER = ToolSpec(name="slow.ponder", summary="ponder", arguments=Arguments, output=Output, danger=Danger.READ, caps=Caps(60))
+LOOK = ToolSpec(
+    name="slow.look", summary="look", arguments=Arguments, output=Output, danger=Danger.READ, caps=Caps(60), cache_seconds=60.0
+)
 GRANTS = """
 roles:
   dev: {tools: {"files.*": [read, write], "tests.*": [execute], "slow.*": [read]}}
@@ -89,7 +92,8 @@ async def serving_agents(
 ) -> AsyncIterator[Agent]:
     """Serve, and yield a caller."""
     bus, slow = MemoryBus(), Slow()
-    catalogue = {name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))} | {PONDER.name: PONDER}
+    catalogue = {name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))}
+    catalogue |= {PONDER.name: PONDER, LOOK.name: LOOK}
     grants = read_grants(GRANTS, catalogue.values())
     async with visiting(
         tmp_path, limits={"visits": 20}, catalogue=catalogue, grants=grants, toolkits={"slow": slow.call}
@@ -117,6 +121,11 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), str(caught.value.details())
+
+
+async def read(stream: Any) -> list[pb.TaskUpdate]:
+    """Return all that a stream tells."""
+    return [update async for update in stream]
 
 
 async def answer(agent: Agent, task_id: str, text: str, **more: Any) -> None:

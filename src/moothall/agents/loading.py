@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.reader import ReaderError
 
 from moothall.agents.order import of_specs, of_tasks
 from moothall.agents.specs import Spec
 from moothall.errors import InvalidRequest
-
-_MOST_BYTES = 256_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,20 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise InvalidRequest(f"{path} is not there: name a file or a folder of agents")
-        found += sorted(one for one in path.rglob("*") if one.suffix in {".yaml", ".yml"}) if path.is_dir() else [path]
+        inside = (one for one in path.rglob("*") if one.suffix in {".yaml", ".yml"} and one.is_file())
+        found += sorted(inside) if path.is_dir() else [path]
     return found
 
 
-def load(paths: Sequence[Path]) -> Loaded:
-    """Read files and folders. Raises `InvalidRequest` for a path that is not there."""
+def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
+    """Read files and folders; a file has at most `most` bytes. Raises `InvalidRequest` for a path that is not there."""
     specs: dict[str, Spec] = {}
     wrong: list[Wrong] = []
     kept: list[Wrong] = []
     for path in dict.fromkeys(files_of(paths)):
         file = str(path)
         try:
-            spec, node = _read(path)
+            spec, node = _read(path, most)
         except _Bad as bad:
             wrong += bad.wrong
             continue
@@ -84,30 +85,45 @@ class _Bad(Exception):
         self.wrong = wrong
 
 
-def _read(path: Path) -> tuple[Spec, yaml.Node]:
+class _Refused(yaml.MarkedYAMLError):
+    """It is YAML, and more of it than a spec needs."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values alone: no aliases, a few lines of which are gigabytes, and no tags; a date is the text that it is written as."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call] # there is no type
+        place = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            raise _Refused(problem="it has an alias (*name); write what is meant", problem_mark=place)
+        if tag := getattr(event, "tag", None):
+            raise _Refused(problem=f"it has a tag ({tag[:40]}); write the value alone", problem_mark=place)
+        return super().compose_node(parent, index)
+
+
+_Loader.yaml_implicit_resolvers = {
+    sign: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
     file = str(path)
     try:
         with path.open("rb") as opened:
-            raw = opened.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise _Bad([Wrong(file, 0, f"it has more than {_MOST_BYTES} bytes")])
-        text = raw.decode("utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise _Bad([Wrong(file, 0, "it has an alias (*name); write what is meant")])  # a few lines of them are gigabytes
-        node = yaml.compose(text, yaml.SafeLoader)
-        data = yaml.safe_load(text)
+            raw = opened.read(most + 1)
+        if len(raw) > most:
+            raise _Bad([Wrong(file, 0, f"it has more than {most} bytes (agents.file_bytes)")])
+        node, data = _parsed(file, raw.decode("utf-8"))
     except OSError as error:
         raise _Bad([Wrong(file, 0, error.strerror or str(error))]) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise _Bad([Wrong(file, 0, "it is nested too deeply; write lists and maps that are flatter")]) from error
+    except ValueError as error:  # a byte that is no UTF-8, a number that nobody can read
         raise _Bad([Wrong(file, 0, f"it is no YAML: {error}")]) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or str(error)
-        raise _Bad([Wrong(file, mark.line + 1 if mark else 0, f"it is no YAML: {said}")]) from error
     if not isinstance(data, dict) or node is None:
         raise _Bad([Wrong(file, 0, "it is no map of sections; metadata and objectives are needed")])
-    if repeated := list(_repeated(node)):
-        raise _Bad([Wrong(file, line, f"{key} is said a second time") for key, line in repeated])
     try:
         spec = Spec.model_validate(data)
         of_tasks(spec.tasks)
@@ -119,20 +135,51 @@ def _read(path: Path) -> tuple[Spec, yaml.Node]:
     return spec, node
 
 
+def _parsed(file: str, text: str) -> tuple[yaml.Node | None, Any]:
+    """Return a text's parts with their places, and what it says. Raises `_Bad`, `ValueError`, `RecursionError`."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        if repeated := list(_repeated(node)):
+            raise _Bad([Wrong(file, line, f"{key} is said a second time") for key, line in repeated])
+        return node, loader.construct_document(node)
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _Bad([Wrong(file, line, f"it has a sign that no text has, U+{error.character:04X}")]) from error
+    except yaml.MarkedYAMLError as error:
+        what = "" if isinstance(error, _Refused) else "it is no YAML: "
+        mark = error.problem_mark
+        raise _Bad([Wrong(file, mark.line + 1 if mark else 0, f"{what}{error.problem}")]) from error
+
+
+_WORDS = {
+    "string_type": "it is no text; put it in quotes",
+    "tuple_type": "it is no list",
+    "model_type": "it is no map of keys and values",
+    "missing": "it is missing",
+}
+
+
 def _said(error: Any) -> str:
     where = ".".join(map(str, error["loc"]))
-    said = error["msg"].removeprefix("Value error, ")
+    said = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "string_pattern_mismatch":  # names alone have one
         said = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
     return f"{where}: {said}" if where else said
+
+
+@lru_cache(maxsize=8)  # of one file the places of thousands of keys may be asked for
+def _entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]]:
+    return {str(key.value): (key, value) for key, value in node.value}
 
 
 def _line(node: yaml.Node, where: Sequence[Any]) -> int:
     """Return the line of the deepest part of `where` that the file says."""
     for part in where:
         if isinstance(node, yaml.MappingNode):
-            inner = next(((key, value) for key, value in node.value if key.value == str(part)), None)
-            if inner is None:
+            if (inner := _entries(node).get(str(part))) is None:
                 continue  # `default` or `required` stand between, or the key is missing
             if part == where[-1]:
                 return int(inner[0].start_mark.line) + 1

@@ -10,6 +10,8 @@ from graphlib import CycleError, TopologicalSorter
 from moothall.agents.specs import PRIORITIES, Priority, Spec, Task
 from moothall.errors import InvalidRequest
 
+_SHOWN = 500  # characters of names that an error lists
+
 
 class Order:
     """Names in the order in which they may begin. `needs` maps each to those before it, `priorities` to how soon it is.
@@ -21,13 +23,13 @@ class Order:
         for name, before in needs.items():
             if missing := sorted(before - needs.keys()):
                 raise InvalidRequest(
-                    f"{name} needs {missing[0][:80]}, and there is none of that name; there are {', '.join(sorted(needs))[:500]}"
+                    f"{name} needs {missing[0][:80]}, and there is none of that name; there are {', '.join(sorted(needs))[:_SHOWN]}"
                 )
         self._sorter = TopologicalSorter({name: sorted(before) for name, before in needs.items()})
         try:
             self._sorter.prepare()
         except CycleError as error:
-            raise InvalidRequest(f"these need each other: {' → '.join(reversed(error.args[1]))}") from error
+            raise InvalidRequest(f"these need each other: {' → '.join(reversed(error.args[1]))[:_SHOWN]}") from error
         self._ranks = {name: PRIORITIES.index(priority) for name, priority in priorities.items()}
         self._ready: list[tuple[int, str]] = []
 

@@ -7,6 +7,7 @@ says. The ids of a run's deliberations are made from the run's name, so that a r
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,8 @@ class AgentRun:
     at_once: int
     tell: Callable[[str], None] = lambda _line: None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    longest: float = math.inf
+    """Seconds that one run may take, whatever its spec says."""
     ended: dict[str, Ended] = field(default_factory=dict)
 
     async def all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
@@ -96,7 +99,7 @@ class AgentRun:
         end, most = Ended(spec.name, State.FAILED), spec.restart.max_restarts
         for number in range(1, most + 2):
             self.tell(f"{spec.name}: " + ("begins" if number == 1 else f"begins again, {number - 1} of {most}"))
-            request = _request(spec, base, self._task_id(spec.name, f"{number}"), number)
+            request = request_of(spec, base, self._task_id(spec.name, f"{number}"), number, self.longest)
             outcome = await self._asked(request)
             used = sum((seat.tools for seat in outcome.seats), ToolUsage())
             end = replace(_end(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=used)
@@ -139,13 +142,16 @@ def first_line(reason: str) -> str:
     return reason.partition("\n")[0]
 
 
-def _request(spec: Spec, base: RepositoryRef, task_id: str, number: int) -> DeliberationRequest:
+def request_of(
+    spec: Spec, base: RepositoryRef, task_id: str = "", number: int = 1, longest: float = math.inf
+) -> DeliberationRequest:
+    """Return what the desk is asked for the `number`-th run of an agent, which may take `longest` seconds at most."""
     limits = spec.security.resource_limits
     return DeliberationRequest(
         description=spec.told(of_tasks(spec.tasks)),
         role=spec.spec.role,
         task_id=task_id,
-        constraints=Constraints(timeout_seconds=int(limits.timeout or 0)),
+        constraints=Constraints(timeout_seconds=math.ceil(min(limits.timeout or 0, longest))),
         num_agents=spec.spec.seats,
         repository=base,
         protocol=spec.spec.protocol,

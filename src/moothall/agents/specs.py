@@ -5,7 +5,6 @@ Sections that are not known here are kept as they are; what is near to a known n
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -17,11 +16,13 @@ from moothall.agents.capabilities import check_capability
 from moothall.config.parts import Role
 from moothall.domain.ids import ID_PATTERN
 from moothall.domain.protocol import ProtocolName
+from moothall.domain.task import argv_of
 
 Priority = Literal["critical", "high", "medium", "low"]
 PRIORITIES: tuple[Priority, ...] = ("critical", "high", "medium", "low")
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MOST = 2**53  # what every reader of a number takes
 _MEASURE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
 
 
@@ -42,24 +43,30 @@ class Part(BaseModel):
 
 def _within(units: Mapping[str, float], example: str) -> BeforeValidator:
     def read(value: Any) -> Any:
+        measure = value
         if isinstance(value, str) and (found := _MEASURE.fullmatch(value)) and found[2].lower() in units:
-            return float(found[1]) * units[found[2].lower()]
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return value
+            measure = float(found[1]) * units[found[2].lower()]
+        if isinstance(measure, int | float) and not isinstance(measure, bool) and 0 <= measure <= _MOST:
+            return measure
         raise ValueError(f"{str(value)[:40]!r} is no such measure; write it as in {example}")
 
     return BeforeValidator(read)
 
 
 def _listed(value: Any) -> Any:
-    """A text is a list of one; a map says each of its values, by name."""
+    """A text is a list of one, and nothing is none; a map says each of its values, by name."""
     if isinstance(value, Mapping):
         return tuple(f"{name}: {said}" for name, one in value.items() for said in (one if isinstance(one, list) else [one]))
     if isinstance(value, list):
         return tuple(
             "; ".join(f"{name}: {said}" for name, said in one.items()) if isinstance(one, Mapping) else one for one in value
         )
-    return (value,) if isinstance(value, str) else value
+    return _several(value)
+
+
+def _several(value: Any) -> Any:
+    """A text is a list of one, and nothing is none. What is no list is left to whoever checks it."""
+    return () if value is None else (value,) if isinstance(value, str) else value
 
 
 def _written(*types: str) -> WithJsonSchema:
@@ -67,8 +74,15 @@ def _written(*types: str) -> WithJsonSchema:
     return WithJsonSchema({"type": [*types]})
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed), _written("array", "string", "object")]
+_LIST = _written("array", "string", "object", "null")
+Texts = Annotated[tuple[str, ...], BeforeValidator(_listed), _LIST]
 Words = Annotated[str, BeforeValidator(str), _written("string", "number", "boolean")]
+
+
+def _command(line: str) -> str:
+    if line:
+        argv_of(line)
+    return line
 
 
 class Metadata(Part):
@@ -93,7 +107,7 @@ class Model(Part):
     """`profile` names a model of the settings, or its tier; sampling is that one's. `seed` begins all that is drawn."""
 
     profile: str = ""
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
 
 
 class Objective(Part):
@@ -101,7 +115,7 @@ class Objective(Part):
 
     description: Annotated[str, Field(min_length=1)]
     deliverable: str = ""
-    validation: str = ""
+    validation: Annotated[str, AfterValidator(_command)] = ""
 
 
 class Task(Part):
@@ -115,11 +129,19 @@ class Task(Part):
 
 
 def _tasks(value: Any) -> Any:
+    """A list, or one of each kind."""
     if isinstance(value, Mapping):
-        if unknown := value.keys() - {"default", "conditional"}:
-            raise ValueError(f"tasks has no {str(min(unknown))[:40]!r}; there are default and conditional")
-        value = [*(value.get("default") or ()), *(value.get("conditional") or ())]
-    return tuple({"description": one} if isinstance(one, str) else one for one in value) if isinstance(value, list) else value
+        if unknown := sorted(map(str, value.keys() - {"default", "conditional"})):
+            raise ValueError(f"tasks has no {unknown[0][:40]!r}; there are default and conditional")
+        value = [one for kind in ("default", "conditional") for one in _list(value.get(kind), f"tasks.{kind}")]
+    return tuple({"description": one} if isinstance(one, str) else one for one in _list(value, "tasks"))
+
+
+def _list(value: Any, name: str) -> Sequence[Any]:
+    found = _several(value)
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{name} is no list")  # noqa: TRY004 - what pydantic tells as a wrong place
+    return found
 
 
 class Dependency(Part):
@@ -130,27 +152,24 @@ class Dependency(Part):
     optional: bool = False
 
 
-def _dependencies(value: Any) -> Any:
+def _dependencies(value: Any) -> tuple[Any, ...]:
     """A map of names to reasons, of `required` and `optional` to such, or a list of names, of maps, or of named objects."""
     if isinstance(value, Mapping):
         if value and value.keys() <= {"required", "optional"}:
             return tuple(
-                {**one, "optional": one.get("optional", kind == "optional")}
+                {**one, "optional": one.get("optional", kind == "optional")} if isinstance(one, Mapping) else one
                 for kind in value
-                for one in _dependencies(value[kind] or [])
+                for one in _dependencies(value[kind])
             )
         return tuple(_dependency(name, said) for name, said in value.items())
-    if isinstance(value, list):
-        found: list[Any] = []
-        for one in value:
-            if isinstance(one, str):
-                found.append({"name": one})
-            elif isinstance(one, Mapping) and "name" not in one:
-                found += _dependencies(one)
-            else:
-                found.append(one)
-        return tuple(found)
-    return () if value is None else value
+    found: list[Any] = []
+    for one in _list(value, "dependencies"):
+        found += _dependencies(one) if isinstance(one, Mapping) and "name" not in one else [_named(one)]
+    return tuple(found)
+
+
+def _named(one: Any) -> Any:
+    return {"name": one} if isinstance(one, str) else one
 
 
 def _dependency(name: Any, said: Any) -> dict[str, Any]:
@@ -164,22 +183,14 @@ class Metric(Part):
     target: Words = ""
 
 
-def _metrics(value: Any) -> Any:
+def _metrics(value: Any) -> tuple[Any, ...]:
     """A map of names to targets, a list of such, or a list of named objects."""
     if isinstance(value, Mapping):
         return tuple(_metric(name, said) for name, said in value.items())
-    if isinstance(value, list):
-        found: list[Any] = []
-        for one in value:
-            found += (
-                [{"name": one}]
-                if isinstance(one, str)
-                else [one]
-                if not isinstance(one, Mapping) or "name" in one
-                else _metrics(one)
-            )
-        return tuple(found)
-    return value
+    found: list[Any] = []
+    for one in _list(value, "metrics"):
+        found += _metrics(one) if isinstance(one, Mapping) and "name" not in one else [_named(one)]
+    return tuple(found)
 
 
 def _metric(name: Any, said: Any) -> dict[str, Any]:
@@ -191,7 +202,7 @@ class Reporting(Part):
 
     frequency: str = ""
     channels: Texts = ()
-    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), _written("array", "object")] = ()
+    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), _LIST] = ()
 
 
 _MEASURED = _written("string", "number")
@@ -228,8 +239,8 @@ class Spec(Part):
     model: Model = Model()
     capabilities: Texts = ()
     objectives: tuple[Objective, ...]
-    tasks: Annotated[tuple[Task, ...], BeforeValidator(_tasks), _written("array", "object")] = ()
-    dependencies: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies), _written("array", "object", "null")] = ()
+    tasks: Annotated[tuple[Task, ...], BeforeValidator(_tasks), _LIST] = ()
+    dependencies: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies), _LIST] = ()
     reporting: Reporting = Reporting()
     security: Security = Security()
     restart: Restart = Restart()

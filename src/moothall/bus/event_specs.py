@@ -249,6 +249,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             duration_ms="wall time",
             usage="cpu_ms, max_rss_bytes",
             audit_id="its audit record",
+            cached="it stood from an earlier call",
         ),
         _spec(
             _E.WORKFLOW_STARTED,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from moothall.agents.loading import Loaded, check_order, load
+from moothall.agents.loading import Loaded, Wrong, check_order, load
 from moothall.agents.specs import Spec
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option, repository_options
 from moothall.cli.plain import plain, teller
 from moothall.cli.run import errors_spoken, result_of, run, settings_of
 from moothall.config import Settings
-from moothall.domain.task import DeliberationRequest
+from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.wiring.early import Named, check_early
+from moothall.wiring.early import Named, check_early, check_request
 
 _LOG = "reading the log of tasks"
 
@@ -33,10 +34,13 @@ def agents() -> None:
 
 @agents.command(epilog=example("moothall agents validate", "moothall agents validate agents/tests.yaml"))
 @_paths
+@click.pass_context
 @errors_spoken
-def validate(paths: Sequence[Path]) -> None:
-    """Check files: each wrong place is named with its line, and a cycle or a missing agent by name. Exit code 1 where there is one."""
-    loaded = _load(paths)
+def validate(context: click.Context, *, paths: Sequence[Path]) -> None:
+    """Check files: each wrong place is named with its line, what the settings do not allow, and a cycle or a missing agent by name. Exit code 1
+    where there is any.
+    """
+    loaded = _load(settings_of(context, narrated=True), paths)
     for said in loaded.kept:
         click.echo(plain(f"note  {said}"))
     wrong = len(loaded.wrong)
@@ -52,10 +56,11 @@ def validate(paths: Sequence[Path]) -> None:
 
 @agents.command("list", epilog=example("moothall agents list"))
 @_paths
+@click.pass_context
 @errors_spoken
-def list_(paths: Sequence[Path]) -> None:
+def list_(context: click.Context, *, paths: Sequence[Path]) -> None:
     """List the agents in the order in which they would run one by one."""
-    named = {spec.name: spec for spec in _load(paths).specs.values()}
+    named = {spec.name: spec for spec in _load(settings_of(context, narrated=True), paths).specs.values()}
     for name in check_order(tuple(named.values())):
         spec = named[name]
         needs = ", ".join(one.name + (" (optional)" if one.optional else "") for one in spec.dependencies)
@@ -88,11 +93,11 @@ def run_(
     Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed. Exit codes: 0 all completed, 1 not all,
     2 wrong use or a broken part.
     """
-    loaded = _load(paths)
+    settings = settings_of(context, narrated=True)
+    loaded = _load(settings, paths)
     if loaded.wrong:
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
     specs = _chosen(tuple(loaded.specs.values()), only)
-    settings = settings_of(context, narrated=True)
     run(_run(settings, specs, Named(repo, ref, profile=profile), name, at_once or settings.agents.at_once, as_json=as_json))
 
 
@@ -162,11 +167,27 @@ async def _at_work(settings: Settings, name: str) -> Sequence[str]:
     return found
 
 
-def _load(paths: Sequence[Path]) -> Loaded:
-    loaded = load(paths or (Path("agents"),))
-    for said in loaded.wrong:
+def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
+    """Read the files, and say what is wrong: with them, or by the settings, so that no run fails for it once others have ended."""
+    from moothall.agents.running import request_of
+
+    loaded, longest = load(paths or (Path("agents"),), settings.agents.file_bytes), _longest(settings)
+    wrong, kept = list(loaded.wrong), list(loaded.kept)
+    for file, spec in loaded.specs.items():
+        try:
+            check_request(settings, request_of(spec, RepositoryRef(id="any"), longest=longest))
+        except InvalidRequest as error:
+            wrong.append(Wrong(file, 0, error.message))
+        if (spec.security.resource_limits.timeout or 0) > longest:
+            kept.append(Wrong(file, 0, f"its timeout is more than {longest} s, which hold (limits.deliberation_seconds)"))
+    for said in wrong:
         click.echo(plain(f"wrong {said}"), err=True)
-    return loaded
+    return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
+
+
+def _longest(settings: Settings) -> int:
+    """The seconds that one run may take, whatever its file says."""
+    return int(settings.limits.deliberation_seconds)
 
 
 def _chosen(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
@@ -187,8 +208,6 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
     if not specs:
         raise InvalidRequest("there is no agent in these files")
     tell = teller(quiet=as_json)
-    for spec in specs:
-        settings.choice.choose(spec.model.profile)
     asked = await check_early(settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell)
     # Only now: a second of imports that a wrong address need not wait for.
     from moothall.agents.running import AgentRun, State, first_line
@@ -207,7 +226,8 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
         tell(said)
     tell(f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run {run_name}")
     async with open_house(settings, tell, asked=asked) as house:
-        ended = await AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell).all(specs)
+        run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=_longest(settings))
+        ended = await run.all(specs)
     if as_json:
         click.echo(json.dumps(dump(AgentsDocument(run_name, tuple(ended.values()))), indent=2))
     else:

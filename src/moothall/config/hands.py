@@ -93,6 +93,7 @@ class Agents(Section):
     """Agents: what other orchestrators ask of one, and those that `moothall agents run` runs."""
 
     at_once: int = Field(4, ge=1, le=1000, description="agents of specs that one run has at work side by side")
+    file_bytes: int = Field(256_000, ge=1000, description="of one file of a spec")
     tasks: int = Field(64, ge=1, description="queries under way; more are refused")
     tokens: int = Field(100_000, ge=100, description="of a query with its history and context, about; a longer one is refused")
     calls_a_second: float = Field(10.0, gt=0, description="queries that one caller may begin a second")
@@ -114,6 +115,7 @@ class Agents(Section):
     )
     endpoint_token_file: Path | None = Field(None, description="the token that is sent to them")
     endpoint_ca: Path | None = Field(None, description="the authority of their certificates; this machine's own by default")
+    endpoint_chars: int = Field(1_000_000, ge=1000, description="that one of them may stream for one answer")
     endpoint_pause_seconds: float = Field(0.5, gt=0, description="before another replica is asked; it doubles")
 
 

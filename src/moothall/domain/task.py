@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,18 @@ from moothall.errors import InvalidRequest
 DEFAULT_SEATS = 3
 VALIDATION = "validation"
 """What a deliberation's own checks are called: validation-1, validation-2, …"""
+_COMMAND_CHARS = 4000
+
+
+def argv_of(line: str) -> tuple[str, ...]:
+    """Return a command's words, split as a shell would. Raises `ValueError` for what is none."""
+    try:
+        words = tuple(shlex.split(line))
+    except ValueError as error:
+        raise ValueError(f"{line[:80]!r} cannot be split into words: {error}") from error
+    if not words or not words[0].strip() or "\0" in line or len(line) > _COMMAND_CHARS:
+        raise ValueError(f"{line[:80]!r} is no command of at most {_COMMAND_CHARS} characters")
+    return words
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Exactly one for each call."""
+    """Exactly one for each call. `cached`: it stood from an earlier one, and nothing ran."""
 
     request_id: str
     tool: str
@@ -74,6 +74,7 @@ class ToolResult:
     duration_ms: int = 0
     usage: ToolUsage = ToolUsage()
     audit_id: str = ""
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class Gate:
             if checked.spec.cache_seconds > 0:
                 key = cache_key(seat.tenant, seat.workspace_id, checked.spec, checked.arguments)
                 if (kept := self._cache.get(key)) is not None:
-                    return replace(kept, request_id=call.request_id)
+                    return replace(kept, request_id=call.request_id, cached=True)
             result = self._fit(await self._hand_over(seat, call, checked, held), call, checked, note_of(seat.grant, checked))
             if key:
                 self._cache.put(key, checked.spec, result)

@@ -51,9 +51,11 @@ _TIERS = {
     "medium": common.MODEL_TIER_MEDIUM,
     "large": common.MODEL_TIER_LARGE,
 }
-_USAGE = "usage_metrics"
+USAGE = "usage_metrics"
+"""The result by whose id a stream tells what it used."""
+MOST_TOKENS = 2**31 - 1
+"""That the wire can say."""
 _ALMOST = 0.99
-_MOST_TOKENS = 2**31 - 1
 _USUAL_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
 
 
@@ -136,6 +138,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
         return common.ExecutionMetrics(
             latency_ms=report.latency_ms,
             token_usage=self._tokens(report),
+            cache_hit=bool(report.ran) and all(one.result.cached for one in report.ran),
             agents_used=report.agents,
             mode=next(wire for wire, mode in reversed(_MODES.items()) if mode is report.mode),
         )
@@ -143,9 +146,9 @@ class AgentService(pb_grpc.AgentServiceServicer):
     def _tokens(self, report: Report) -> common.TokenUsage:
         usage, model = report.usage, self._models.get(report.model)
         return common.TokenUsage(
-            prompt_tokens=min(usage.prompt_tokens, _MOST_TOKENS),
-            completion_tokens=min(usage.completion_tokens, _MOST_TOKENS),
-            total_tokens=min(usage.tokens, _MOST_TOKENS),
+            prompt_tokens=min(usage.prompt_tokens, MOST_TOKENS),
+            completion_tokens=min(usage.completion_tokens, MOST_TOKENS),
+            total_tokens=min(usage.tokens, MOST_TOKENS),
             cost_usd=usage.cost_usd,
             model=model.model if usage.calls else "",
             tier=_TIERS[model.tier] if usage.calls else common.MODEL_TIER_UNSPECIFIED,
@@ -162,7 +165,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             "agents_used": report.agents,
         }
         return common.ToolResult(
-            tool_id=_USAGE, output=convert.value(told), status=_STATUSES[report.status], execution_time_ms=report.latency_ms
+            tool_id=USAGE, output=convert.value(told), status=_STATUSES[report.status], execution_time_ms=report.latency_ms
         )
 
 
@@ -175,7 +178,7 @@ def _order(request: pb.ExecuteTaskRequest) -> Order:
     numbers = {"max_agents": meta.max_agents, "max_iterations": config.max_iterations, "timeout_seconds": config.timeout_seconds}
     if wrong := [f"{name} is {value}" for name, value in numbers.items() if value < 0]:
         raise InvalidRequest(f"{', '.join(wrong)}; give a number from 0, which means the default")
-    if not 0 <= budget < _MOST_TOKENS:
+    if not 0 <= budget < MOST_TOKENS:
         raise InvalidRequest(f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default")
     return Order(
         **numbers,

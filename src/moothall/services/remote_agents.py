@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.services import convert
+from moothall.services.agent import MOST_TOKENS, USAGE
 from moothall.services.remote import PASSING, open_channel
 from moothall.telemetry import get_logger
 
@@ -62,6 +63,7 @@ class RemoteAgent:
         self._replicas = [_Replica(target, stub, RollingBreaker(often)) for target, stub in stubs]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._pause = settings.endpoint_pause_seconds
+        self._most = settings.endpoint_chars
 
     async def reply_mode(self) -> ReplyMode:
         """Say that nothing is asked of how it replies."""
@@ -70,10 +72,9 @@ class RemoteAgent:
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
     ) -> ChatReply:
-        """Ask it. Where a replica is gone, each of the others is asked once. Raises `ModelUnavailable` where none answers, and what its answer
-        means: `BudgetExceeded`, `DeadlineExceeded`, `ModelReplyInvalid`.
+        """Ask it; where it has no repository, and so no tools, `on_text` sees its answer grow. Where a replica is gone, each of the others is asked
+        once. Raises `ModelUnavailable` where none answers, and what its answer means: `BudgetExceeded`, `DeadlineExceeded`, `ModelReplyInvalid`.
         """
-        del on_text
         tried: list[_Replica] = []
         why = "none stands"
         for attempt in range(len(self._replicas)):
@@ -85,7 +86,7 @@ class RemoteAgent:
                 raise asyncio.CancelledError
             tried.append(replica)
             try:
-                return await self._ask(replica, request)
+                return await self._ask(replica, request, on_text)
             except grpc.aio.AioRpcError as error:
                 why = f"{replica.target}: {error.code().name}: {str(error.details() or '')[:300]}"
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -124,7 +125,7 @@ class RemoteAgent:
         modes = can.supported_modes
         return bool(health.healthy) and (not modes or common.EXECUTION_MODE_STANDARD in modes)
 
-    async def _ask(self, replica: _Replica, request: ChatRequest) -> ChatReply:
+    async def _ask(self, replica: _Replica, request: ChatRequest, on_text: Callable[[str], None] | None) -> ChatReply:
         begun, left = monotonic(), (request.deadline - datetime.now(UTC)).total_seconds()
         if left <= 0:
             raise DeadlineExceeded("the seat's time is over")
@@ -138,7 +139,14 @@ class RemoteAgent:
         failed: bool | None = None
         replica.ours += 1
         try:
-            answer = await replica.stub.ExecuteTask(asked, metadata=self._metadata, timeout=left)
+            if "repository" in asked.context:
+                answer = await replica.stub.ExecuteTask(asked, metadata=self._metadata, timeout=left)
+            else:
+                updates = replica.stub.StreamExecuteTask(asked, metadata=self._metadata, timeout=left)
+                try:
+                    answer = await _streamed(updates, on_text, self._most)
+                finally:
+                    updates.cancel()
             failed = False
         except grpc.aio.AioRpcError as error:
             failed = error.code() in PASSING
@@ -148,6 +156,40 @@ class RemoteAgent:
             replica.ours -= 1
             replica.breaker.note(failed=failed)
         return _reply(answer, self._endpoint, round((monotonic() - begun) * 1000))
+
+
+async def _streamed(
+    updates: AsyncIterable[pb.TaskUpdate], on_text: Callable[[str], None] | None, most: int
+) -> pb.ExecuteTaskResponse:
+    """Return what a stream comes to, as the call that waits for its end would have been answered. Raises `ModelReplyInvalid` for more than
+    `most` characters.
+    """
+    answer = pb.ExecuteTaskResponse(status=common.STATUS_CODE_ERROR)
+    async for update in updates:
+        most -= len(update.delta) + len(update.message)
+        if most < 0:
+            raise ModelReplyInvalid("the remote agent sends more than it may (agents.endpoint_chars)")
+        if update.delta and on_text is not None:
+            on_text(update.delta)
+        if update.tool_result.tool_id == USAGE:
+            answer.status = update.tool_result.status
+            used = update.tool_result.output.struct_value.fields
+            told = common.TokenUsage(
+                prompt_tokens=_count(used["prompt_tokens"].number_value),
+                completion_tokens=_count(used["completion_tokens"].number_value),
+                cost_usd=max(0.0, used["cost_usd"].number_value),
+                model=used["model"].string_value,
+            )
+            answer.metrics.token_usage.MergeFrom(told)
+        if update.state == pb.AGENT_STATE_COMPLETED:
+            answer.result = update.message
+        elif update.state == pb.AGENT_STATE_FAILED:
+            answer.error_message = update.message
+    return answer
+
+
+def _count(number: float) -> int:
+    return int(number) if 0 <= number <= MOST_TOKENS else 0
 
 
 def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> ChatReply:

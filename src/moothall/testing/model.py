@@ -88,7 +88,7 @@ class ScriptedModel:
 
     `schemas` False: a json_schema is answered with a 400, as by a server that knows none. `chunk_delay`
     seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
-    `peak` is the largest number of calls that were in flight together, `connections` how many connections
+    `in_flight` calls are under way, `peak` is the largest number of them together, `connections` how many connections
     brought a call. `streams` False: whole answers only; `counts` False: no usage is told; `details` False: and no cached
     tokens. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty), `tokenize`
     what /tokenize answers to a body (404 without it), which it was asked for `tokenized` times.
@@ -114,7 +114,7 @@ class ScriptedModel:
     tokenize: Callable[[Mapping[str, Any]], Any] | None = None
     tokenized: int = 0
     probe_answer: str = '{"wet": true}'
-    _in_flight: int = 0
+    in_flight: int = 0
     _blocks: set[int] = field(default_factory=set)
     _known: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet)
 
@@ -160,8 +160,8 @@ class ScriptedModel:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
         if wanted.get("type") == "json_schema" and not self.schemas:
             return _error(400, "response_format of type json_schema is not supported")
-        self._in_flight += 1
-        self.peak = max(self.peak, self._in_flight)
+        self.in_flight += 1
+        self.peak = max(self.peak, self.in_flight)
         try:
             said = self.probe_answer if probing else self.answer(body, request.headers)
             if inspect.isawaitable(said):
@@ -169,7 +169,7 @@ class ScriptedModel:
             fault = Fault("status", status=200, text=said) if isinstance(said, str) else said
             return await self._say(request, body, fault)
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     def _unauthorised(self, request: web.Request) -> web.Response | None:
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":

@@ -46,7 +46,7 @@ async def check_early(settings: Settings, request: DeliberationRequest, named: N
     Raises `InvalidRequest`, `ConfigurationError`, `ModelUnavailable`.
     """
     named.check()
-    plan(request, LOCAL, defaults(settings), datetime.now(UTC))
+    check_request(settings, request)
     if all(one.base_url is None for _, one in settings.choice.items()) or lock.find(settings.data_dir) is not None:
         return False
     from moothall.model.reaching import reach_all
@@ -54,6 +54,11 @@ async def check_early(settings: Settings, request: DeliberationRequest, named: N
     with said(tell, "the model server to answer"):
         await reach_all(settings.choice, tell)
     return True
+
+
+def check_request(settings: Settings, request: DeliberationRequest) -> None:
+    """Raise `InvalidRequest` for what the desk would refuse, whatever the repository."""
+    plan(request, LOCAL, defaults(settings), datetime.now(UTC))
 
 
 def defaults(settings: Settings) -> Defaults:

@@ -175,6 +175,15 @@ async def test_what_a_spec_says_reaches_the_desk() -> None:
     assert "files.write" not in asked.tools
 
 
+@pytest.mark.parametrize(
+    ("timeout", "longest", "asked"), [("2m", 60, 60), ("0.2s", 60, 1), ("9999999999h", 1800, 1800), (None, 60, 0)]
+)
+async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(timeout: str | None, longest: int, asked: int) -> None:
+    desk = Desk()
+    await run(desk, longest=longest).all([agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})])
+    assert desk.asked[0].constraints.timeout_seconds == asked
+
+
 async def test_interrupted_it_cancels_what_is_under_way() -> None:
     desk = Desk()
     desk.go.clear()

@@ -2,23 +2,66 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from moothall.agents.capabilities import CAPABILITIES, tools_of
-from moothall.agents.loading import check_order, load
+from moothall.agents.loading import Loaded, check_order, load
 from moothall.agents.order import of_tasks
-from moothall.agents.specs import Spec, schema
+from moothall.agents.running import request_of
+from moothall.agents.specs import Part, Spec, schema
+from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest
 from moothall.tools.catalogue import CATALOGUE, is_granted
 
 ROOT = Path(__file__).parents[3]
 MINIMAL: dict[str, Any] = {"metadata": {"name": "a"}, "objectives": [{"description": "x", "validation": "make x"}]}
+
+
+GOOD = "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\n"
+HOSTILE: list[tuple[str, int, str]] = [
+    ("metadata:\n\tname: a\n", 2, "it is no YAML: found character '\\t' that cannot start any token"),
+    (f"{GOOD}spec:\n  role: dev\n  role: qa\n", 6, "role is said a second time"),
+    (f"{GOOD}x: \0\n", 4, "it has a sign that no text has, U+0000"),
+    (f"{GOOD}x: 0x_\n", 0, "it is no YAML: invalid literal for int()"),
+    (f"{GOOD}model:\n  seed: {'9' * 5000}\n", 0, "it is no YAML: Exceeds the limit"),
+    (f"{GOOD}model:\n  seed: 0x{'f' * 50_000}\n", 5, "model.seed: "),
+    (f"{GOOD}? [a, b]\n: c\n", 4, "it is no YAML: found unhashable key"),
+    (f"{GOOD}1: x\n", 4, "1: Keys should be strings"),
+    (f"{GOOD}<<: 5\n", 4, "it is no YAML: expected a mapping"),
+    (f"{GOOD}---\n{GOOD}", 4, "it is no YAML: but found another document"),
+    ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", 2, "it has an alias"),
+    ("# nothing\n", 0, "it is no map of sections"),
+    ("x" * 300_000, 0, "it has more than 256000 bytes (agents.file_bytes)"),
+    (f"{GOOD}dependencies:\n  required: 5\n", 4, "dependencies: dependencies is no list"),
+    (f"{GOOD}dependencies: [[a]]\n", 4, "dependencies.0: it is no map of keys and values"),
+    (f"{GOOD}tasks:\n  default: {{a: 1}}\n", 4, "tasks: tasks.default is no list"),
+    (f"{GOOD}tasks: {{1: a, b: c}}\n", 4, "tasks has no '1'; there are default and conditional"),
+    (f"{GOOD}reporting: {{metrics: 5}}\n", 4, "reporting.metrics: metrics is no list"),
+    (f"{GOOD}capabilities: 5\n", 4, "capabilities: it is no list"),
+    (f"{GOOD}security:\n  capabilities_required: [5]\n", 5, "security.capabilities_required.0: it is no text; put it in quotes"),
+    (f"{GOOD}security:\n  resource_limits: {{timeout: {'9' * 400}h}}\n", 5, "is no such measure"),
+    (f"{GOOD}security:\n  resource_limits: {{timeout: -5}}\n", 5, "'-5' is no such measure"),
+    (f"{GOOD}security:\n  resource_limits: {{max_cpu: .nan}}\n", 5, "'nan' is no such measure"),
+    (
+        "metadata: {name: on}\nobjectives:\n- {description: x, validation: v}\n",
+        1,
+        "metadata.name: it is no text; put it in quotes",
+    ),
+    ("metadata:\nobjectives:\n- {description: x, validation: v}\n", 1, "metadata: it is no map of keys and values"),
+    ("metadata: {name: a}\n", 1, "objectives: it is missing"),
+    ('metadata: {name: a}\nobjectives:\n- {description: x, validation: "it\'s"}\n', 3, "cannot be split into words"),
+    ('metadata: {name: a}\nobjectives:\n- {description: x, validation: "a\\0b"}\n', 3, "is no command"),
+]
 
 
 def spec(**more: Any) -> Spec:
@@ -34,6 +77,7 @@ def spec(**more: Any) -> Spec:
         [{"build": "100%"}, {"time": 30}],
         [{"name": "build", "target": "100%", "unit": "share"}, {"name": "time", "target": 30}],
         [{"build": "100%", "time": 30}],
+        {"build": "100%", "time": "30"},
     ],
 )
 def test_metrics_in_every_shape(written: Any) -> None:
@@ -48,6 +92,7 @@ def test_metrics_in_every_shape(written: Any) -> None:
     [
         {"b": "its types", "c": None},
         {"required": {"b": "its types"}, "optional": ["c"]},
+        {"required": "b", "optional": "c"},
         {"required": [{"b": "its types"}], "optional": {"c": None}},
         ["b", "c"],
         [{"b": "its types"}, "c"],
@@ -123,10 +168,11 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         ),
         ("metadata: {name: a}\nmetadata: {name: b}\n", 2, "metadata is said a second time"),
         ("a: [\n", 2, "it is no YAML"),
-        ("a: &x 1\nb: *x\n", 0, "it has an alias"),
+        ("a: &x 1\nb: *x\n", 2, "it has an alias (*name); write what is meant"),
         ("just words\n", 0, "it is no map of sections"),
-        ("- " * 20_000, 0, "it is no YAML"),
-        ("a: !!python/object/apply:os.system [id]\n", 1, "it is no YAML"),
+        ("- " * 20_000, 0, "it is nested too deeply; write lists and maps that are flatter"),
+        ("a: !!python/object/apply:os.system [id]\n", 1, "it has a tag (tag:yaml.org,2002:python/object/apply:os"),
+        *HOSTILE,
     ],
 )
 def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
@@ -139,6 +185,62 @@ def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
     (wrong,) = loaded.wrong
     assert (wrong.file, wrong.line) == (str(tmp_path / "wrong.yml"), line)
     assert reason in wrong.reason
+
+
+_KEYS = st.sampled_from(
+    sorted({"required", "optional", "default", "conditional", *(n for part in Part.__subclasses__() for n in part.model_fields)})
+)
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.dates()
+    | st.sampled_from(["", "a", "2h", "75%", "on", "critical", "filesystem-read"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS | st.integers(0, 1), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(Spec.model_fields)), _VALUES, max_size=3))
+def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "a.yaml").write_text(yaml.safe_dump(MINIMAL | sections, sort_keys=False), encoding="utf-8")
+        loaded = load([Path(folder)])
+    assert bool(loaded.specs) is not bool(loaded.wrong)
+    assert all(one.line and one.reason for one in loaded.wrong)
+    for made in loaded.specs.values():
+        assert made.name
+        assert request_of(made, RepositoryRef(id="sample")).checks == made.validations
+
+
+def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "many.yaml").write_text(f"{GOOD}tasks: [{', '.join(['look'] * 10_000)}]\n", encoding="utf-8")
+    (made,) = load([tmp_path]).specs.values()
+    assert len(of_tasks(made.tasks)) == 10_000
+    ring = [f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 3000}]}}" for number in range(3000)]
+    (tmp_path / "many.yaml").write_text("\n".join([f"{GOOD}tasks:", *ring]), encoding="utf-8")
+    (wrong,) = load([tmp_path]).wrong
+    assert (wrong.line, "these need each other: t" in wrong.reason, len(wrong.reason) < 600) == (4, True, True)
+    keys = "".join(f"q{number}:\n" for number in range(20_000))
+    (tmp_path / "many.yaml").write_text(GOOD + keys, encoding="utf-8")
+    assert load([tmp_path]).kept[-1].line == 20_003
+
+
+def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:
+    text = f"{GOOD.replace('name: a', 'name: a, version: 2026-13-45, workstream: 2026-01-02')}risks:\ntasks:\ndependencies:\n"
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    (made,) = load([tmp_path]).specs.values()
+    assert (made.metadata.version, made.metadata.workstream) == ("2026-13-45", "2026-01-02")
+    assert (made.risks, made.tasks, made.dependencies) == ((), (), ())
+
+
+def test_only_files_of_a_folder_are_read(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "endless.yaml").symlink_to("/dev/zero")
+    (tmp_path / "nothing.yaml").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert load([tmp_path]) == Loaded()
 
 
 def test_two_agents_of_one_name_and_what_is_kept_are_told(tmp_path: Path) -> None:

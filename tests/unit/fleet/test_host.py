@@ -123,6 +123,20 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
         looking.cancel()
 
 
+async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path) -> None:
+    """Nobody looks at the log here."""
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host = host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        listening = group.create_task(host._listen_for_cancels())
+        work = group.create_task(host._work(Recorded(1, request(d))))
+        await until(lambda: house.server.in_flight == 3)
+        await house.bus.signal(Channel.CANCEL.of(d.task_id), {"task_id": d.task_id, "reason": ""})
+        await work
+        await until(lambda: house.server.in_flight == 0)
+        listening.cancel()
+
+
 async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False

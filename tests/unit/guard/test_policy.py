@@ -87,10 +87,12 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(tmp_path: Path
     assert {result.status for result in results} == {ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED}
 
 
-async def test_dry_run_lets_through_what_would_be_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
+async def test_what_a_policy_denies_runs_where_it_is_not_enforced(tmp_path: Path, mode: Mode, ran: bool) -> None:  # noqa: FBT001 - as above
     with rego(tmp_path) as engine:
-        async with open_house(tmp_path, policy=Policy("dry-run", engine.decide)) as house:
-            assert (await house.gate.call(house.seat(), tool_call(path="secret/a"))).status is ToolStatus.SUCCESS
+        async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
+            result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
+            assert (bool(house.room.calls), result.status) == (ran, ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED)
 
 
 async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(house: House) -> None:

@@ -19,7 +19,7 @@ from moothall.pb.shannon.common import common_pb2 as common
 from moothall.services.checkup import Probe
 from moothall.tools.catalogue import CATALOGUE
 from support.agents import Agent, asked, refused, serving_agents
-from support.callers import OTHER
+from support.callers import OTHER, TOKEN
 from support.desk import MemoryDesk
 
 # ---- tools without a model
@@ -118,6 +118,15 @@ async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_whatever_its_w
     assert "10 a minute" in found[-1].error_message
     theirs = await agent.ExecuteTask(request, OTHER)
     assert theirs.status == common.STATUS_CODE_OK
+
+
+async def test_what_stands_from_an_earlier_call_is_a_hit_of_that_tenant_alone(agent: Agent) -> None:
+    agent.slow.go.set()
+    request = asked(context={"tool_parameters": {"tool": "slow.look"}})
+    found = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
+    assert [response.metrics.cache_hit for response in found] == [False, True, False]
+    outputs = [json_format.MessageToDict(response.tool_results[0].output)["id"] for response in found]
+    assert (outputs[0] == outputs[1], outputs[0] == outputs[2]) == (True, False)
 
 
 # ---- what there is

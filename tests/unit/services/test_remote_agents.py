@@ -17,11 +17,14 @@ import pytest
 from moothall.config import Agents
 from moothall.council.recording import Recording
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, Writing
 from moothall.domain.event import EventType
 from moothall.domain.ids import digest, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.common import common_pb2 as common
+from moothall.services import convert
 from moothall.services.remote_agents import RemoteAgent, open_remote_agents
 from support.agents import Agent, serving_agents
 from support.callers import TOKEN
@@ -96,6 +99,94 @@ async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_use
     assert (request.repository.id, request.repository.ref) == ("sample", "a" * 40)
     assert json.loads(reply.text) == {"result": "It is there.", "diff": DIFF}
     assert reply.usage == USED
+
+
+def about_text(seconds: float = 30) -> ChatRequest:
+    told = Message("system", json.dumps({"role": "dev"}))
+    return replace(asked(seconds), messages=(told, Message("user", "Why?")))
+
+
+async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path, 1) as house:
+        (far,) = house.replicas
+        far.desk.writes = [Writing("agent-dev-001", "It is", "It is")]
+        pieces: list[str] = []
+        reply = asyncio.create_task(house.model.chat(about_text(), pieces.append))
+        await far.desk.written.wait()
+        await answer(far, TASK)
+        told = await reply
+        assert (json.loads(told.text), told.usage, told.model) == ({"result": "It is there.", "diff": ""}, USED, "scripted")
+        assert pieces == ["It is", " there."]
+        whole = asyncio.create_task(house.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"), pieces.append))
+        await answer(far, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
+        assert "diff" in (await whole).text
+        assert len(pieces) == 2, "on a repository it is one call"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (DeliberationStatus.FAILED, ModelReplyInvalid, "says: nobody knew"),
+        (DeliberationStatus.TIMEOUT, DeadlineExceeded, "nobody"),
+    ],
+)
+async def test_a_stream_that_comes_to_nothing_says_so(
+    tmp_path: Path, status: DeliberationStatus, error: type[Exception], said: str
+) -> None:
+    async with elsewhere(tmp_path, 1) as house:
+        reply = asyncio.create_task(house.model.chat(about_text()))
+        await answer(house.replicas[0], TASK, status=status, error_message="nobody knew")
+        with pytest.raises(error, match=said):
+            await reply
+
+
+class Streams:
+    """A replica that is well and streams this, until it is told to stop."""
+
+    def __init__(self, there: Any, *updates: pb.TaskUpdate) -> None:
+        self.there = there
+        self.updates = updates
+        self.stopped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_, **__: self) if name == "StreamExecuteTask" else getattr(self.there, name)
+
+    def cancel(self) -> None:
+        """Nobody listens any more."""
+        self.stopped = True
+
+    async def __aiter__(self) -> AsyncIterator[pb.TaskUpdate]:
+        """Say it."""
+        for update in self.updates:
+            yield update
+
+
+@pytest.mark.parametrize(
+    ("updates", "said"),
+    [
+        ([pb.TaskUpdate(delta="x" * 600)] * 2, "agents.endpoint_chars"),
+        ([pb.TaskUpdate(delta="words")], "says: nothing"),
+        ([], "says: nothing"),
+    ],
+)
+async def test_a_stream_that_means_no_good_is_no_answer(tmp_path: Path, updates: list[pb.TaskUpdate], said: str) -> None:
+    async with elsewhere(tmp_path, 1, endpoint_chars=1000) as house:
+        replica = house.model._replicas[0]
+        replica.stub = stream = Streams(replica.stub, *updates)
+        with pytest.raises(ModelReplyInvalid, match=said):
+            await house.model.chat(about_text())
+        assert stream.stopped
+
+
+async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: Path) -> None:
+    used: dict[str, Any] = {"prompt_tokens": float("nan"), "completion_tokens": -7, "cost_usd": -1, "model": 3}
+    told = common.ToolResult(tool_id="usage_metrics", output=convert.value(used), status=common.STATUS_CODE_OK)
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done")
+    async with elsewhere(tmp_path, 1) as house:
+        replica = house.model._replicas[0]
+        replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=told), end)
+        reply = await house.model.chat(about_text())
+    assert (json.loads(reply.text)["result"], reply.usage, reply.model) == ("done", Usage(calls=1), "")
 
 
 async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:

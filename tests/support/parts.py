@@ -1,4 +1,4 @@
-"""`--part K/N`: one of N parts of these tests. All together are slow, so CI tries a part at a commit."""
+"""A plugin of pytest. `--part K/N`: one of N parts of the tests. All together are slow, so CI tries a part at a commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", default="1/1", help="which of the forgeries' tests are run, such as 2/4; all without it")
+    parser.addoption("--part", default="1/1", help="which of the tests are run, such as 2/4; all without it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,98 @@
+"""What stands before every query of the agent service, unary and streamed: how long it is, how often it is asked, how the last ones went, how long it takes."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from moothall.agents.enforcer import CircuitOpen, RollingBreaker
+from moothall.config import Agents
+from moothall.errors import Temporary
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.common import common_pb2 as common
+from support.agents import Agent, asked, read, refused
+from support.callers import OTHER
+
+
+async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
+    config = pb.AgentConfig(timeout_seconds=1)
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="q-6"), config=config)
+    code, details = await refused(agent.ExecuteTask(request))
+    assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert "q-6" in agent.desk.cancelled
+    request.metadata.task_id = "q-7"
+    code, details = await refused(read(agent.StreamExecuteTask(request)))
+    assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert "q-7" in agent.desk.cancelled
+    code, _ = await refused(agent.StreamExecuteTask(asked("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+class TestTight:
+    @pytest.fixture
+    def settings(self) -> Agents:
+        return Agents(calls_a_second=0.001, tokens=100)  # one, and the next in a quarter of an hour
+
+    async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
+        for call in (agent.ExecuteTask(asked("why " * 200)), agent.StreamExecuteTask(asked("why " * 200)).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "token_limit")
+
+    async def test_whoever_asks_too_often_is_refused_and_others_are_not(self, agent: Agent) -> None:
+        request = asked(context={"tool_parameters": {"tool": "files.list"}})
+        await agent.ExecuteTask(request)
+        for call in (agent.ExecuteTask(request), agent.StreamExecuteTask(request).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        assert (await agent.ExecuteTask(request, OTHER)).status == common.STATUS_CODE_OK
+
+
+class TestFragile:
+    @pytest.fixture
+    def settings(self) -> Agents:
+        return Agents(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
+
+    async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
+        agent.desk.failure = Temporary("the bus is away")
+        for _ in range(3):
+            assert (await refused(agent.ExecuteTask(asked("Why?"))))[0] is grpc.StatusCode.UNAVAILABLE
+        agent.desk.failure = None
+        for call in (agent.ExecuteTask(asked("Why?")), agent.StreamExecuteTask(asked("Why?")).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "circuit_open")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_breaker_opens_at_half_of_the_last_twenty_and_recovers_through_one_call() -> None:
+    clock = Clock()
+    breaker = RollingBreaker(Agents(), clock)
+
+    def call(*, failed: bool | None) -> bool:
+        try:
+            breaker.enter()
+        except CircuitOpen:
+            return False
+        breaker.note(failed=failed)
+        return True
+
+    assert all(call(failed=True) for _ in range(19)), "nineteen say nothing yet"
+    clock.now += 31
+    assert all(call(failed=number % 2 == 1) for number in range(20)), (
+        "the nineteen are too old, and of twenty the last was the tenth"
+    )
+    assert not call(failed=False)
+    clock.now += 31
+    breaker.enter()
+    assert not call(failed=False), "one tries, the others wait"
+    breaker.note(failed=True)
+    assert not call(failed=False), "it failed: another window"
+    clock.now += 31
+    assert call(failed=None), "its caller went: that says nothing, and the next one tries"
+    assert call(failed=False)
+    assert all(call(failed=False) for _ in range(5))
