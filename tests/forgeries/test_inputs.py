@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from judge import PYTEST, court
+from moothall.config import Limits
 from moothall.domain.evidence import INPUTS
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.ranking import rank
@@ -159,7 +160,7 @@ async def judged_by_inputs(
 ) -> tuple[RankedCandidate, ...]:
     """Judge a candidate of each seat by what it does alone."""
     async with court(folder, files, argv) as judges:
-        bench = judges.bench("task-1")
+        bench = judges.bench("task-1", Limits(inputs_seconds=200.0))  # a compiler takes its time on a busy machine
         judged = [await bench.judge(Proposal(seat, "dev", "", judges.diff({path: text}))) for seat, text in texts.items()]
         assert all(item.passes for item in judged)
         return rank([item.candidate for item in await bench.distinguish(judged)])
@@ -223,3 +224,72 @@ async def test_functions_of_go_are_run_on_what_tests_give_them_and_on_values_of_
     first, _, last = await judged_by_inputs(tmp_path, files, "shop.go", texts, ())
     assert (first.seat in {"b", "c"}, last.seat) == (True, "a")
     assert any("on last([]int{" in said for said in last.reasons), last.reasons
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed; apt-get install golang brings it")
+async def test_methods_of_go_are_run_as_tests_use_an_instance(tmp_path: Path) -> None:
+    code = "package shop\n\ntype Stack struct{ most int; items []int }\n\nfunc NewStack(most int) *Stack { return &Stack{most: most} }\n\n"
+    code += "func (s *Stack) Push(item int) {\n\ts.items = append(s.items, item)\n}\n\nfunc (s *Stack) Top() int {\n\treturn s.items[len(s.items)-1]\n}\n"
+    code = code.replace("most int) *Stack { return &Stack{most: most} }", "most int) *Stack {\n\treturn &Stack{most: most}\n}")
+    test = 'package shop\n\nimport "testing"\n\nfunc TestTop(t *testing.T) {\n\ts := NewStack(2)\n\ts.Push(1)\n\ts.Push(3)\n\tif s.Top() != 3 {\n\t\tt.Fatal(s)\n\t}\n}\n'
+    files = {"go.mod": "module example.org/shop\n\ngo 1.19\n", "shop.go": code, "shop_test.go": test}
+    push = "s.items = append(s.items, item)"
+    texts = {
+        "a": code.replace(push, f"if len(s.items) < s.most {{\n\t\t{push}\n\t}}"),
+        "b": code.replace(push, f"{push}\n\tif len(s.items) > s.most {{\n\t\ts.items = s.items[1:]\n\t}}"),
+        "c": code.replace(push, f"if len(s.items) >= s.most {{\n\t\ts.items = s.items[len(s.items)-s.most+1:]\n\t}}\n\t{push}"),
+    }
+    first, _, last = await judged_by_inputs(tmp_path, files, "shop.go", texts, ())
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a"), (first.reasons, last.reasons)
+    assert any("on it := NewStack(" in said and "it.Push(" in said for said in last.reasons), last.reasons
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed; apt-get install nodejs brings it")
+async def test_classes_of_javascript_are_run_as_tests_use_an_instance(tmp_path: Path) -> None:
+    code = "class Stack {\n  constructor(most) {\n    this.most = most;\n    this.items = [];\n  }\n  async push(item) {\n    this.items.push(item);\n"
+    code += "    return this;\n  }\n  get top() {\n    return this.items.slice(-1)[0];\n  }\n}\nmodule.exports = { Stack };\n"
+    test = "const test = require('node:test');\nconst assert = require('node:assert');\nconst { Stack } = require('./shop');\n\n"
+    test += "test('top', async () => {\n  const stack = new Stack(2);\n  await stack.push(1);\n  await stack.push(3);\n  assert.equal(stack.top, 3);\n});\n"
+    package = {"name": "shop", "version": "1.0.0", "scripts": {"test": "node --test"}}
+    files = {"package.json": json.dumps(package), "shop.js": code, "shop.test.js": test}
+    push = "this.items.push(item);"
+    texts = {
+        "a": code.replace(push, f"if (this.items.length < this.most) {push}"),
+        "b": code.replace(push, f"{push}\n    if (this.items.length > this.most) this.items.shift();"),
+        "c": code.replace(
+            push, "const all = [...this.items, item];\n    this.items = all.slice(Math.max(0, all.length - this.most));"
+        ),
+    }
+    first, _, last = await judged_by_inputs(tmp_path, files, "shop.js", texts, ())
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a"), (first.reasons, last.reasons)
+    assert any("new Stack(" in said and "push(" in said for said in last.reasons), last.reasons
+
+
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed; apt-get install cargo brings it")
+async def test_functions_of_rust_are_run_on_what_tests_give_them_and_on_values_of_their_types(tmp_path: Path) -> None:
+    code = "#![no_std]\n#![forbid(unsafe_code)]\n\npub mod inner;\n"
+    inner = "#[derive(Debug)]\npub struct Wrong;\n\npub struct Unsaid;\n\npub fn made(price: u8) -> Unsaid {\n    let _ = price;\n    Unsaid\n}\n\n"
+    inner += "pub fn last(items: &[i32], other: i32) -> Result<i32, Wrong> {\n    if items.is_empty() { Ok(other) } else { Ok(items[0]) }\n}\n\n"
+    inner += "fn put(items: &mut [i32]) {\n    items.reverse();\n}\n\n"
+    inner += "#[cfg(test)]\nmod tests {\n    use super::*;\n\n    #[test]\n    fn takes_the_last() {\n        assert!(last(&[4, 5, 4], 2).is_ok());\n        put(&mut [1]);\n    }\n}\n"
+    files = {
+        "Cargo.toml": '[package]\nname = "shop"\nversion = "1.0.0"\nedition = "2021"\n',
+        "src/lib.rs": code,
+        "src/inner.rs": inner,
+    }
+    texts = {
+        "a": inner.replace("items.reverse()", "items.sort_unstable_by(|a, b| b.cmp(a))"),
+        "b": inner.replace("items.reverse()", "items.sort_unstable()").replace("let _ = price;", "let _ = 2 * price;"),
+        "c": inner.replace("items.reverse()", "items.sort_unstable_by(|a, b| a.cmp(b))"),
+    }
+    first, _, last = await judged_by_inputs(tmp_path / "in place", files, "src/inner.rs", texts, ())
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a"), (first.reasons, last.reasons)
+    assert any("on put(&mut vec![" in said and "makes its arguments" in said for said in last.reasons), last.reasons
+    texts = {
+        "a": inner.replace("Ok(items[0])", "Ok(items[(items.len() - 1) / 2 * 2])"),
+        "b": inner.replace("Ok(items[0])", "Ok(items[items.len() - 1])"),
+        "c": inner.replace("Ok(items[0])", "Ok(items.last().copied().unwrap_or(other))"),
+    }
+    first, _, last = await judged_by_inputs(tmp_path / "returned", files, "src/inner.rs", texts, ())
+    assert (first.seat in {"b", "c"}, last.seat) == (True, "a"), (first.reasons, last.reasons)
+    assert any("on last(&vec![" in said for said in last.reasons), last.reasons

@@ -17,23 +17,17 @@ from pathlib import PurePosixPath
 from typing import TypeGuard
 
 from moothall.config import Limits
+from moothall.council.calls import LANGUAGES, calls, changed, language
 from moothall.council.context import is_test
-from moothall.council.examples import examples_of
 from moothall.council.facts import Facts
-from moothall.council.outcomes import GO, NODE, PYTHON
 from moothall.council.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound
-from moothall.ranking.go_inputs import changed_go_functions, go_inputs
-from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
+from moothall.ranking.inputs import Input
 from moothall.ranking.patched import file_diffs
-from moothall.ranking.script_inputs import ENDINGS, ScriptInput, changed_script_functions, script_calls_of
-from moothall.ranking.scripts import scripts, shown_in
 
-_LANGUAGES = {PYTHON: (".py",), NODE: ENDINGS, GO: (".go",)}
-"""By what runs the calls, how the files of a language end."""
 _FILES, _FUNCTIONS, _TESTS = 3, 4, 20
 """Changed files and functions that are run, and files of tests that are read for calls."""
 _CHARS = 400  # of one outcome
@@ -160,23 +154,15 @@ class DistinguishingInputs:
 
     async def _changed(self, proposals: Sequence[Proposal]) -> list[tuple[str, str, list[str], tuple[str, ...]]]:
         """Return of changed files the path, the text on the base and with each candidate, and the names of what differs."""
-        changed = [
-            {
-                part.path: part
-                for part in file_diffs(self.runs.exact(item.diff))
-                if _language(part.path) and not is_test(part.path)
-            }
+        patches = [
+            {part.path: part for part in file_diffs(self.runs.exact(item.diff)) if language(part.path) and not is_test(part.path)}
             for item in proposals
         ]
         found = []
-        for path in sorted({path for parts in changed for path in parts})[:_FILES]:
+        for path in sorted({path for parts in patches for path in parts})[:_FILES]:
             base = await self._text(path)
-            texts = [parts[path].applied(base) if path in parts else base for parts in changed]
-            if _language(path) == GO:
-                names = changed_go_functions(base, texts)
-            else:
-                names = changed_functions(base, texts) if path.endswith(".py") else changed_script_functions(path, base, texts)
-            found.append((path, base, texts, names[:_FUNCTIONS]))
+            texts = [parts[path].applied(base) if path in parts else base for parts in patches]
+            found.append((path, base, texts, changed(path, base, texts)[:_FUNCTIONS]))
         return found
 
     async def _asked(self, proposals: Sequence[Proposal], written: Sequence[str]) -> tuple[Asked, ...]:
@@ -185,29 +171,14 @@ class DistinguishingInputs:
         for path, base, texts, names in await self._changed(proposals):
             for name in names:
                 sources = [*written, *await self._tests(name, path)]
-                if path.endswith(".py"):
-                    found += self._of_python(path, name, base, texts[0], sources)
-                elif path.endswith(".go"):
-                    found += [Asked(path, item) for item in go_inputs(name, sources, texts[0], self.limits.inputs)]
-                else:
-                    found += self._of_script(path, name, sources)
+                made = calls(path, name, base, texts, sources, most=self.limits.inputs)
+                found += [Asked(path, item, said) for item, said in made.items()]
         return tuple(found)
-
-    def _of_python(self, path: str, name: str, base: str, text: str, sources: Sequence[str]) -> list[Asked]:
-        examples, most = dict(examples_of(base, name)), self.limits.inputs
-        said = {one.arguments: want for call, want in examples.items() for one in inputs(name, [call], "", 1)}
-        calls = (call for source in sources for call in calls_of(source, name))
-        made = scripts(name, [*sources, *shown_in(base)], text, most) or inputs(name, [*examples, *calls], text, most)
-        return [Asked(path, item, said.get(item.arguments, "")) for item in made]
-
-    def _of_script(self, path: str, name: str, sources: Sequence[str]) -> list[Asked]:
-        calls = [call for source in sources for call in script_calls_of(source, name)]
-        return [Asked(path, ScriptInput(item.function, item.arguments)) for item in inputs(name, calls, "", self.limits.inputs)]
 
     async def _tests(self, name: str, home: str) -> list[str]:
         """Return the files of the base's tests that speak of a name; those come first that are called as its own file is."""
         stem = PurePosixPath(home).stem
-        endings = _LANGUAGES[_language(home)]
+        endings = LANGUAGES[language(home)]
         tests = [path for path in self.runs.prepared.files if path.endswith(endings) and is_test(path)]
         read = [await self._text(path) for path in sorted(tests, key=lambda path: (stem not in path, path))[:_TESTS]]
         return [text for text in read if name in text]
@@ -223,7 +194,7 @@ class DistinguishingInputs:
     async def _outcomes(self, diff: str, asked: Sequence[Asked]) -> tuple[str, ...]:
         """Return what came of each, `_UNSTEADY` where two processes gave two answers; () where it could not be run."""
         found: dict[int, str] = {}
-        for code, endings in _LANGUAGES.items():
+        for code, endings in LANGUAGES.items():
             places = [at for at, item in enumerate(asked) if item.path.endswith(endings)]
             if not places:
                 continue
@@ -241,10 +212,6 @@ class DistinguishingInputs:
             told = [one if one == other else _UNSTEADY for one, other in zip(first, second, strict=True)]
             found |= dict(zip(places, told, strict=True))
         return tuple(found[at] for at in range(len(asked)))
-
-
-def _language(path: str) -> str:
-    return next((code for code, endings in _LANGUAGES.items() if path.endswith(endings)), "")
 
 
 def _is_told(value: object, count: int) -> TypeGuard[list[str]]:

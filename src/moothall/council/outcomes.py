@@ -104,123 +104,43 @@ function find(module, name) {
       if (typeof value === "function" && (value === (place && place[name]) || value.name === name)) return value;
   return undefined;
 }
-async function outcome(call, given) {
-  const before = spell(given);
-  let said;
+async function within(run) {
+  globalThis.__call = run;
+  const value = vm.runInThisContext("__call()", { timeout: seconds * 10000 });
+  const late = new Promise((_, no) => later(() => no({ code: "ERR_SCRIPT_EXECUTION_TIMEOUT" }), seconds * 10000).unref());
+  return race([value, late]);
+}
+async function outcome(call, given, then) {
+  const before = spell(given), said = [];
   try {
-    globalThis.__call = () => call(...given);
-    const value = vm.runInThisContext("__call()", { timeout: seconds * 10000 });
-    const late = new Promise((_, no) => later(() => no({ code: "ERR_SCRIPT_EXECUTION_TIMEOUT" }), seconds * 10000).unref());
-    said = "returns " + spell(await race([value, late]));
-    if (spell(given) !== before) said += " and makes its arguments " + spell(given);
+    const made = await within(() => (then.length ? new call(...given) : call(...given)));
+    if (!then.length) said.push("returns " + spell(made));
+    for (const [name, args] of then) {
+      const value = await within(() => (args ? made[name](...args) : made[name]));
+      said.push("returns " + (value === made ? "itself" : spell(value)));
+    }
+    if (spell(given) !== before) said.push(said.pop() + " and makes its arguments " + spell(given));
   } catch (error) {
-    if (error && error.code === "ERR_SCRIPT_EXECUTION_TIMEOUT") said = "comes to no end";
-    else said = "raises " + ((error && error.constructor && error.constructor.name) || "nothing");
+    const late = error && error.code === "ERR_SCRIPT_EXECUTION_TIMEOUT";
+    said.push(late ? "comes to no end" : "raises " + ((error && error.constructor && error.constructor.name) || "nothing"));
   }
-  return said.slice(0, chars);
+  return said.join(", then ").slice(0, chars);
 }
 (async () => {
   const modules = {}, found = [];
   for (const [file] of asked) modules[file] = modules[file] || await load(path.resolve(file));
-  for (const [file, name, given] of asked) {
+  for (const [file, name, given, then] of asked) {
     const call = find(modules[file], name);
-    found.push(call ? await outcome(call, given) : "raises ReferenceError");
+    found.push(call ? await outcome(call, given, then) : "raises ReferenceError");
   }
   write(1, "\\n" + dump(found) + "\\n");
   stop(0);
 })().catch(() => stop(1));
 '''
-told = {"asked": [[path, name, list(ast.literal_eval(given)[0])] for path, name, given, _ in asked], "seconds": seconds, "chars": chars}
+calls = [
+    [path, name, list(ast.literal_eval(given)[0]), [step[:2] for step in ast.literal_eval(then)]] for path, name, given, then in asked
+]
+told = {"asked": calls, "seconds": seconds, "chars": chars}
 ran = subprocess.run(["node", "-e", SCRIPT], input=json.dumps(told), capture_output=True, text=True, errors="replace")
 json.loads(ran.stdout.strip().rpartition("\n")[2]) if not ran.returncode else ran.stderr[-400:]
-"""
-
-GO: Final = r"""
-import ast, collections, json, os, re, subprocess
-
-HEAD = '''package PACKAGE
-
-import (
-	moothallJSON "encoding/json"
-	moothallFmt "fmt"
-	moothallOS "os"
-	moothallRegexp "regexp"
-	moothallTesting "testing"
-	moothallTime "time"
-)
-
-func moothallSpell(values ...interface{}) (said string) {
-	for at, value := range values {
-		if at > 0 {
-			said += ", "
-		}
-		if failed, ok := value.(error); ok {
-			said += moothallFmt.Sprintf("error %q", failed.Error())
-		} else {
-			said += moothallFmt.Sprintf("%#v", value)
-		}
-	}
-	return moothallRegexp.MustCompile("0x[0-9a-f]{6,}").ReplaceAllString(said, "0x")
-}
-
-func moothallOutcome(call func() string) string {
-	done := make(chan string, 1)
-	go func() {
-		said := "raises panic"
-		defer func() { recover(); done <- said }()
-		said = call()
-	}()
-	select {
-	case said := <-done:
-		return said
-	case <-moothallTime.After(LATE * moothallTime.Millisecond):
-		return "comes to no end"
-	}
-}
-
-func TestMoothallInputs(t *moothallTesting.T) {
-	found := []string{}
-'''
-CALL = '''	found = append(found, moothallOutcome(func() string {
-		DECLARED
-		before, said := moothallSpell(NAMES), "returns "
-		RAN
-		if after := moothallSpell(NAMES); after != before {
-			said += " and makes its arguments " + after
-		}
-		return said
-	}))
-'''
-TAIL = '''	data, _ := moothallJSON.Marshal(found)
-	_ = moothallOS.WriteFile(OUT, data, 0o600)
-}
-'''
-places = collections.defaultdict(list)
-for at, (path, *_) in enumerate(asked):
-    places[os.path.dirname(path)].append(at)
-found = {}
-for folder, mine in places.items():
-    with open(asked[mine[0]][0], encoding="utf-8") as file:
-        package = re.search(r"(?m)^package +(\w+)", file.read())[1]
-    out = f"/tmp/moothall-inputs-{mine[0]}.json"
-    text = HEAD.replace("PACKAGE", package).replace("LATE", str(round(10000 * seconds)))
-    for at in mine:
-        _, name, arguments, _ = asked[at]
-        given, said = ast.literal_eval(arguments)
-        names = ", ".join(f"a{number}" for number in range(len(given)))
-        call = f"said += moothallSpell({name}({names}))" if said["returns"] else f"{name}({names})"
-        declared = "; ".join(f"var a{number} {kind} = {value}" for number, (kind, value) in enumerate(zip(said["types"], given)))
-        text += CALL.replace("DECLARED", declared).replace("NAMES", names).replace("RAN", call)
-    test = os.path.join(folder, "moothall_inputs_test.go")
-    with open(test, "w", encoding="utf-8") as file:
-        file.write(text + TAIL.replace("OUT", json.dumps(out)))
-    if os.path.exists(out):
-        os.unlink(out)
-    argv = ["go", "test", "-vet=off", "-count=1", "-run=^TestMoothallInputs$", "./" + folder]
-    ran = subprocess.run(argv, capture_output=True, text=True, errors="replace")
-    os.unlink(test)
-    if os.path.exists(out):
-        with open(out, encoding="utf-8") as file:
-            found.update(zip(mine, json.load(file)))
-[found[at][:chars] for at in range(len(asked))] if len(found) == len(asked) else (ran.stdout + ran.stderr)[-400:]
 """

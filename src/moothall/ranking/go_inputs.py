@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from moothall.ranking.brackets import closing
-from moothall.ranking.inputs import Input, inputs
+from moothall.ranking.brackets import closings
+from moothall.ranking.inputs import Input, differing, inputs
 from moothall.ranking.normal import code_of
 from moothall.ranking.script_inputs import script_calls_of
 
@@ -33,43 +33,36 @@ class GoInput(Input):
 
 def changed_go_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions that all texts define with the same parameters, of plain types, and that differ among them."""
-    known, found = _functions("", base), [_functions("", text) for text in texts]
-    names = [name for name in (found[0] if found else {}) if all(name in functions for functions in found)]
-    return tuple(
-        name
-        for name in names
-        if len({functions[name][:2] for functions in found}) == 1
-        and len({functions[name][2] for functions in found} | ({known[name][2]} if name in known else set())) > 1
-    )
+    return differing(_functions("", base), [_functions("", text) for text in texts])
 
 
 def go_inputs(name: str, sources: Sequence[str], text: str, most: int) -> tuple[Input, ...]:
     """Return at most `most` inputs for a function that `text` defines; `sources` are tests that may call it."""
-    parameters, results, _ = _functions(name, text)[name]
+    (parameters, results), _ = _functions(name, text)[name]
     types = [kind for _, kind in parameters]
-    shown = [call for source in sources for call in script_calls_of(_plain_lists(source), name)]
-    signature = f"def {name}({', '.join(f'p{at}: {_annotation(kind)}' for at, kind in enumerate(types))}): ..."
+    shown = [call for source in sources for call in script_calls_of(plain_lists(source), name)]
+    signature = f"def {name}({', '.join(f'p{at}: {plain_kind(kind)}' for at, kind in enumerate(types))}): ..."
     made: dict[Input, None] = {}
     for item in inputs(name, shown, signature, 4 * most):
         given, named = ast.literal_eval(item.arguments)
-        spelt = [_spelt(value, kind) for value, kind in zip(given, types, strict=False)]
+        spelt = [go_spelt(value, kind) for value, kind in zip(given, types, strict=False)]
         if len(given) == len(types) and not named and all(spelt):
             made[GoInput(name, repr((tuple(spelt), {"returns": bool(results), "types": types})))] = None
     return tuple(made)[:most]
 
 
-def _functions(wanted: str, text: str) -> Mapping[str, tuple[tuple[tuple[str, str], ...], str, str]]:
+def _functions(wanted: str, text: str) -> Mapping[str, tuple[tuple[tuple[tuple[str, str], ...], str], str]]:
     """By name the parameters with their types, the results, and the words of what is defined at the top and takes plain values."""
-    found = {}
+    found, ends = {}, closings(text, "script")
     for match in _HEAD.finditer(text):
-        parameters = tuple(_parameters(match["parameters"]))
-        end = closing(text, match.end() - 1, "script")
-        if end and parameters and all(_annotation(kind) for _, kind in parameters) and wanted in {"", match["name"]}:
-            found[match["name"]] = (parameters, match["results"].strip(), code_of("_.go", text[match.start() : end]))
+        parameters = tuple(go_parameters(match["parameters"]))
+        end = ends.get(match.end() - 1, 0)
+        if end and parameters and all(plain_kind(kind) for _, kind in parameters) and wanted in {"", match["name"]}:
+            found[match["name"]] = ((parameters, match["results"].strip()), code_of("_.go", text[match.start() : end]))
     return found
 
 
-def _parameters(said: str) -> Iterator[tuple[str, str]]:
+def go_parameters(said: str) -> Iterator[tuple[str, str]]:
     """Yield names and types: in `a, b int` both have the last."""
     parts = [part.split(None, 1) for part in said.split(",") if part.strip()]
     kind = ""
@@ -80,18 +73,18 @@ def _parameters(said: str) -> Iterator[tuple[str, str]]:
     yield from reversed(found)
 
 
-def _annotation(kind: str) -> str:
+def plain_kind(kind: str) -> str:
     """What Python says for a type of Go; nothing where its values cannot be written plainly."""
-    if kind.startswith("[]") and (inner := _annotation(kind[2:])) and "[" not in inner:
+    if kind.startswith("[]") and (inner := plain_kind(kind[2:])) and "[" not in inner:
         return f"list[{inner}]"
     plain = {"string": "str", "bool": "bool", "float64": "float", "float32": "float"}
     return plain.get(kind, "int" if _WHOLE.fullmatch(kind) else "")
 
 
-def _spelt(value: Any, kind: str) -> str:
+def go_spelt(value: Any, kind: str) -> str:
     """Return a value as Go spells it; nothing where it does not fit the type."""
     if kind.startswith("[]"):
-        inner = [_spelt(item, kind[2:]) for item in value] if isinstance(value, list) else [""]
+        inner = [go_spelt(item, kind[2:]) for item in value] if isinstance(value, list) else [""]
         return f"{kind}{{{', '.join(inner)}}}" if all(inner) else ""
     if kind == "bool" or isinstance(value, bool):
         return ("true" if value else "false") if kind == "bool" and isinstance(value, bool) else ""
@@ -108,7 +101,7 @@ def _fits(value: int, kind: str) -> bool:
     return 0 <= value < 1 << bits if unsigned else -(1 << bits - 1) <= value < 1 << bits - 1
 
 
-def _plain_lists(text: str) -> str:
+def plain_lists(text: str) -> str:
     """Tests whose lists of plain values are spelt as those of other languages are."""
     with suppress(RecursionError):
         return _LIST.sub(r"[\1]", text)

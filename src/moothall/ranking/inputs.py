@@ -72,6 +72,19 @@ def changed_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def differing(known: Mapping[str, tuple[Any, str]], found: Sequence[Mapping[str, tuple[Any, str]]]) -> tuple[str, ...]:
+    """Return the names that all of `found` have with the same parameters and with other words, in the first one's order. By name stand
+    what has to be the same, and the words; `known` is the base's, whose words count where it has the name.
+    """
+    names = [name for name in (found[0] if found else {}) if all(name in each for each in found)]
+    return tuple(
+        name
+        for name in names
+        if len({repr(each[name][0]) for each in found}) == 1
+        and len({each[name][1] for each in found} | ({known[name][1]} if name in known else set())) > 1
+    )
+
+
 def inputs(function: str, shown: Iterable[str], text: str, most: int) -> tuple[Input, ...]:
     """Return at most `most` inputs: the calls that are `shown`, then variants of them in turn; by annotation where none is.
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from moothall.ranking.brackets import closing
-from moothall.ranking.inputs import Input
+from moothall.ranking.brackets import closings
+from moothall.ranking.inputs import Input, differing, inputs
 from moothall.ranking.normal import code_of
 
 ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
@@ -41,25 +41,24 @@ class ScriptInput(Input):
 
 def changed_script_functions(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions that all texts define with the same parameters, and that differ among them."""
-    known, found = _functions(path, base), [_functions(path, text) for text in texts]
-    names = [name for name in (found[0] if found else {}) if all(name in functions for functions in found)]
-    return tuple(
-        name
-        for name in names
-        if len({functions[name][0] for functions in found}) == 1
-        and len({functions[name][1] for functions in found} | ({known[name][1]} if name in known else set())) > 1
-    )
+    return differing(_functions(path, base), [_functions(path, text) for text in texts])
+
+
+def script_inputs(name: str, sources: Sequence[str], most: int) -> tuple[Input, ...]:
+    """Return at most `most` inputs for a function; `sources` are tests that may call it."""
+    calls = [call for source in sources for call in script_calls_of(source, name)]
+    return tuple(ScriptInput(item.function, item.arguments) for item in inputs(name, calls, "", most))
 
 
 def _functions(path: str, text: str) -> Mapping[str, tuple[str, str]]:
     """By name the parameters and the words of what is defined at the top."""
-    found = {}
+    found, ends = {}, closings(text, "script")
     for match in _HEAD.finditer(text):
         name = match["plain"] or match["named"] or match["put"] or match["own"]
         if not name or not (match["plain"] or match["own"] is not None or "=>" in match["rest"] or "function" in match[0]):
             continue
         opened = text[match.end() : match.end() + 1] == "{"
-        end = closing(text, match.end(), "script") if opened else text.find("\n", match.end())
+        end = ends.get(match.end(), 0) if opened else text.find("\n", match.end())
         found[name] = (code_of(path, match["parameters"]), code_of(path, text[match.start() : end if end > 0 else len(text)]))
     return found
 
@@ -67,18 +66,20 @@ def _functions(path: str, text: str) -> Mapping[str, tuple[str, str]]:
 def script_calls_of(text: str, function: str) -> Iterator[str]:
     """Yield the calls of a function that a file of tests makes with literals, as Python spells them."""
     for match in re.finditer(rf"(?<![\w$]){re.escape(function)}\(", text):
-        if (given := _given(text, match.end())) is not None:
+        if (given := given_at(text, match.end())[0]) is not None:
             yield f"{function}({given})"
 
 
-def _given(text: str, at: int) -> str | None:
-    """Return what stands from `at` on to the bracket that closes, as Python spells it; None where that is more than literals."""
+def given_at(text: str, at: int) -> tuple[str | None, int]:
+    """Return what stands from `at` on to the bracket that closes, as Python spells it, None where that is more than literals; and where
+    the reading ended, behind that bracket.
+    """
     made: list[str] = []
     depth = 1
     while depth and at < len(text) and len(made) < _LONG:
         token = _TOKEN.match(text, at)
         if token is None:
-            return None
+            return None, at
         at = token.end()
         if token["mark"]:
             depth += (token["mark"] in "([{") - (token["mark"] in ")]}")
@@ -87,8 +88,8 @@ def _given(text: str, at: int) -> str | None:
     said = "".join(made)
     with suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         json.dumps(ast.literal_eval(f"[{said}]"), allow_nan=False)
-        return said if not depth else None
-    return None
+        return said if not depth else None, at
+    return None, at
 
 
 def _spelt(token: re.Match[str], follows: str) -> str:

@@ -12,7 +12,7 @@ from moothall.ranking.inputs import LONG, SEEDS, Arguments, Input, annotated, ar
 
 Step = tuple[str, tuple[Any, ...] | None, dict[str, Any] | None]
 Script = tuple[Arguments, tuple[Step, ...]]
-_STEPS = 12
+STEPS = 12  # with one instance
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SET_UP = frozenset({"setUp", "asyncSetUp", "setup_method", "setup"})
 _SPECIAL = {"len": "__len__", "str": "__str__", "repr": "__repr__", "bool": "__bool__", "list": "__iter__", "iter": "__iter__"}
@@ -30,7 +30,7 @@ def scripts(name: str, sources: Iterable[str], text: str, most: int) -> tuple[In
     read = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and _READ & set(map(_last, item.decorator_list))}
     shown = chain.from_iterable(_Scope.all(source, name, read) for source in sources)
     seeds = list({repr(script): script for script in shown if script[1]}.values())[:SEEDS] or list(_by_annotation(node))[:SEEDS]
-    made = chain(seeds, (item for row in zip_longest(*map(_variants, seeds)) for item in row if item is not None))
+    made = chain(seeds, (item for row in zip_longest(*map(changed_scripts, seeds)) for item in row if item is not None))
     found = dict.fromkeys(Input(name, repr(first), repr(steps)) for first, steps in made)
     return tuple(item for item in found if len(item.arguments) + len(item.then) <= LONG)[:most]
 
@@ -110,7 +110,7 @@ class _Scope:
         if (known := self._open.get(key)) is not None:
             if given is None and not reads:
                 self._end(key)  # what is not known of it makes what follows another
-            elif len(known[1]) < _STEPS:
+            elif len(known[1]) < STEPS:
                 known[1].append((name, *(given or (None, None))))
         elif (made := self._made(owner)) and (given is not None or reads):
             self._done.append((made, ((name, *(given or (None, None))),)))
@@ -155,8 +155,8 @@ def _by_annotation(node: ast.ClassDef) -> Iterator[Script]:
                 yield firsts[place % len(firsts)], ((item.name, *given),)
 
 
-def _variants(seed: Script) -> Iterator[Script]:
-    """The last step with other arguments or twice, the instance made otherwise, and without the first step."""
+def changed_scripts(seed: Script) -> Iterator[Script]:
+    """Yield the last step with other arguments or twice, the instance made otherwise, and without the first step."""
     first, steps = seed
     name, given, named = steps[-1]
     last: Iterable[Arguments] = variants((given, named)) if given is not None and named is not None else ()

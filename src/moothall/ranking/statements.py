@@ -71,5 +71,15 @@ def block(ending: str, body: str, at: int) -> tuple[int, int] | None:
     return None
 
 
+def block_end(ending: str, body: str, at: int) -> int:
+    """Return where the block ends that `at` stands in, behind all where none does."""
+    depth = 0
+    for match in _read(ending).finditer(body, at):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match[0], 0)
+        if depth < 0:
+            return match.start()
+    return len(body)
+
+
 def _read(ending: str) -> re.Pattern[str]:
     return _SKIPPED if ending else _SCRIPT
