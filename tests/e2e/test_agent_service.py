@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,25 +15,30 @@ from aiohttp import web
 from google.protobuf import json_format
 from served import ALICE, Served, make_command, served
 
-from house import by_task, git, scripted
+from house import by_task, git, scripted, turn
 from moothall.forge.webhooks import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.repositories.sample import make_sample_repository
-from moothall.testing.model import Fault, scripted_model
+from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
+NAP = "sleep 98765"
+SLOW = f"import os\n\n\ndef test_slow():\n    os.system('{NAP}')\n"
 TASK = "Add hello_world() function to src/utils.py"
 
 
 class Caller:
-    """A stub whose calls carry alice's token. `told`: bodies and signatures of the webhooks of its house."""
+    """A stub whose calls carry alice's token. `told`: bodies and signatures of the webhooks of its house, `model` whom it asks."""
 
-    def __init__(self, house: Served, told: list[tuple[bytes, str]]) -> None:
+    def __init__(self, house: Served, told: list[tuple[bytes, str]], model: ScriptedModel) -> None:
         self._stub: Any = pb_grpc.AgentServiceStub(house.channel)
         self.told = told
+        self.model = model
+        self.pid = house.pid
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
@@ -49,7 +54,9 @@ def asked(query: str = "", context: Mapping[str, Any] | None = None, **more: Any
 async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     prompt = str(body["messages"])
     if "WAIT" in prompt:
-        return Fault("silent", delay=60)
+        await asyncio.Event().wait()
+    if "SLEEP" in prompt:
+        return turn("files.write", path="tests/test_slow.py", content=SLOW)
     if "SLOWLY" in prompt:
         return Fault("silent", '{"thought": "", "finish": "It is four, bec')
     return '{"thought": "", "finish": "Four."}' if "2 + 2" in prompt else by_task(body, headers)
@@ -88,7 +95,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
         command.extra |= {"MOOTHALL_WEBHOOK__URL": url, "MOOTHALL_WEBHOOK__SECRET": "of these tests"}
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
         async with served(command) as house:
-            yield Caller(house, told)
+            yield Caller(house, told, model)
 
 
 async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(agent: Caller) -> None:
@@ -150,13 +157,47 @@ async def test_a_council_mends_a_repository(agent: Caller, tmp_path_factory: pyt
     assert "hello_world" in git(repo, "show", about["branch"] + ":src/utils.py")
 
 
-async def test_a_stream_that_is_cancelled_ends_its_work(agent: Caller) -> None:
+async def test_what_costs_more_than_its_caller_allows_says_so(agent: Caller) -> None:
+    response = await agent.ExecuteTask(asked("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1)))
+    assert (response.status, response.final_state) == (common.STATUS_CODE_BUDGET_EXCEEDED, pb.AGENT_STATE_FAILED), response
+    assert "BUDGET_EXCEEDED" in response.error_message
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(240):  # a machine that is busy is long about preparing a repository
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -> None:
+    """Which would not have answered, ever: only the end of the call ends it."""
+    await until(lambda: not agent.model.in_flight)
     stream = agent.StreamExecuteTask(asked("WAIT for it"))
-    await stream.read()
+    await until(lambda: agent.model.in_flight == 1)
     stream.cancel()
-    async with asyncio.timeout(10):
+    await until(lambda: not agent.model.in_flight)
+    async with asyncio.timeout(60):
         while (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_stream_that_is_cancelled_ends_the_tools_at_work_for_it(
+    agent: Caller, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of an agent, and asked for without one. Each would have slept for a day."""
+    repo = tmp_path_factory.getbasetemp() / "agents0" / "slow"
+    await make_sample_repository(repo)
+    shell = {"tool_parameters": {"tool": "code.shell", "command": NAP}}
+    for request in (asked("SLEEP on it", {"repository": str(repo)}), asked(context=shell)):
+        stream = agent.StreamExecuteTask(request)
+        await until(lambda: naps(agent.pid))
+        stream.cancel()
+        await until(lambda: not naps(agent.pid))
+
+
+def naps(pid: int) -> bool:
+    """Whether a process below this one sleeps."""
+    return any(command_line(process) == NAP for process in descendants(pid))
 
 
 async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
@@ -166,6 +207,9 @@ async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
     assert found.max_memory_mb > 0
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
+    one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool
+    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == ("code.shell", True, 10)
+    assert one in tools
     with pytest.raises(grpc.aio.AioRpcError) as missing:
         await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="no.tool"))
     assert missing.value.code() is grpc.StatusCode.NOT_FOUND

@@ -4,115 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
+from mcphall import FAMILY, SUPPORT, hall, honest, hostile, put_servers, settings_with
 
-from moothall.config import Guard, Settings
-from moothall.domain.identity import LOCAL
-from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import CallFailed, NotFound
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
-from moothall.guard.rules import Rules
-from moothall.guard.seat import Meter, SeatContext
-from moothall.settings import load_settings
-from moothall.toolkits.mcp.family import McpFamily
-from moothall.toolkits.mcp.spec import keep, read_offers
-from moothall.tools.spec import Rate
-from moothall.workspace.local import LocalWorkspace
-from support.gate import Facts, in_seconds
-from support.local import local
+from support.gate import in_seconds
 
 pytestmark = pytest.mark.e2e
-
-SUPPORT = Path(__file__).parents[1] / "support"
-VENV = Path(sys.prefix)
-FAMILY = McpFamily()
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that sandboxes are shown, with the servers in it."""
-    folder = tmp_path_factory.mktemp("tools")
-    for name in ("mcp_server.py", "mcp_hostile.py"):
-        shutil.copy(SUPPORT / name, folder)
-    folder.chmod(0o755)
-    return folder
-
-
-def settings_with(folder: Path, tools: Path, servers: Mapping[str, Any], **more: Any) -> Settings:
-    sandbox = more.pop("sandbox", {"toolchains": (VENV, tools)})
-    named = {"servers": servers, **more.pop("mcp", {})}
-    return load_settings(data_dir=folder / "data", sandbox=sandbox, mcp=named, **more)
-
-
-def honest(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"command": ["python", f"{folder}/mcp_server.py"], **more}
-
-
-def hostile(folder: Path, *way: str, **more: Any) -> dict[str, Any]:
-    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *way], **more}
-
-
-@dataclass
-class Hall:
-    """A gate before a workspace, with what was taken of the servers."""
-
-    gate: Gate
-    workspace: LocalWorkspace
-    facts: Facts
-    audit: Path
-    left: Any
-    _numbers: Any = field(default_factory=count)
-
-    async def call(self, tool: str, *, grant: str = "mcp.*", **arguments: Any) -> ToolResult:
-        name = self.workspace.id
-        seat = SeatContext(
-            LOCAL,
-            LOCAL.tenant,
-            "task-1",
-            "agent-dev-001",
-            "dev",
-            Grant((grant,)),
-            self.workspace,
-            name,
-            in_seconds(600),
-            meter=Meter(),
-        )
-        call = ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(120))
-        return await self.gate.call(self.gate.with_token(seat), call)
-
-
-@asynccontextmanager
-async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
-    """Take what the servers offer, and open a workspace."""
-    own = FAMILY.own(settings)
-    for name in own.servers:
-        found = read_offers(name, own, await FAMILY.tools(settings).offers(name))
-        assert not found.refused
-        keep(settings, own, name, found.tools)
-    catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
-    async with (
-        local(folder, toolchains=settings.sandbox.toolchains) as house,
-        AuditLog(folder / "data", "host-1") as audit,
-        FAMILY.open(settings) as opened,
-    ):
-        facts = Facts()
-        rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
-        async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
-            gate = Gate(Guard(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules)
-            yield Hall(gate, workspace, facts, folder / "data" / "audit" / "local" / "host-1.jsonl", opened.left)
+    return put_servers(tmp_path_factory.mktemp("tools"))
 
 
 async def test_what_a_tool_changes_among_the_files_is_in_the_patch_and_what_only_looks_changes_nothing(
@@ -190,85 +101,6 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(tmp_path: Path, too
         assert (late.status, "no whole answer within 4 seconds" in late.error) == (ToolStatus.TIMEOUT, True)
         alive = await there.workspace.call(ToolCall("f", "files.list", {"path": ".", "glob": "**"}, in_seconds(30)))
         assert alive.status is ToolStatus.SUCCESS, "the workspace is there as before"
-
-
-def running(folder: Path) -> list[int]:
-    """The processes that run a server of this folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            except OSError:
-                continue
-            if f"{folder}/mcp_server.py" in words and "python" in words[0]:
-                found.append(int(entry.name))
-    return found
-
-
-async def test_what_a_server_remembers_is_there_until_its_workspace_ends(tmp_path: Path, tools: Path) -> None:
-    """Word by word, for one workspace alone, from call to call; its end is said, and then it begins anew."""
-    (own := tmp_path / "own").mkdir()
-    shutil.copy(SUPPORT / "mcp_server.py", own)
-    own.chmod(0o755)
-    servers = {"notes": honest(own), "brief": honest(own, keep_seconds=0), "idle": honest(own, keep_seconds=0.5)}
-    settings = settings_with(tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2})
-    async with hall(settings, tmp_path) as there:
-        assert running(own) == [], "to take tools leaves nothing behind"
-
-        async def words(server: str, word: str) -> Any:
-            result = await there.call(f"mcp.{server}.counts", word=word)
-            return result.error or list(result.output["data"]["words"])
-
-        assert await words("notes", "a") == ["a"]
-        assert await words("notes", "b") == ["a", "b"]
-        assert await words("brief", "a") == ["a"]
-        assert await words("brief", "b") == ["b"]
-        side_by_side = await asyncio.gather(*(words("notes", sign) for sign in "cd"))
-        assert sorted(map(len, side_by_side)) == [3, 4]
-
-        assert (await there.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
-        async with asyncio.timeout(30):
-            while running(own):
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)  # a process lets go of its memory, by which it is found, before its connection
-        gone = await words("notes", "e")
-        assert "the MCP server notes has ended since its last call: it ended" in gone
-        assert "what it remembered is gone, and the next call starts it anew" in gone
-        assert await words("notes", "f") == ["f"]
-        died = await there.call("mcp.notes.dies")
-        assert "the disk of notes is gone" in died.error
-        assert await words("notes", "g") == ["g"], "a call that was told of the end is told once"
-
-        assert await words("idle", "a") == ["a"]
-        assert len(running(own)) == 2
-        async with asyncio.timeout(30):
-            while len(running(own)) > 1:
-                await asyncio.sleep(0.1)
-        assert "nobody called it for 0.5 s (keep_seconds)" in await words("idle", "b")
-        assert await words("notes", "h") == ["g", "h"], "the other one lives on"
-
-        late = await there.gate._rules.toolkits["mcp"](
-            ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), there.workspace, LOCAL.tenant
-        )
-        assert late.status is ToolStatus.TIMEOUT
-        assert await words("notes", "i") == ["i"], "one that does not answer is not waited for twice"
-        await there.left("another workspace")
-        assert len(running(own)) == 1
-        await there.left(there.workspace.id)
-        assert running(own) == []
-        assert await words("notes", "j") == ["j"]
-    assert running(own) == [], "with the house its servers end"
-
-
-async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(tmp_path: Path, tools: Path) -> None:
-    servers = {name: honest(tools) for name in ("first", "second", "third")}
-    async with hall(settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path) as there:
-        for name in servers:
-            assert (await there.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
-        assert "another one needed its place (mcp.kept)" in (await there.call("mcp.first.counts", word="x")).error
-        kept = await there.call("mcp.second.counts", word="y")
-        assert list(kept.output["data"]["words"]) == ["second", "y"]
 
 
 HOSTILE = {

@@ -15,6 +15,7 @@ import wasmtime
 from moothall.config import Wasm
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
+from moothall.inside.wasm import Run, compile_module
 from moothall.settings import load_settings
 from moothall.telemetry import metrics
 from moothall.wiring.trusted import open_hands, register
@@ -81,6 +82,8 @@ _MODULES: Mapping[str, str] = {
     "declared": _module("(nop)", memory="4000"),
     "hungry": _module("(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable"),
     "table": _module("(nop)", more="(table 200000 funcref)"),
+    "tables": _module("(nop)", more="(table 1 funcref) " * 2),
+    "memories": _module("(nop)", more="(memory 1)"),
     "deep": _module("(call $f)", more="(func $f (call $f))"),
     "chatty": _module(
         f"(loop $l {_write(1, 0, '(i32.const 60000)')} (br_if $l (i32.ne (i32.load (i32.const 8)) (i32.const 0))))"
@@ -167,7 +170,24 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
     manifest = tmp_path / "tools" / "spin.yaml"
     manifest.write_text(json.dumps({"summary": "the module spin", "seconds": 0.3}), encoding="utf-8")
     async with _house(tmp_path, fuel=10**15) as run:
+        before = metrics.WASM_LIMITS.values.get(("wasm.spin", "epoch"), 0)
         assert (await run("spin")).status is ToolStatus.TIMEOUT
+        assert metrics.WASM_LIMITS.values["wasm.spin", "epoch"] == before + 1
+
+
+async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path: Path) -> None:
+    async with _house(tmp_path, instances=1) as run:
+        for name, limit in (("tables", "table"), ("memories", "memory")):
+            before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
+            ended = await run(name)
+            assert (name, ended.status) == (name, ToolStatus.MEMORY), ended
+            assert metrics.WASM_LIMITS.values[f"wasm.{name}", limit] == before + 1
+        assert (await run("echo", word="one")).status is ToolStatus.SUCCESS
+    source, target = tmp_path / "tools" / "echo.wasm", tmp_path / "echo.cwasm"
+    compile_module(str(source), str(target))
+    numbers = ("fuel", "seconds", "memory_bytes", "table_elements", "output_bytes", "file_bytes")
+    order = {"module": str(target), "arguments": {}, "paths": [], **dict.fromkeys(numbers, 10_000_000), "instances": 0}
+    assert Run(order).answer()["limit"] == "instance", "a command is one: none is what cannot be set"
 
 
 async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from typing import Any
 
@@ -28,6 +29,21 @@ def flood() -> None:
             json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 60_000}})
             + "\n"
         )
+
+
+def flood_later(bytes_: int) -> None:
+    """Answer first; what comes then was asked for by nobody."""
+
+    def run() -> None:
+        time.sleep(0.2)
+        line = json.dumps(
+            {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 10_000}}
+        )
+        for _ in range(bytes_ // len(line)):
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+    threading.Thread(target=run).start()
 
 
 def main() -> None:
@@ -87,6 +103,9 @@ def answer(way: str, number: object) -> None:
                 {"type": "text", "text": "a\u202eb\u200bc\x1b[2J\nd"},
             ]
             say(number, result={"content": blocks})
+        case "between" | "within":
+            say(number, result={"content": [{"type": "text", "text": "did nothing"}]})
+            flood_later(300_000 if way == "between" else 60_000)
         case _:
             say(number, result={"content": [{"type": "text", "text": "did nothing"}]})
 

@@ -1,0 +1,53 @@
+"""Sessions of the agent service, when the house that keeps them is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import ALICE, Served, make_command, served
+
+from house import scripted
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
+from moothall.pb.shannon.common import common_pb2 as common
+from moothall.testing.model import scripted_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="function")]
+
+WRITE = {"tool_parameters": {"tool": "files.write", "path": "a.txt", "content": "x"}}
+READ = {"tool_parameters": {"tool": "files.read", "path": "a.txt"}}
+
+
+async def ask(house: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any) -> pb.ExecuteTaskResponse:
+    """Ask in alice's session, of which `known` is told."""
+    stub: Any = pb_grpc.AgentServiceStub(house.channel)
+    request = pb.ExecuteTaskRequest(query=query, session_context=pb.SessionContext(session_id="desk 7"))
+    request.context.update(context or {})
+    request.session_context.persistent_context.update(known)
+    answer: pb.ExecuteTaskResponse = await stub.ExecuteTask(
+        request, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=180
+    )
+    return answer
+
+
+async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
+        return json.dumps({"thought": "", "finish": "Eight." if "doubled" in str(body["messages"]) else "Four."})
+
+    async with scripted_model(scripted(answer)) as model:
+        command = make_command(tmp_path, model.base_url)
+        async with served(command, signal.SIGKILL) as house:
+            assert (await ask(house, "", WRITE)).status == common.STATUS_CODE_OK
+            assert (await ask(house, "What is 2 + 2?", customer="Ada")).result == "Four."
+        model.requests.clear()
+        async with served(command) as house:
+            assert (await ask(house, "And doubled?")).result == "Eight."
+            read = await ask(house, "", READ)
+    told = model.requests[0].prompt
+    assert told.index("- What is 2 + 2?") < told.index("- Four.") < told.index('"customer": "Ada"') < told.index("And doubled?")
+    assert read.status == common.STATUS_CODE_ERROR, "its workspace went with the house, and begins anew"

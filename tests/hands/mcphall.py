@@ -1,0 +1,111 @@
+"""A gate before a workspace, with the tools of MCP servers of ours behind it: honest ones and others."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from moothall.config import Guard, Settings
+from moothall.domain.identity import LOCAL
+from moothall.domain.tool import Grant, ToolCall, ToolResult
+from moothall.guard.audit import AuditLog
+from moothall.guard.gate import Gate
+from moothall.guard.rules import Rules
+from moothall.guard.seat import Meter, SeatContext
+from moothall.settings import load_settings
+from moothall.toolkits.mcp.family import McpFamily
+from moothall.toolkits.mcp.spec import keep, read_offers
+from moothall.tools.spec import Rate
+from moothall.workspace.local import LocalWorkspace
+from support.gate import Facts, in_seconds
+from support.local import local
+
+SUPPORT = Path(__file__).parents[1] / "support"
+VENV = Path(sys.prefix)
+FAMILY = McpFamily()
+
+
+def put_servers(folder: Path) -> Path:
+    """Put the servers into a folder that sandboxes are shown, and return it."""
+    for name in ("mcp_server.py", "mcp_hostile.py"):
+        shutil.copy(SUPPORT / name, folder)
+    folder.chmod(0o755)
+    return folder
+
+
+def settings_with(folder: Path, tools: Path, servers: Mapping[str, Any], **more: Any) -> Settings:
+    sandbox = more.pop("sandbox", {"toolchains": (VENV, tools)})
+    named = {"servers": servers, **more.pop("mcp", {})}
+    return load_settings(data_dir=folder / "data", sandbox=sandbox, mcp=named, **more)
+
+
+def honest(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"command": ["python", f"{folder}/mcp_server.py"], **more}
+
+
+def hostile(folder: Path, *way: str, **more: Any) -> dict[str, Any]:
+    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *way], **more}
+
+
+@dataclass
+class Hall:
+    """A gate before a workspace, with what was taken of the servers."""
+
+    gate: Gate
+    workspace: LocalWorkspace
+    facts: Facts
+    audit: Path
+    left: Any
+    toolkit: Any
+    _numbers: Any = field(default_factory=count)
+
+    async def call(self, tool: str, *, grant: str = "mcp.*", **arguments: Any) -> ToolResult:
+        name = self.workspace.id
+        seat = SeatContext(
+            LOCAL,
+            LOCAL.tenant,
+            "task-1",
+            "agent-dev-001",
+            "dev",
+            Grant((grant,)),
+            self.workspace,
+            name,
+            in_seconds(600),
+            meter=Meter(),
+        )
+        call = ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(120))
+        return await self.gate.call(self.gate.with_token(seat), call)
+
+
+@asynccontextmanager
+async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
+    """Take what the servers offer, and open a workspace."""
+    own = FAMILY.own(settings)
+    for name in own.servers:
+        found = read_offers(name, own, await FAMILY.tools(settings).offers(name))
+        assert not found.refused
+        keep(settings, own, name, found.tools)
+    catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
+    async with (
+        local(folder, toolchains=settings.sandbox.toolchains) as house,
+        AuditLog(folder / "data", "host-1") as audit,
+        FAMILY.open(settings) as opened,
+    ):
+        facts = Facts()
+        rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
+        async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
+            gate = Gate(Guard(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules)
+            yield Hall(
+                gate,
+                workspace,
+                facts,
+                folder / "data" / "audit" / "local" / "host-1.jsonl",
+                opened.left,
+                cast("Any", opened.toolkit).__self__,
+            )
